@@ -1,1 +1,1 @@
-"""The schedule library: one file a schedule, by operator."""
+"""Built-in schedules: one file per schedule, one folder per operator."""

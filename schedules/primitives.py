@@ -1,4 +1,4 @@
-"""The scheduling steps that every schedule speaks: binding to the grid, cooperative copies, unrolling."""
+"""Schedule primitives that the schedules share: grid binding, cooperative copies, unrolling, annotations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tvmconv.space import Tile
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> LoopRV:
     """Bind three adjacent loops, outermost first, to the axes of the grid.
 
-    Where y or z has more iterations than a grid may have blocks along these axes, the three loops are fused into one,
-    which is bound to `blockIdx.x`: the loops that were passed no longer exist then.
+    If the extent of y or z exceeds the grid limit of its axis, the three loops are fused into one, which is bound to
+    `blockIdx.x`. The loop variables that were passed are then no longer valid.
 
     Returns:
         The innermost loop of the grid, inside which blocks can be computed.
@@ -43,26 +43,26 @@ def bind(s: Schedule, thread_tag: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
 
 
 def bind_innermost(s: Schedule, thread_tag: str, loops: Sequence[LoopRV]) -> None:
-    """Bind loops, the innermost to x, to the axes of `vthread` or `threadIdx`."""
+    """Bind loops to the axes of `vthread` or `threadIdx`, the innermost loop to x."""
     for loop, axis in zip(reversed(loops), "xyz", strict=False):
         s.bind(loop, f"{thread_tag}.{axis}")
 
 
 def order_channels_innermost(thread_loops: Sequence[LoopRV]) -> list[LoopRV]:
-    """The nesting order of thread loops (channels first, then the axes of the image), whatever they are bound to.
+    """Return thread loops in nesting order: first the loops over the image, then the channel loop.
 
-    TVM leaves out the barrier between two accesses to shared memory with one index if that has the innermost thread's
-    number in it (ThreadSync, `FindConflict`). The input's index never has the channels', so that threads that differ
-    in them and share an input are seen to need it.
+    TVM omits the barrier between two shared-memory accesses with equal indices if the index contains the innermost
+    thread variable (ThreadSync, `FindConflict`). The input's index never contains the channel's thread variable, so TVM
+    keeps the barrier for threads that share an input.
     """
     channel_loop, *image_loops = thread_loops
     return [*image_loops, channel_loop]
 
 
 def split_all(s: Schedule, loops: Sequence[LoopRV], inner_factors: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
-    """Split each loop by its inner factors, and return the pieces regrouped by level: all outermost loops, and so on.
+    """Split each loop by its inner factors and return the resulting loops grouped by level, outermost level first.
 
-    The outermost factor is left to TVM, which rounds up, so that a tile that does not divide its loop overhangs.
+    TVM computes the outermost factor and rounds it up, so a tile that does not divide its loop overhangs.
     """
     split_loops = [s.split(loop, [None, *factors]) for loop, factors in zip(loops, inner_factors, strict=True)]
     return [list(level) for level in zip(*split_loops, strict=True)]
@@ -74,15 +74,19 @@ def split_tiles(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Tile]) -> 
 
 
 def block_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
-    """The loops that `compute_at` made for a block's own axes: one each, the innermost ones."""
+    """Return the innermost loops, which `compute_at` created for a block's own axes, one per axis."""
     return s.get_loops(block)[-len(s.get(block).iter_vars) :]
 
 
 def cooperative_copy(s: Schedule, loops: Sequence[LoopRV], threads: tuple[int, int, int], *, coalesced: bool) -> LoopRV:
-    """Share a copy to shared memory, in the order of these loops, among all threads (x, y, z) of the block.
+    """Distribute a copy to shared memory among all threads (x, y, z) of the block, in the order of the given loops.
 
-    Interleaved, neighbouring threads copy neighbouring elements: coalesced global reads, stores to distinct banks.
-    Otherwise each thread copies one contiguous run.
+    Args:
+        s: The schedule.
+        loops: Loops of the copy, outermost first.
+        threads: Number of threads along x, y and z.
+        coalesced: Whether neighbouring threads copy neighbouring elements, which coalesces global reads and spreads
+            stores over the banks. Otherwise each thread copies one contiguous run.
 
     Returns:
         The loop over the elements of one thread.
@@ -99,56 +103,56 @@ def cooperative_copy(s: Schedule, loops: Sequence[LoopRV], threads: tuple[int, i
 
 
 def set_memory_scope(s: Schedule, **scopes: MemoryScope) -> None:
-    """Say which arguments, by their names, lie in constant memory or are read through a texture."""
+    """Set the memory scope of arguments by their names, such as constant memory or texture."""
     s.annotate(s.get_sblock("root"), MEMORY_SCOPES, scopes)
 
 
 def mark_constant_args(s: Schedule, *arguments: str) -> None:
-    """Say which arguments stay as they are from launch to launch: what steps make of these alone is made once."""
+    """Mark arguments that do not change between launches; kernels that depend on these alone run once."""
     s.annotate(s.get_sblock("root"), CONSTANT_ARGS, list(arguments))
 
 
 def keep_allocated_sizes(s: Schedule) -> None:
-    """Say that arrays have the sizes that they are to have: TVM need not find out how much of them is used."""
+    """Keep the sizes of allocated arrays, so that TVM does not compute which parts are used."""
     s.annotate(s.get_sblock("root"), KEEP_ALLOCATED_SIZES, True)
 
 
 def disable_buffer_reuse(s: Schedule) -> None:
-    """Say that no array may take another's place in memory.
+    """Keep TVM from placing two arrays in the same memory.
 
-    TVM lets one do so that comes up behind the last statement that has the other: it does not see what TMA reads, and
-    not that what is prepared once is read again.
+    TVM reuses an array's memory after the last statement that names it. It does not see what TMA reads, nor that
+    prepacked weights are read again by later launches.
     """
     s.annotate(s.get_sblock("root"), DISABLE_BUFFER_REUSE, True)
 
 
 def hoist_guards(s: Schedule) -> None:
-    """Test once, outside the loops, what only a thread's place decides, such as whether it idles.
+    """Evaluate conditions that depend on thread indices alone once, outside the loops.
 
-    TVM writes the test around each innermost statement. NVIDIA's compiler then makes every instruction conditional, and
-    on sm_90 reads constants and addresses anew at each, by loads of the thread's own.
+    TVM puts such a condition around each innermost statement. NVIDIA's compiler then predicates every instruction, and
+    on sm_90 reloads constants and addresses at each of them.
     """
     s.annotate(s.get_sblock("root"), HOIST_GUARDS, True)
 
 
 def get_loop_extent(s: Schedule, loop: LoopRV) -> int:
-    """A loop's extent."""
+    """Return a loop's extent."""
     return int(s.get(loop).extent)
 
 
 def inline_producers(s: Schedule, block: SBlockRV) -> None:
-    """Inline everything that a block reads, so that it computes from the function's arguments alone."""
+    """Inline all producers of a block, so that it computes from the function's arguments alone."""
     while producers := s.get_producers(block):
         s.compute_inline(producers[0])
 
 
 def inline_consumers(s: Schedule, block: SBlockRV) -> None:
-    """Inline everything that only passes a block's output on, so that it writes the function's output itself."""
+    """Inline all consumers of a block that only pass on its output, so that it writes the function's output itself."""
     while consumers := s.get_consumers(block):
         s.reverse_compute_inline(consumers[0])
 
 
 def unroll(s: Schedule, loop: LoopRV, max_statements: int) -> None:
-    """Mark this loop and those inside it with `#pragma unroll`, up to `max_statements` statements."""
+    """Mark a loop and its inner loops with `#pragma unroll`, for up to `max_statements` statements."""
     s.annotate(loop, "pragma_auto_unroll_max_step", max_statements)
     s.annotate(loop, "pragma_unroll_explicit", False)

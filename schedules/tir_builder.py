@@ -1,8 +1,7 @@
-"""The words that programs are written in: TIR put together statement by statement, for what rewriting cannot say.
+"""TIR builder: functions that emit a kernel statement by statement, where schedule primitives do not suffice.
 
-A program is a Python function that emits TIR through TVM's IRBuilder. A loop or a condition of the kernel is a `with`
-block, a loop or a condition of Python is one at the time of writing, and a part of a kernel is a function with a name.
-Whatever PTX can do can be emitted by its mnemonic.
+A kernel is a Python function that emits TIR through TVM's IRBuilder. A `with` block emits a loop or a condition of the
+kernel; a Python loop or condition runs while the kernel is emitted. Any PTX instruction can be emitted by its mnemonic.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype
 
-Buffer = Any  # a buffer variable: `buffer[i]` loads, `store` stores
-Expr = Any  # an expression of TIR, or a Python number
+Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
+Expr = Any  # a TIR expression or a Python number
 
 
 def build_schedule(w: Workload, emit_kernels: Callable[[dict[str, Buffer]], None]) -> Schedule:
-    """The function of a workload's arguments that a Python function writes, as a schedule with nothing left to do.
+    """Return a finished schedule of a function whose TIR a Python function emits.
 
     Args:
-        w: the workload.
-        emit_kernels: emits the kernels, one root loop nest each; it is given the arguments by name.
+        w: The workload, which defines the function's arguments.
+        emit_kernels: Function that emits the kernels, one root loop nest each; it receives the argument buffers by
+            name.
     """
     with IRBuilder() as builder, ir.prim_func(s_tir=True):
         ir.func_name("main")
@@ -43,10 +43,10 @@ def build_schedule(w: Workload, emit_kernels: Callable[[dict[str, Buffer]], None
 
 @contextmanager
 def open_block(block_name: str) -> Iterator[None]:
-    """The statements inside, and the arrays that are allocated there.
+    """Open a block with empty read and write regions, for its statements and allocations.
 
-    TVM works out what other blocks read and write, and makes one around all that uses an array where its allocation is
-    further out: of long statements that takes longer than anything else. Nothing asks for it.
+    TVM would otherwise compute the regions of each block, which takes most of the build time of long kernels and is
+    never used.
     """
     with ir.sblock(block_name):
         ir.reads([])
@@ -55,14 +55,21 @@ def open_block(block_name: str) -> Iterator[None]:
 
 
 def allocate(name: str, extent: int, dtype: str, scope: str = "local") -> Buffer:
-    """An array: `local` (registers), `shared`, `shared.dyn` (whose size the launch asks for) or `global` (scratch)."""
+    """Allocate an array of `extent` elements.
+
+    Args:
+        name: Name of the array.
+        extent: Number of elements.
+        dtype: Dtype of an element.
+        scope: `local` (registers), `shared`, `shared.dyn` (dynamic shared memory) or `global` (workspace).
+    """
     return IRBuilder.name(name, ir.sblock_alloc_buffer((extent,), dtype, scope=scope))
 
 
 def declare_tensor_map(name: str, array: Buffer, tensor_map: TensorMap) -> Expr:
-    """A parameter of the kernel that tells TMA of an array; its address is what an instruction takes.
+    """Declare a TMA descriptor of an array as a kernel parameter, and return its address for TMA instructions.
 
-    It is encoded by whoever launches, when the array is there.
+    The launching code encodes the descriptor when the array's address is known.
     """
     variable = IRBuilder.name(name, ir.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap")))
     ir.evaluate(
@@ -72,23 +79,23 @@ def declare_tensor_map(name: str, array: Buffer, tensor_map: TensorMap) -> Expr:
 
 
 def store(buffer: Buffer, index: Expr, value: Expr) -> None:
-    """buffer[index] = value."""
+    """Store a value: `buffer[index] = value`."""
     ir.buffer_store(buffer, value, [index])
 
 
 def emit_ptx(mnemonic: str, *operands: Expr) -> None:
-    """One PTX instruction, its results first, as the PTX ISA writes it."""
+    """Emit one PTX instruction; results come first among the operands, as in the PTX ISA."""
     ir.evaluate(T.ptx[mnemonic](*operands))
 
 
 def emit_call(expression: Expr) -> None:
-    """A statement that is a call: `T.cuda.cta_sync()`, say."""
+    """Emit a call as a statement, such as `T.cuda.cta_sync()`."""
     ir.evaluate(expression)
 
 
 @contextmanager
 def if_(condition: Expr) -> Iterator[None]:
-    """The statements inside run only where the condition holds; one that is known now costs nothing."""
+    """Open a condition; the statements inside run only if it holds. A condition that is True emits no test."""
     if condition is True:
         yield
         return
@@ -97,13 +104,13 @@ def if_(condition: Expr) -> Iterator[None]:
 
 
 def unrolled_loop(extent: int, name: str) -> AbstractContextManager[Expr]:
-    """A loop that TVM unrolls."""
+    """Open a loop that TVM unrolls."""
     return _name_loop_variable(ir.unroll(extent), name)
 
 
 @contextmanager
 def vectorized_loop(extent: int) -> Iterator[Expr]:
-    """A loop over the elements of one access; of one element, none."""
+    """Open a vectorized loop over the elements of one access; a single element needs no loop."""
     if extent == 1:
         yield 0
         return
@@ -112,25 +119,25 @@ def vectorized_loop(extent: int) -> Iterator[Expr]:
 
 
 def serial_loop(extent: Expr, name: str) -> AbstractContextManager[Expr]:
-    """A loop."""
+    """Open a serial loop."""
     return _name_loop_variable(ir.serial(extent), name)
 
 
 @contextmanager
 def guarded_loop(loop: AbstractContextManager[Expr], predicate: Callable[[Expr], Expr]) -> Iterator[Expr]:
-    """A loop whose iterations run only where a condition on them holds."""
+    """Open a loop whose iterations run only if a predicate of the loop variable holds."""
     with loop as i, if_(predicate(i)):
         yield i
 
 
 def thread_axis(extent: int, thread_tag: str) -> AbstractContextManager[Expr]:
-    """A loop bound to an axis such as `blockIdx.x`."""
+    """Open a loop that is bound to a thread axis such as `blockIdx.x`."""
     return _name_loop_variable(ir.thread_binding(extent, thread=thread_tag), thread_tag.replace("Idx.", "_"))
 
 
 @contextmanager
 def block_axes(grid_y: int, grid_x: int) -> Iterator[tuple[Expr, Expr]]:
-    """The loops over a grid of y × x blocks, bound to `blockIdx.x` alone where y exceeds what its axis may have.
+    """Open the loops over a grid of y × x blocks; both are bound to `blockIdx.x` if y exceeds the limit of its axis.
 
     Yields:
         The indices of a block along y and along x.
@@ -150,7 +157,7 @@ def _name_loop_variable(frame: Any, name: str) -> Iterator[Expr]:
 
 
 def logical_and(*conditions: Expr) -> Expr:
-    """All conditions; True if there is none."""
+    """Return the conjunction of conditions; True if there are none."""
     dynamic_conditions = [condition for condition in conditions if condition is not True]
     if not dynamic_conditions:
         return True
@@ -161,7 +168,7 @@ def logical_and(*conditions: Expr) -> Expr:
 
 
 def to_uint32(value: Expr) -> Expr:
-    """An index as an unsigned number of 32 bits, as addresses in shared memory are."""
+    """Return an index as a 32-bit unsigned number, the type of shared-memory addresses."""
     return T.uint32(value)
 
 
@@ -177,14 +184,15 @@ _VECTOR_SUFFIX = {2: "b16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}
 def load_global(
     registers: Buffer, source: Buffer, element_index: Expr, num_elements: int, *, is_constant: bool = True
 ) -> None:
-    """Load neighbouring elements of memory that nobody writes meanwhile into 32-bit registers.
+    """Load contiguous elements of global memory into 32-bit registers.
 
     Args:
-        registers: the registers, an array of uint32.
-        source: what is loaded from.
-        element_index: of the first element, in memory; a multiple of `num_elements`, or of what fills 16 bytes.
-        num_elements: how many elements: 2 bytes, or 4, 8, 16 or 32.
-        is_constant: whether it stays as it is from the launch on; not if a launch before this one may still write it.
+        registers: Destination registers, an array of uint32.
+        source: Array to load from.
+        element_index: Index of the first element; a multiple of `num_elements` or of the number of elements in 16
+            bytes.
+        num_elements: Number of elements, which fill 2, 4, 8, 16 or 32 bytes.
+        is_constant: Whether no kernel writes the array from this launch on, so that the read-only cache may be used.
     """
     itemsize, mnemonic = get_numpy_dtype(str(source.dtype)).itemsize, "ld.global.nc" if is_constant else "ld.global"
     if num_elements * itemsize == 2:
@@ -193,81 +201,69 @@ def load_global(
         store(registers, 0, T.Cast("uint32", half[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(num_elements * itemsize):
-        destination_registers = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
-        emit_ptx(
-            f"{mnemonic}.{_VECTOR_SUFFIX[num_bytes]}",
-            *destination_registers,
-            source.access_ptr("r", offset=element_index + byte_offset // itemsize),
-        )
+        destinations = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        pointer = source.access_ptr("r", offset=element_index + byte_offset // itemsize)
+        emit_ptx(f"{mnemonic}.{_VECTOR_SUFFIX[num_bytes]}", *destinations, pointer)
 
 
 def load_shared(registers: Buffer, address: Expr, nbytes: int) -> None:
-    """Load 2, 4, 8, 16 or 32 neighbouring bytes of shared memory into 32-bit registers."""
+    """Load 2, 4, 8, 16 or 32 contiguous bytes of shared memory into 32-bit registers."""
     if nbytes == 2:
         half = allocate("half", 1, "uint16")
         emit_ptx("ld.shared.b16", half[0], address)
         store(registers, 0, T.Cast("uint32", half[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(nbytes):
-        emit_ptx(
-            f"ld.shared.{_VECTOR_SUFFIX[num_bytes]}",
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-            address + to_uint32(byte_offset),
-        )
+        destinations = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"ld.shared.{_VECTOR_SUFFIX[num_bytes]}", *destinations, address + to_uint32(byte_offset))
 
 
 def store_shared(address: Expr, registers: Buffer, nbytes: int) -> None:
-    """Store 2, 4, 8, 16 or 32 neighbouring bytes to shared memory from 32-bit registers."""
+    """Store 2, 4, 8, 16 or 32 contiguous bytes from 32-bit registers to shared memory."""
     if nbytes == 2:
         emit_ptx("st.shared.b16", address, T.Cast("uint16", registers[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(nbytes):
-        emit_ptx(
-            f"st.shared.{_VECTOR_SUFFIX[num_bytes]}",
-            address + to_uint32(byte_offset),
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-        )
+        values = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"st.shared.{_VECTOR_SUFFIX[num_bytes]}", address + to_uint32(byte_offset), *values)
 
 
 def store_global(destination: Buffer, element_index: Expr, registers: Buffer, num_elements: int) -> None:
-    """Store neighbouring elements, as `load_global` loads them, from 32-bit registers."""
+    """Store contiguous elements from 32-bit registers to global memory; the counterpart of `load_global`."""
     itemsize = get_numpy_dtype(str(destination.dtype)).itemsize
     if num_elements * itemsize == 2:
         emit_ptx("st.global.b16", destination.access_ptr("w", offset=element_index), T.Cast("uint16", registers[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(num_elements * itemsize):
         pointer = destination.access_ptr("w", offset=element_index + byte_offset // itemsize)
-        emit_ptx(
-            f"st.global.{_VECTOR_SUFFIX[num_bytes]}",
-            pointer,
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-        )
+        values = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"st.global.{_VECTOR_SUFFIX[num_bytes]}", pointer, *values)
 
 
 def _split_into_vectors(nbytes: int) -> list[tuple[int, int]]:
-    """The first byte and the bytes of each access to neighbouring bytes."""
+    """Return the byte offset and the number of bytes of each access that covers `nbytes` contiguous bytes."""
     return [(byte_offset, min(16, nbytes - byte_offset)) for byte_offset in range(0, nbytes, 16)]
 
 
 def unpack(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
-    """Neighbouring elements of a storage dtype in 32-bit registers, in the accumulation dtype."""
+    """Return contiguous elements of a storage dtype from 32-bit registers, converted to the accumulation dtype."""
     if dtype == "float32":
         return [T.reinterpret("float32", registers[e]) for e in range(num_elements)]
     halves = [T.shift_right(registers[e // 2], T.uint32(e % 2 * 16)) & T.uint32(0xFFFF) for e in range(num_elements)]
-    if dtype == "bfloat16":  # the upper half of a float32
+    if dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
         return [T.reinterpret("float32", T.shift_left(half, T.uint32(16))) for half in halves]
     return [T.Cast(ACCUMULATOR, T.reinterpret(dtype, T.Cast("uint16", half))) for half in halves]
 
 
 def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str, apply_relu: bool = False) -> None:
-    """Round numbers to a storage dtype and put them into 32-bit registers, neighbours into one.
+    """Round values to a storage dtype and pack them into 32-bit registers.
 
     Args:
-        registers: the registers, an array of uint32.
-        first_register: the first of them.
-        values: float32.
-        dtype: to round to.
-        apply_relu: whether what is negative becomes zero as it is rounded, which costs nothing; to 16 bits only.
+        registers: Destination registers, an array of uint32.
+        first_register: Index of the first destination register.
+        values: Values in float32.
+        dtype: Storage dtype.
+        apply_relu: Whether the conversion also sets negative values to zero, at no cost; 16-bit dtypes only.
     """
     if dtype == "float32":
         for e, value in enumerate(values):
@@ -276,9 +272,5 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
     ptx_type = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
-        emit_ptx(
-            f"cvt.rn{'.relu' if apply_relu else ''}.{ptx_type}x2.f32",
-            registers[first_register + e // 2],
-            upper,
-            values[e],
-        )
+        mnemonic = f"cvt.rn{'.relu' if apply_relu else ''}.{ptx_type}x2.f32"
+        emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])

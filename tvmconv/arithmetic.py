@@ -1,4 +1,4 @@
-"""Integer arithmetic that schedules, cost models and reports share."""
+"""Integer arithmetic that schedules, cost models and reports use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def ceil_div(dividend: Any, divisor: Any) -> Any:
-    """Return the quotient, rounded up to the next integer.
+    """Return the quotient rounded up to the next integer.
 
     Args:
-        dividend: an integer, an array of integers or a TIR expression.
-        divisor: the same; positive.
+        dividend: An integer, an array of integers or a TIR expression.
+        divisor: A positive number of the same kinds.
 
     Example:
         >>> ceil_div(7, 2)
@@ -20,11 +20,11 @@ def ceil_div(dividend: Any, divisor: Any) -> Any:
 
 
 def round_up(value: Any, multiple: Any) -> Any:
-    """Return the smallest multiple that is no less than the value.
+    """Return the smallest multiple of `multiple` that is at least `value`.
 
     Args:
-        value: an integer, an array of integers or a TIR expression.
-        multiple: the same; positive.
+        value: An integer, an array of integers or a TIR expression.
+        multiple: A positive number of the same kinds.
 
     Example:
         >>> round_up(7, 4)

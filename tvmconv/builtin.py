@@ -1,9 +1,9 @@
-"""The schedules of this project: the folder `schedules` beside this package, under a name that nothing else bears.
+"""Built-in schedules: the folder `schedules` of the repository, imported as the package `tvmconv.builtin`.
 
-In an installation the folder is copied here as the package `tvmconv.builtin`, which then takes this file's place; in a
-checkout, also one that is only on PYTHONPATH or installed as editable, this file stands for it.
+An installed wheel contains that folder as the package `tvmconv/builtin`, in place of this file. In a checkout, on
+PYTHONPATH or installed as editable, this file redirects the package to the folder.
 """
 
 from pathlib import Path
 
-__path__ = [str(Path(__file__).parent.parent / "schedules")]  # what makes a module a package
+__path__ = [str(Path(__file__).parent.parent / "schedules")]  # a module with `__path__` is a package

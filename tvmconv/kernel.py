@@ -1,4 +1,4 @@
-"""Building: a workload and a schedule become a kernel, to be run, verified, timed and looked at."""
+"""Kernels: a schedule built for a workload and a device, which runs, verifies, times and disassembles."""
 
 from __future__ import annotations
 
@@ -45,33 +45,39 @@ def build(
     """Build the kernel of a schedule for a workload.
 
     Args:
-        workload: what to compute, or its text.
-        schedule: how, by name or as found by `schedules`. By default the first schedule that is made to be tuned:
-            `depthwise` for what is depthwise, `direct` for other convolutions and `register` for filters.
-        device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
-        arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
-        config: values by knob name; the other knobs take their defaults.
+        workload: The workload or its text.
+        schedule: The schedule, or its name. The default is the first schedule of `schedules_to_tune`, such as
+            `depthwise` for depthwise convolutions, `direct` for other convolutions and `register` for filters.
+        device: Device to run on, such as `cuda:0` or `opencl:0`; by default the best available one (`auto`).
+        arch: CUDA architecture to compile for without a device, such as `sm_90`; excludes `device`.
+        config: Values by knob name; missing knobs take their defaults.
+
+    Returns:
+        The kernel, lowered to source code; it is compiled and loaded on first use.
 
     Raises:
-        WorkloadError: the text of the workload is malformed.
-        ScheduleError: no such schedule for this workload, or not for devices of this kind.
-        KnobError: no such knob, or not a value that it takes.
-        DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
-        CompileError: the schedule does not lower.
+        WorkloadError: The text of the workload is malformed.
+        ScheduleError: The schedule does not exist for this workload or does not support this kind of device.
+        KnobError: A knob does not exist or does not accept its value.
+        DeviceError: The device does not exist, its memory is too small, or the kernel exceeds its limits.
+        CompileError: The schedule cannot be lowered.
+
+    Example:
+        >>> build("conv2d:1x16x8x8,16x16x3x3,s1,p1", "tiling", arch="sm_90").kernels[0].name
+        'main_kernel'
     """
     workload, resolved_device = as_workload(workload), resolve_device(device, arch)
     selected_schedule = None if schedule is None else registry.as_schedule(workload, schedule)
     check_device_memory(workload, resolved_device)
-    selected_schedule = (
-        selected_schedule or registry.schedules_to_tune(workload, resolved_device.kind, resolved_device.arch)[0]
-    )
+    if selected_schedule is None:
+        selected_schedule = registry.schedules_to_tune(workload, resolved_device.kind, resolved_device.arch)[0]
     return build_for_device(workload, selected_schedule, resolved_device, config)
 
 
 def resolve_device(device: str | Device | None, arch: str | None) -> Device:
-    """The device, or the architecture to compile for, that `build` was given."""
+    """Return the device that the arguments `device` and `arch` of `build` name; `arch` needs no GPU."""
     if device is not None and arch is not None:
-        raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
+        raise DeviceError(f"expected a device or an architecture, not both: device={device}, arch={arch}")
     if isinstance(device, devices.Device):
         return device
     device_name = arch or device or "auto"
@@ -83,21 +89,21 @@ def resolve_device(device: str | Device | None, arch: str | None) -> Device:
 
 
 class Kernel:
-    """A built schedule; made by `build`.
+    """A schedule built for a workload and a device; `build` creates it.
 
-    It has one step, or several device functions that are launched one after another. What is asked of the kernel as a
-    whole is then of all steps (`source`, `cubin`, `sass`), of the first (`lowered`, `launch`), or the most that one of
-    them takes (`shared_bytes`, `dynamic_shared_bytes`, `resources`); `kernels` has each.
+    It consists of one or several device functions, which are launched one after another. `source`, `cubin`, `sass` and
+    `ptx` cover all of them. `lowered` and `launch` describe the first one; `shared_bytes` and `dynamic_shared_bytes`
+    are the maximum over all; `kernels` lists each.
 
     Attributes:
-        workload: what it computes.
-        schedule: how.
-        config: the value of every knob.
-        device: where it runs, or the architecture it was compiled for.
-        tir: the scheduled TIR.
-        lowered_module: what it lowers to: the device functions, and the host side that launches them.
-        record: the `Record` that the config is from; None for one that is not from a log.
-        prediction: the `Prediction` that the config is from; None for one that was not predicted.
+        workload: The workload that it computes.
+        schedule: The schedule that it was built from.
+        config: The value of every knob.
+        device: The device that it runs on, or the architecture that it was compiled for.
+        tir: The scheduled TIR.
+        lowered_module: The device functions, and the host code that launches them.
+        record: The tuning `Record` that the config comes from; None if it does not come from a log.
+        prediction: The `Prediction` that the config comes from; None if it was not predicted.
     """
 
     def __init__(
@@ -123,77 +129,77 @@ class Kernel:
 
     @property
     def kernels(self) -> tuple[LoweredKernel, ...]:
-        """The device functions in the order of their launches, with launch shape and shared memory of each."""
+        """Device functions in launch order, each with its launch configuration and shared memory."""
         return self.lowered_module.kernels
 
     @property
     def timed_kernels(self) -> tuple[LoweredKernel, ...]:
-        """The steps that are in a kernel's time: all but those that prepare a weight once for all its calls."""
+        """Device functions that `time` measures: all except those that prepack a weight once for all calls."""
         return self.kernels[self.lowered_module.num_prepack_kernels :]
 
     @property
     def lowered(self) -> PrimFunc:
-        """The first step's lowered device function, as TIR."""
+        """Lowered TIR of the first device function."""
         return self.kernels[0].function
 
     @property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text of all steps, with all that it takes to compile it."""
+        """Generated CUDA or OpenCL source of all device functions, complete enough to compile."""
         return self.lowered_module.source
 
     @property
     def launch(self) -> LaunchConfig:
-        """The first step's grid and block."""
+        """Launch configuration of the first device function: grid and block."""
         return self.kernels[0].launch
 
     @property
     def memory_scopes(self) -> Mapping[str, MemoryScope]:
-        """Where each argument lies, by its name: in `global` memory, in `constant` memory, or behind a `texture`."""
+        """Memory scope of each argument by its name: `global`, `constant` or `texture`."""
         return self.lowered_module.memory_scopes
 
     @property
     def shared_bytes(self) -> int:
-        """Static shared memory of a block, in bytes."""
+        """Static shared memory per block in bytes."""
         return max(kernel.shared_bytes for kernel in self.kernels)
 
     @property
     def dynamic_shared_bytes(self) -> int:
-        """Shared memory of a block that a launch asks for, in bytes."""
+        """Dynamic shared memory per block in bytes, which the launch requests."""
         return max(kernel.dynamic_shared_bytes for kernel in self.kernels)
 
     @property
     def executable(self) -> Executable:
-        """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
+        """Compiled code that a device loads; raises `CompileError` if CUDA source does not compile."""
         return self.lowered_module.executable
 
     @property
     def cubin(self) -> Cubin:
-        """The CUDA binary, from NVRTC; needs no GPU. Raises `CompileError` for an OpenCL kernel."""
+        """CUDA binary, compiled by NVRTC without a GPU; raises `CompileError` for an OpenCL kernel."""
         self._require_cuda_arch("a cubin")
         return self.lowered_module.cubin
 
     @property
     def resources(self) -> Resources:
-        """Registers, spills and shared memory, as ptxas reports them; raises `CompileError` for an OpenCL kernel."""
+        """Registers, spills and shared memory that ptxas reports; raises `CompileError` for an OpenCL kernel."""
         return self.cubin.resources
 
     @functools.cached_property
     def ptx(self) -> str:
-        """The PTX text, from NVRTC; raises `CompileError` for an OpenCL kernel."""
+        """PTX text, compiled by NVRTC; raises `CompileError` for an OpenCL kernel."""
         from tvmconv.compiler import nvrtc
 
         return nvrtc.compile_ptx(self.source, self._require_cuda_arch("PTX"))
 
     @functools.cached_property
     def sass(self) -> str:
-        """The disassembled binary; raises `CompileError` for an OpenCL kernel."""
+        """Disassembled CUDA binary; raises `CompileError` for an OpenCL kernel."""
         from tvmconv.compiler import sass
 
         return sass.disassemble(self.cubin.image)
 
     @functools.cached_property
     def listings(self) -> dict[str, Listing]:
-        """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
+        """SASS instructions of each device function by its name, with their lines in `source`; raises as `sass`."""
         from tvmconv.compiler.sass_listing import disassemble_with_lines, parse_disassembly
 
         arch = self._require_cuda_arch("machine code")
@@ -202,15 +208,15 @@ class Kernel:
         )
 
     def format_ir_level(self, name: str, *, full: bool = False) -> str:
-        """One of `IR_LEVELS` as text.
+        """Return the kernel's text at one of `IR_LEVELS`.
 
         Args:
-            name: which.
-            full: of the source, also the definitions that TVM puts before the kernels.
+            name: Name of the level: "te", "tir", "lowered", "source", "ptx", "sass" or "resources".
+            full: Whether `source` includes the definitions that TVM puts before the kernels.
 
         Raises:
-            CompileError: the stage does not exist for this kernel's target.
-            ValueError: `name` is not a stage.
+            CompileError: The level does not exist for this kernel's target.
+            ValueError: `name` is not one of `IR_LEVELS`.
         """
         match name:
             case "te":
@@ -225,16 +231,16 @@ class Kernel:
                 return getattr(self, name)
             case "resources":
                 return "\n".join(self._format_resources(kernel) for kernel in self.kernels)
-        raise ValueError(f"no stage {name!r}; there are {', '.join(IR_LEVELS)}")
+        raise ValueError(f"expected an IR level among {', '.join(IR_LEVELS)}, not {name!r}")
 
     def add_kernel_title(self, kernel: LoweredKernel, text: str) -> str:
-        """A step's text, under its name where there are several."""
+        """Return a device function's text, with the function's name as title if the kernel has several functions."""
         return f"{kernel.name}\n{text}" if len(self.kernels) > 1 else text
 
     def _format_resources(self, kernel: LoweredKernel) -> str:
         lines = [str(self.cubin.kernels[kernel.name]), f"launch: {kernel.launch}"]
         if kernel.dynamic_shared_bytes:
-            lines.append(f"dynamic shared memory: {kernel.dynamic_shared_bytes} bytes a block")
+            lines.append(f"dynamic shared memory: {kernel.dynamic_shared_bytes} bytes per block")
         return self.add_kernel_title(kernel, "\n".join(lines))
 
     def _require_cuda_arch(self, artifact: str) -> str:
@@ -246,21 +252,21 @@ class Kernel:
 
     @functools.cached_property
     def loaded_kernel(self) -> LoadedKernel:
-        """The kernel on its device."""
+        """The kernel, loaded on its device."""
         return self.device.load(self.executable)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the kernel.
 
         Args:
-            inputs: NumPy arrays of the workload's input shapes, or nested lists of numbers, which are converted to its
-                dtypes; or on CUDA tensors that speak DLPack (PyTorch, CuPy), which are used where they lie.
+            inputs: NumPy arrays or nested lists of numbers with the workload's input shapes, converted to its dtypes;
+                or, on CUDA, tensors that support DLPack (PyTorch, CuPy), which are used without a copy.
 
         Returns:
-            The output: a NumPy array, or a tensor of the inputs' library.
+            The output: a NumPy array, or a tensor of the library that the inputs come from.
 
         Raises:
-            WorkloadError: an input is no array of numbers, or has another shape than the workload.
+            WorkloadError: An input is not an array of numbers, or its shape differs from the workload's.
         """
         expected_shapes = list(self.workload.argument_shapes[:-1])
         inputs = tuple(x if hasattr(x, "shape") else _to_array(x) for x in inputs)
@@ -275,15 +281,15 @@ class Kernel:
         return self.loaded_kernel.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
-        """Run the kernel and compare its output with float64.
+        """Run the kernel and compare its output with a float64 reference.
 
         Args:
-            problem: the inputs, and what is compared; fresh random inputs by default.
-            full: without a problem, compare every output, also above 20 GFLOP, where a random sample is compared
-                otherwise. See `tvmconv.verification` for what a sample guarantees.
+            problem: Inputs and reference; by default fresh random inputs.
+            full: Whether to compare every output if no problem is given. By default, workloads above 20 GFLOP compare a
+                random sample; `tvmconv.verification` states what a sample guarantees.
 
         Returns:
-            The relative L2 error, and whether it and each output of the sample are within their tolerance.
+            The relative L2 error, and whether it and each compared output are within the tolerance.
         """
         problem = problem or Problem(self.workload, mode="full" if full else "auto")
         return problem.check(self(*problem.inputs))
@@ -292,9 +298,12 @@ class Kernel:
         """Time the kernel on its device.
 
         Args:
-            problem: inputs to run on; fresh random ones by default.
-            cold: with inputs and outputs that are not in the L2 cache.
-            seconds: about how long to measure.
+            problem: Inputs to run on; by default fresh random inputs.
+            cold: Whether inputs and outputs start outside the L2 cache.
+            seconds: Approximate duration of the measurement in seconds.
+
+        Returns:
+            The timing, in seconds per launch.
         """
         problem = problem or Problem(self.workload)
         return self.loaded_kernel.time(problem.inputs, cold=cold, seconds=seconds)
@@ -311,7 +320,7 @@ def _to_array(values: object) -> np.ndarray:
 
 
 def check_device_memory(workload: Workload, device: Device) -> None:
-    """Raise DeviceError if the arrays of a workload exceed a device's memory."""
+    """Raise DeviceError if the workload's arrays exceed the device's memory."""
     if device.memory_bytes is None:
         return
     arguments = zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
@@ -326,7 +335,7 @@ def check_device_memory(workload: Workload, device: Device) -> None:
 def build_for_device(
     workload: Workload, schedule: registry.Schedule, device: Device, config: Mapping[str, Value] | None
 ) -> Kernel:
-    """Build a schedule for a device that is there; see `build`."""
+    """Build a schedule for a resolved device; see `build` for the arguments and errors."""
     schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
     lowering_result = lowering.lower_schedule(

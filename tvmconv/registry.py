@@ -1,8 +1,8 @@
-"""The schedule library: what schedules there are, and for which workloads.
+"""Registry of schedules: which schedules exist, and which workloads each of them can compute.
 
-A schedule is a function `f(s, w, k)` over an `s_tir.Schedule`, a workload and knobs, in a file of its own, marked with
-`@schedule(operator, …)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in
-this project is always there.
+A schedule is a function `f(s, w, k)` of an `s_tir.Schedule`, a workload and a `Knobs` object. It is registered by the
+decorator `@schedule(operator, …)` and has a file of its own. Packages with such files are found through the entry-point
+group `tvmconv.schedules`; the built-in package is always registered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 ENTRY_POINT_GROUP = "tvmconv.schedules"
-DEVICE_KINDS = ("cuda", "opencl")  # of devices
+DEVICE_KINDS = ("cuda", "opencl")
 
 _logger = logging.getLogger("tvmconv")
 
@@ -47,26 +47,26 @@ ScheduleFunction = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
 class Schedule:
     """A named way to compute the workloads of one operator.
 
-    Its functions are anyone's code: whatever they raise, the methods raise as `ScheduleFailure`, in one line with the
-    place.
+    Its functions may be user code. Any exception that they raise is raised again as a one-line `ScheduleFailure` that
+    names the schedule and the source line.
 
     Attributes:
-        name: what the user calls it.
-        operator: the workloads that it is for (`conv2d`).
-        function: `f(s, w, k)`, which asks `k` for its choices, and transforms `s` in place or returns the schedule of a
-            function of the same arguments that it wrote itself, for what tensor expressions cannot say.
-        dtypes: the dtypes that it computes.
-        order: its place among those of its package, in the order in which the package imports its files.
-        usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
-        condition: `f(w)`, whether it is for a workload of its operator and dtypes; None for all. A `Requirement`
-            (tvmconv.requirements) says in error messages what it needs.
-        search_if: for which of these a search should try it when none is named; None for none.
-        supersedes: names of schedules that a search need not try where this one is promising and runs.
-        defers_when: for which workloads others that promise something come first, where they run; None for none.
-        device_kinds: the kinds of devices that its kernels run on.
-        baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
-        min_arch: number of the first NVIDIA architecture that has what its kernels need, 80 for sm_80; 0 for any.
-        exact_arch: number of the only one that has it, 90 for sm_90; 0 for none such.
+        name: Name of the schedule, as used on the command line and in logs.
+        operator: Operator whose workloads it computes, such as `conv2d`.
+        function: `f(s, w, k)`. It declares knobs on `k`, and either transforms `s` in place or returns a schedule of a
+            function with the same arguments that it wrote itself.
+        dtypes: Dtypes that it supports.
+        order: Position among the schedules of its package, in import order.
+        usage: `f(w, columns)`, which computes the `ResourceUsage` of many configs; None if the usage is unknown.
+        condition: `f(w)`, which returns whether the schedule supports a workload of its operator and dtypes; None if it
+            supports all of them. A `Requirement` (tvmconv.requirements) also explains itself in error messages.
+        search_if: `f(w)`, which returns whether a search tries the schedule by default; None for never.
+        supersedes: Names of schedules that a search skips when it tries this one.
+        defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
+        device_kinds: Kinds of devices that it supports: "cuda", "opencl".
+        baseline: Whether speed-ups are relative to this schedule.
+        min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
+        exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for no such limit.
     """
 
     name: str
@@ -85,26 +85,26 @@ class Schedule:
     exact_arch: int = 0
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle it by its function, as functions are by their names: what else it has need not be of a module."""
+        """Pickle a registered schedule by its name and function, because its other functions may not be picklable."""
         if _registry.get((self.operator, self.name)) is self:
             return _get_registered, (self.operator, self.name, self.function)
         return super().__reduce__()
 
     def is_applicable(self, w: Workload) -> bool:
-        """Whether it can compute the workload.
+        """Return whether the schedule can compute the workload.
 
         Raises:
-            ScheduleFailure: its condition raises an exception.
+            ScheduleFailure: The condition raised an exception.
         """
         return w.operator == self.operator and w.dtype in self.dtypes and self._meets_condition(w)
 
     def is_searched_by_default(self, w: Workload) -> bool:
-        """Whether a search that names no schedule should try it; raises `ScheduleFailure` as `is_applicable` does."""
+        """Return whether a search tries the schedule by default; raises `ScheduleFailure` as `is_applicable` does."""
         with self._guard_user_code(self.search_if):
             return bool(self.search_if and _evaluate_condition(self.search_if, w))
 
     def is_deferred(self, w: Workload) -> bool:
-        """Whether other promising schedules come before it; raises `ScheduleFailure` as `is_applicable` does."""
+        """Return whether other searched schedules come first; raises `ScheduleFailure` as `is_applicable` does."""
         with self._guard_user_code(self.defers_when):
             return bool(self.defers_when and _evaluate_condition(self.defers_when, w))
 
@@ -115,32 +115,26 @@ class Schedule:
             return _evaluate_condition(self.condition, w)
 
     def _guard_user_code(self, function: Callable | None = None) -> AbstractContextManager[None]:
-        """The border to the schedule's function, or to another one of its functions."""
+        """Translate exceptions raised by the schedule's function, or by another of its functions."""
         modules = [getattr(code_object, "__module__", None) for code_object in (self.function, function)]
         return translate_user_errors(f"schedule {self.name}", *filter(None, modules))
 
-    def _make_return_type_failure(
-        self, user_function: Callable, return_value: object, expected: str
-    ) -> ScheduleFailure:
-        reason = (
-            f"{getattr(user_function, '__name__', 'it')} returned {type(return_value).__name__}, expected {expected}"
-        )
+    def _make_return_type_failure(self, user_function: Callable, value: object, expected: str) -> ScheduleFailure:
+        name = getattr(user_function, "__name__", "it")
+        reason = f"{name} returned {type(value).__name__}, expected {expected}"
         code = getattr(inspect.unwrap(user_function), "__code__", None)
         location = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code else ""
         return ScheduleFailure(f"schedule {self.name}", reason, location)
 
     def can_run_on(self, kind: str, arch: str | None = None) -> bool:
-        """Whether it is for devices of a kind, and of an NVIDIA architecture such as "sm_90" if one is given."""
+        """Return whether the schedule supports a kind of device, and an architecture such as "sm_90" if given."""
         if kind not in self.device_kinds or arch is None:
             return kind in self.device_kinds
-        return (
-            gpu_specs.parse_arch_number(arch) == self.exact_arch
-            if self.exact_arch
-            else gpu_specs.parse_arch_number(arch) >= self.min_arch
-        )
+        arch_number = gpu_specs.parse_arch_number(arch)
+        return arch_number == self.exact_arch if self.exact_arch else arch_number >= self.min_arch
 
     def check_runs_on(self, kind: str, arch: str | None, device: str) -> None:
-        """Raise ScheduleError unless `can_run_on`; `device` is what the message calls it."""
+        """Raise ScheduleError unless `can_run_on`; `device` is the device's name in the message."""
         if kind not in self.device_kinds:
             raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.device_kinds)}, not for {device}")
         if not self.can_run_on(kind, arch):
@@ -150,31 +144,31 @@ class Schedule:
 
     @property
     def doc(self) -> str:
-        """What the schedule does and why, in full: the docstring of its file."""
+        """Full description of the schedule: the docstring of its module."""
         module = inspect.getmodule(self.function)
         if module is None:
             return ""
         if doc := inspect.getdoc(module):
             return doc
-        try:  # with PYTHONOPTIMIZE=2 no module has its docstring, but its file does
+        try:  # With PYTHONOPTIMIZE=2 modules have no docstring, but their source still does.
             return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
         except (OSError, SyntaxError):
             return ""
 
     @property
     def summary(self) -> str:
-        """What the schedule does, in one line."""
+        """First line of `doc`."""
         return self.doc.partition("\n")[0]
 
     def space(self, w: Workload, limits: BlockLimits = ANY_GPU) -> Space:
-        """The configs of this schedule for `w`.
+        """Return the search space of this schedule for a workload.
 
         Args:
-            w: the workload.
-            limits: what a config may use of a device, if the schedule says what it uses.
+            w: The workload.
+            limits: Resources that a config may use; checked only if the schedule has a `usage` function.
 
         Raises:
-            ScheduleError: as `apply`. The space raises `ScheduleFailure` where `usage` or a knob's condition raises.
+            ScheduleError: As `apply`. Methods of the space raise `ScheduleFailure` if `usage` or a constraint raises.
         """
         k = self.apply(w)[1]
         constraints = tuple(
@@ -184,7 +178,7 @@ class Schedule:
         return Space(k.declared, constraints, functools.partial(self._compute_usage, w) if self.usage else None, limits)
 
     def _evaluate_predicate(self, predicate: Callable[[Columns], Any], columns: Columns) -> Any:
-        """A knobs' condition, for the values of many configs."""
+        """Evaluate a constraint on the values of many configs."""
         with self._guard_user_code(predicate):
             return predicate(columns)
 
@@ -197,24 +191,24 @@ class Schedule:
         return usage
 
     def apply(self, w: Workload, config: Mapping[str, Value] | None = None) -> tuple[TirSchedule, Knobs]:
-        """Schedule `w`.
+        """Schedule a workload.
 
         Args:
-            w: the workload.
-            config: values by knob name; the others take their defaults.
+            w: The workload.
+            config: Values by knob name; missing knobs take their defaults.
 
         Returns:
-            The TIR schedule, transformed or written by the function, and the knobs with every choice that was made.
+            The TIR schedule that the function transformed or wrote, and the `Knobs` with every value that was used.
 
         Raises:
-            KnobError: a value is none that the knob takes, no such knob exists, or TVM cannot schedule the values.
-            ScheduleError: TVM cannot schedule the workload this way, with every knob at its default.
-            ScheduleFailure: the function or the condition raises another exception, or returns no schedule.
+            KnobError: A knob does not exist, does not accept its value, or TVM cannot schedule the values.
+            ScheduleError: TVM cannot schedule the workload with every knob at its default.
+            ScheduleFailure: The function or the condition raised another exception, or returned no schedule.
         """
         from tvm.s_tir import Schedule as TirSchedule
         from tvm.s_tir.schedule import ScheduleError as TirScheduleError
 
-        self._meets_condition(w)  # one that raises is not reported before: `schedules` lists what may apply
+        self._meets_condition(w)  # `schedules` also lists a schedule whose condition raises; it is reported here
         k = Knobs(config)
         s = TirSchedule(w.prim_func())
         try:
@@ -241,7 +235,7 @@ class Schedule:
 
 
 def _check_arguments(returned_schedule: TirSchedule, w: Workload) -> None:
-    """Raise TypeError unless a schedule's function `main` takes the arguments of a workload."""
+    """Raise TypeError unless the function `main` of a schedule takes the arguments of the workload."""
     arguments = [(tuple(map(int, p.shape)), str(p.dtype)) for p in returned_schedule.mod["main"].params]
     expected = list(zip(w.argument_shapes, w.argument_dtypes, strict=True))
     if arguments != expected:
@@ -274,42 +268,41 @@ def schedule(
     min_arch: int = 0,
     exact_arch: int = 0,
 ) -> Callable[[Callable], Callable]:
-    """Mark `f(s, w, k)` as a schedule for one or several operators, named after the function.
+    """Register a function `f(s, w, k)` as a schedule of one or several operators, named after the function.
 
     Args:
-        operator: the workloads that it is for.
-        more_operators: more of them.
-        dtypes: the dtypes that it computes.
-        usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
-            too much are never built.
-        condition: `f(w)`, whether it is for a workload, if not for all. A `Requirement` (tvmconv.requirements) or a
-            function whose docstring begins with "Whether" says in error messages what it needs.
-        search_if: for which of these a search should try it when none is named.
-        supersedes: names of schedules that a search need not try where this one is promising and runs.
-        defers_when: for which workloads others that promise something come first, where they run; None for none.
-        device_kinds: the kinds of devices that its kernels run on.
-        baseline: whether speed-ups are over it; an operator has one such schedule.
-        min_arch: the first NVIDIA architecture that has what its kernels need: 80 for sm_80.
-        exact_arch: in place of `min_arch`, the only one: 90 for sm_90, whose wgmma no other has.
+        operator: Operator whose workloads it computes.
+        more_operators: Further operators.
+        dtypes: Dtypes that it supports.
+        usage: `f(w, columns)`, which computes the `ResourceUsage` of many configs. With it, a search never builds
+            configs that exceed the device's limits.
+        condition: `f(w)`, which returns whether the schedule supports a workload. A `Requirement`
+            (tvmconv.requirements), or a function whose docstring begins with "Whether", explains itself in messages.
+        search_if: `f(w)`, which returns whether a search tries the schedule when none is named.
+        supersedes: Names of schedules that a search skips when it tries this one.
+        defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
+        device_kinds: Kinds of devices that it supports.
+        baseline: Whether speed-ups are relative to this schedule; an operator has at most one baseline.
+        min_arch: Lowest NVIDIA architecture that it supports: 80 for sm_80.
+        exact_arch: The only NVIDIA architecture that it supports: 90 for sm_90, which alone has wgmma.
+
+    Returns:
+        A decorator that returns the function unchanged.
 
     Raises:
-        ScheduleError: an operator already has another schedule of that name, or another baseline.
+        ScheduleError: The operator already has another schedule of that name, or another baseline.
     """
 
     def register_function(function: Callable) -> Callable:
         name = function.__name__
-        new_operators = [
-            registered_operator
-            for registered_operator in (operator, *more_operators)
-            if not _is_registered_from_same_file(registered_operator, function)
-        ]
+        operators = [op for op in (operator, *more_operators) if not _is_registered_from_same_file(op, function)]
         if baseline:
-            for registered_operator in new_operators:
-                _check_single_baseline(registered_operator, function)
-        for registered_operator in new_operators:
-            _registry[registered_operator, name] = Schedule(
+            for op in operators:
+                _check_single_baseline(op, function)
+        for op in operators:
+            _registry[op, name] = Schedule(
                 name,
-                registered_operator,
+                op,
                 function,
                 dtypes,
                 len(_registry),
@@ -329,15 +322,15 @@ def schedule(
 
 
 def _get_registered(operator: str, name: str, function: Callable) -> Schedule:
-    """The schedule of a name; that its function is an argument has imported its module."""
+    """Return a registered schedule; unpickling the argument `function` has imported its module."""
     return _registry[operator, name]
 
 
 def _is_registered_from_same_file(operator: str, function: Callable) -> bool:
-    """Whether the operator has this schedule from the same file under another name.
+    """Return whether the same file already registered the schedule under another module name.
 
     Raises:
-        ScheduleError: it has another schedule of that name.
+        ScheduleError: Another file registered a schedule of that name.
     """
     name, module = function.__name__, function.__module__
     registered = _registry.get((operator, name))
@@ -357,8 +350,7 @@ def _check_single_baseline(operator: str, function: Callable) -> None:
         if registered.operator == operator and registered.baseline and registered.name != name:
             raise ScheduleError(
                 f"{operator} has two baselines, {registered.name} in {registered.function.__module__} "
-                f"and {name} in {module}: "
-                "one is enough"
+                f"and {name} in {module}; expected one"
             )
 
 
@@ -368,13 +360,13 @@ def _get_source_path(function: Callable) -> str:
 
 @functools.cache
 def _load_schedule_packages() -> dict[str, Error]:
-    """Import every module of every package of schedules, the project's own first; importing them registers them.
+    """Import every module of every package of schedules, the built-in package first, which registers the schedules.
 
     Returns:
-        Why packages of others do not import, by their names; each is also one line of the log.
+        The error of each other package that does not import, by name; each error is also logged in one line.
 
     Raises:
-        HostError: the project's own package does not import, as where TVM finds too little memory to load.
+        HostError: The built-in package does not import, for example because TVM finds too little memory to load.
     """
     try:
         _import_package(BUILT_IN)
@@ -399,17 +391,20 @@ def _import_package(name: str) -> None:
 
 
 def schedules(workload: Workload | str | None = None) -> list[Schedule]:
-    """Return the schedules of a workload, or all there are, by operator.
+    """Return the schedules of a workload, or all schedules, sorted by operator.
 
-    First come the project's own, the simplest first; then all others by package, file and line. A schedule whose
-    condition raises an exception is among them, and raises it as `ScheduleFailure` where it is used. A package of
-    others that does not import is one warning in the log `tvmconv`, and its schedules are missing.
+    Built-in schedules come first, the simplest one first; then those of other packages by package, file and line. A
+    schedule whose condition raises an exception is listed; using it raises `ScheduleFailure`. A package that does not
+    import is logged as one warning on the logger `tvmconv`, and its schedules are missing.
 
     Args:
-        workload: a workload or its text.
+        workload: A workload or its text; None for the schedules of all operators.
+
+    Returns:
+        The schedules, in a stable order.
 
     Raises:
-        WorkloadError: the text is malformed.
+        WorkloadError: The text is malformed.
 
     Example:
         >>> [s.name for s in schedules("conv2d:1x64x56x56,64x64x3x3,s1,p1")][:2]
@@ -421,7 +416,7 @@ def schedules(workload: Workload | str | None = None) -> list[Schedule]:
 
 
 def _is_applicable_or_failing(s: Schedule, w: Workload) -> bool:
-    """Whether a schedule applies, or raises an exception when asked, which is reported where it is used."""
+    """Return whether a schedule applies or its condition raises; the exception is reported when it is used."""
     try:
         return s.is_applicable(w)
     except ScheduleFailure:
@@ -429,23 +424,32 @@ def _is_applicable_or_failing(s: Schedule, w: Workload) -> bool:
 
 
 def _listing_order(s: Schedule) -> tuple[Any, ...]:
-    """What schedules are listed by; when they were imported is of no account."""
+    """Return the sort key of `schedules`, which does not depend on the import order of other packages."""
     module = s.function.__module__
     if module.startswith(f"{BUILT_IN}."):
-        return s.operator, False, s.order  # each folder's `__init__` imports its files in the order of the ladder
+        return s.operator, False, s.order  # each `__init__` imports its schedules from the simplest to the fastest
     return s.operator, True, module, s.function.__code__.co_firstlineno
 
 
 def get_baseline_schedule(w: Workload) -> Schedule | None:
-    """The baseline among the schedules of a workload, which speed-ups are over; None where none of them is."""
+    """Return the baseline among a workload's schedules, which speed-ups are relative to; None if there is none."""
     return next((s for s in schedules(w) if s.baseline), None)
 
 
 def find_schedule(w: Workload, name: str) -> Schedule:
-    """Return the schedule of that name for a workload.
+    """Return the schedule of a workload by its name.
+
+    Args:
+        w: The workload.
+        name: Name of the schedule, such as "tiling".
 
     Raises:
-        ScheduleError: there is none, or it does not apply to the workload; the message says which condition is not met.
+        ScheduleError: No schedule has that name, or it does not support the workload; the message names the condition.
+
+    Example:
+        >>> import tvmconv
+        >>> find_schedule(tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling").operator
+        'conv2d'
     """
     import_errors = _load_schedule_packages()
     registered = _registry.get((w.operator, name))
@@ -459,8 +463,10 @@ def find_schedule(w: Workload, name: str) -> Schedule:
 
 
 def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:
-    """Return a schedule as it is, or find it by its name; raises `ScheduleError` as `find_schedule`, or for anything
-    else.
+    """Return a schedule unchanged, or find it by its name.
+
+    Raises:
+        ScheduleError: As `find_schedule`, or the argument is neither a schedule nor a string.
     """
     if isinstance(schedule, Schedule):
         return schedule
@@ -470,7 +476,7 @@ def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:
 
 
 def _explain_inapplicable(s: Schedule, w: Workload) -> str:
-    """Say what a workload of a schedule's operator lacks for the schedule to apply."""
+    """Return which of a schedule's conditions a workload of its operator does not meet."""
     if w.dtype not in s.dtypes:
         return f"{s.name} computes {s.operator} in {', '.join(s.dtypes)}; this workload has {w.dtype}"
     assert s.condition
@@ -478,40 +484,43 @@ def _explain_inapplicable(s: Schedule, w: Workload) -> str:
 
 
 def low_priority_schedules(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
-    """The schedules that a search which names none tries beside those of `schedules_to_tune`, as they seldom win.
+    """Return the schedules that a search tries with low priority, after those of `schedules_to_tune`.
 
     Args:
-        w: the workload.
-        kind: of the device.
-        arch: its NVIDIA architecture; None for any.
+        w: The workload.
+        kind: Kind of the device, such as "cuda".
+        arch: Its NVIDIA architecture, such as "sm_90"; None for any.
     """
     primary = schedules_to_tune(w, kind, arch)
     superseded = {name for s in primary for name in s.supersedes}
     candidates = [s for s in _list_working_schedules(w, kind, arch) if not s.baseline and s.name not in superseded]
-    return [s for s in reversed(candidates) if s not in primary]  # the last ones are mostly the fastest
+    return [s for s in reversed(candidates) if s not in primary]  # the last ones are usually the fastest
 
 
 def schedules_to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
-    """The schedules whose spaces are searched if none is named, at least one; the first is built if nothing is known.
+    """Return the schedules that a search tries by default; the first is built if no tuning data is available.
 
     Args:
-        w: the workload.
-        kind: of the device.
-        arch: its NVIDIA architecture; None for any.
+        w: The workload.
+        kind: Kind of the device, such as "cuda".
+        arch: Its NVIDIA architecture, such as "sm_90"; None for any.
+
+    Returns:
+        At least one schedule.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: No schedule of the workload is searched by default on this device.
     """
     candidates = [s for s in _list_working_schedules(w, kind, arch) if s.is_searched_by_default(w)]
     superseded = {name for s in candidates for name in s.supersedes}
     remaining = [s for s in candidates if s.name not in superseded]
     if not remaining:
-        raise ScheduleError(f"no schedule of {w} is made to be tuned on {arch or kind}: name one")
+        raise ScheduleError(f"no schedule of {w} is searched by default on {arch or kind}: name one")
     return sorted(remaining, key=lambda s: s.is_deferred(w))
 
 
 def _list_working_schedules(w: Workload, kind: str, arch: str | None) -> list[Schedule]:
-    """The schedules for a workload and a device, without those whose own code raises when asked what they are for."""
+    """Return the schedules for a workload and a device, except those whose conditions raise an exception."""
     working_schedules = []
     for s in schedules(w):
         if not s.can_run_on(kind, arch):
@@ -526,11 +535,11 @@ def _list_working_schedules(w: Workload, kind: str, arch: str | None) -> list[Sc
 
 
 def report_skipped_schedule(failure: ScheduleError, activity: str = "the search") -> None:
-    """Log, once for each failure, that something goes on without a schedule that failed.
+    """Log a warning, once for each message, that an activity continues without a failed schedule.
 
     Args:
-        failure: what the schedule's code raised, or why TVM cannot schedule the workload that way.
-        activity: what goes on, for the message.
+        failure: The exception that the schedule's code or TVM raised.
+        activity: Name of the activity, for the message.
     """
     message = f"{failure}; {activity} goes on without it"
     if message not in _reported_messages:
@@ -539,4 +548,4 @@ def report_skipped_schedule(failure: ScheduleError, activity: str = "the search"
         log_traceback(failure)
 
 
-_reported_messages: set[str] = set()  # messages of this process
+_reported_messages: set[str] = set()  # messages that this process has logged

@@ -1,7 +1,7 @@
-"""Schedules of convolutions: the ladder, each a step up from the one before it, then those made to be tuned."""
+"""Convolution schedules: a series in which each schedule adds one optimization, then schedules made for tuning."""
 
-from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the ladder's order)
+from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the order of the optimizations)
 from .tensor_cores import tensor_core, stem  # noqa: F401
-from . import nhwc_direct  # noqa: F401  (first, as stem is, where it is for a workload)
+from . import nhwc_direct  # noqa: F401  (searched first where it applies, as `stem` is)
 from .tensor_cores import hopper, mma_sync  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401

@@ -1,4 +1,4 @@
-"""The knobs of the tiled rungs: the chapter's factors where they fit the shape and shared memory, else near ones."""
+"""Knobs of the tiled schedules: d2l-tvm's factors if they fit the shape and shared memory, otherwise near ones."""
 
 import math
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from tvmconv.workloads import Conv, Conv2d
 
 from .reduction import get_tiled_channels
 
-Factors = dict[str, int]  # of one axis, by level, without the outermost
+Factors = dict[str, int]  # inner factors of an axis by level
 
 
 class AxisTiles(NamedTuple):
-    """The tiles of a rung.
+    """Tiles of a schedule.
 
     Attributes:
-        output: of channels, rows, columns.
-        reduction: of input channels, and rows and columns of the filter.
+        output: Tiles of channels, rows and columns.
+        reduction: Tiles of input channels, and of rows and columns of the filter.
     """
 
     output: tuple[Tile, ...]
@@ -30,13 +30,14 @@ class AxisTiles(NamedTuple):
 def declare_tile_knobs(
     k: Knobs, w: Conv2d, output_factors: Mapping[str, Factors], reduction_factors: Mapping[str, Factors]
 ) -> AxisTiles:
-    """Ask for the tiles of the output and of the reduction.
+    """Declare the tiles of the output and of the reduction as knobs, and return them.
 
     Args:
-        k: gets a knob `tile_AXIS` for each axis.
-        w: the workload.
-        output_factors: the preferred factors by level of the axes c, h and w; the outermost is `block`.
-        reduction_factors: those of rc, rh and rw, which have to divide their axes; the outermost is `step`.
+        k: The knobs, to which a knob `tile_AXIS` is added for each axis.
+        w: The workload.
+        output_factors: Preferred factors by level of the axes c, h and w; the outermost level is `block`.
+        reduction_factors: Preferred factors of rc, rh and rw, which must divide their axes; the outermost level is
+            `step`.
     """
     extents = {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": w.C // w.groups, "rh": w.R, "rw": w.S}
     preferred_factors = {**output_factors, **reduction_factors}
@@ -57,31 +58,33 @@ def declare_tile_knobs(
 
 
 def shrink_to_shared_memory(w: Conv2d, factors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Halve factors, each time the one that saves most, until what a block stages fits: strides make tiles wide."""
+    """Halve factors until a block's operands fit into shared memory, each time the factor that saves most.
+
+    Strides and dilations can make the default tiles too wide.
+    """
     while compute_staged_bytes(w, factors) > STATIC_SHARED_BYTES and (halved_factors := _list_halved_tiles(factors)):
         factors = min(halved_factors, key=lambda candidate: compute_staged_bytes(w, candidate))
     return factors
 
 
 def compute_staged_bytes(w: Conv2d, tile_factors: Mapping[str, tuple[int, ...]]) -> int:
-    """Shared memory for what one step of the reduction needs of input and weight."""
+    """Return the shared memory in bytes for one k-tile of input and weight."""
     tile_sizes = {axis: math.prod(factors) for axis, factors in tile_factors.items()}
     rows = (tile_sizes["h"] - 1) * w.stride[0] + (tile_sizes["rh"] - 1) * w.dilation[0] + 1
     columns = (tile_sizes["w"] - 1) * w.stride[1] + (tile_sizes["rw"] - 1) * w.dilation[1] + 1
-    channels = (
-        tile_sizes["c"] * tile_sizes["rc"] if w.groups == w.O else tile_sizes["rc"]
-    )  # each group has its own input channels
+    # Each group has its own input channels.
+    channels = tile_sizes["c"] * tile_sizes["rc"] if w.groups == w.O else tile_sizes["rc"]
     weights = tile_sizes["c"] * tile_sizes["rc"] * tile_sizes["rh"] * tile_sizes["rw"]
     return get_element_bytes(w) * (channels * rows * columns + weights)
 
 
 def get_element_bytes(w: Conv) -> int:
-    """Of an element of the operands in shared memory."""
+    """Return the bytes of an operand's element in shared memory."""
     return np.dtype("uint16" if w.storage == "bfloat16" else w.storage).itemsize
 
 
 def _list_halved_tiles(factors_by_axis: Mapping[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
-    """The tiles with one factor halved, for each factor that is not 1; those of the reduction become 1, to divide."""
+    """Return the tiles with one factor above 1 halved; a reduction factor becomes 1, so that it divides its axis."""
     return [
         {**factors_by_axis, axis: (*factors[:i], 1 if axis.startswith("r") else factor // 2, *factors[i + 1 :])}
         for axis, factors in factors_by_axis.items()

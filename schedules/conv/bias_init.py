@@ -1,8 +1,8 @@
-"""A sum that begins with its bias, instead of having it added at the end.
+"""Initialization of accumulators with the bias, which replaces the addition at the end.
 
-A store would wait for the bias with nothing left to compute meanwhile, which is a tenth of the time of a kernel of some
-microseconds. What a sum begins with is asked for at the kernel's start, together with the first operands. No scheduling
-step says that: it is a change of the scheduled function.
+A store that waits for the bias has nothing left to overlap with, which costs a tenth of the time of a kernel of some
+microseconds. The initial value is instead loaded at the kernel's start, together with the first operands. No schedule
+primitive expresses this, so the scheduled function is rewritten.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 from .direct_config import DirectTileConfig
 
 BIAS_NAME = "bias"
-FIRST_POSITION = -2  # of `compute_at`: before all that is in the loop
+FIRST_POSITION = -2  # index argument of `compute_at`: before all other statements of the loop
 
 
 def initialize_with_bias(
     s: Schedule, w: Conv, block_name: str, config: DirectTileConfig, *, group_axis: int
 ) -> Schedule:
-    """The schedule with its sums begun with the bias, if that is the first operation of the epilogue.
+    """Return the schedule with accumulators initialized by the bias, if that is the first operation of the epilogue.
 
     Args:
-        s: the schedule, whose reduction is decomposed.
-        w: the workload.
-        block_name: name of the block that multiplies.
-        config: how; of slices, which are the block's first axis, only the first begins with the bias.
-        group_axis: which of its other axes are the groups; behind it come their output channels.
+        s: The schedule, whose reduction is decomposed.
+        w: The workload.
+        block_name: Name of the block that multiplies.
+        config: The config; with slices, which are the block's first axis, only the first slice starts with the bias.
+        group_axis: Index of the group axis among the other axes; the output channels follow it.
     """
     if w.epilogue[:1] != (BIAS_NAME,):
         return s
@@ -61,7 +61,7 @@ def initialize_with_bias(
 
 
 def _remove_bias(function: PrimFunc, bias: Any) -> PrimFunc:
-    """The function with no bias added."""
+    """Return the function without the addition of the bias."""
     zero = tirx.const(0.0, ACCUMULATOR)
 
     def remove_bias_read(block: Any) -> Any:
@@ -87,9 +87,9 @@ def _remove_bias(function: PrimFunc, bias: Any) -> PrimFunc:
 
 
 def _hoist_bias_load(s: Schedule, init_block_name: str) -> Schedule:
-    """Let each thread load what its sums begin with once for each channel, and not for each sum.
+    """Return the schedule with one bias load per thread and channel, instead of one per accumulator.
 
-    Where TVM cannot tell that the loads may be moved, as where tiles overhang, they stay.
+    If TVM cannot prove that the loads may move, for example with overhanging tiles, they stay.
     """
     new_schedule = s.copy()
     block = new_schedule.get_sblock(init_block_name)

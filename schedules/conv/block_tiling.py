@@ -1,12 +1,12 @@
-"""Tiles computed from shared memory by a block, in slices and with a pipeline if wanted: `direct` and `implicit_gemm`.
+"""Block tiles for `direct` and `implicit_gemm`, with optional sliced reductions and pipelines.
 
-A block computes a tile of the output; one step of the reduction at a time, its threads copy what the step needs to
-shared memory and multiply it out. Around that, two ways to keep more of the GPU busy:
+A block computes a tile of the output. For each k-tile, its threads copy the operands to shared memory and multiply
+them. Two options keep more of the GPU busy:
 
-* Slices: several threads share the sums of one output, each taking a slice of the input channels of every step; at the
-  end they meet in shared memory. More warps for the same tile, which small images lack.
-* A pipeline: what the next step needs is on its way while this one computes, held in registers or copied
-  asynchronously (cp.async of sm_80 and later; synchronously elsewhere).
+* Slices: several threads share the reduction of one output, each with a slice of the input channels of every k-tile,
+  and add up their sums in shared memory at the end. This gives more warps per tile, for small images.
+* Pipeline: the next k-tile's operands are loaded while this one is computed, into registers or by asynchronous copies
+  (cp.async since sm_80; synchronous elsewhere).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from ..primitives import (
 from .axis_tiles import get_element_bytes
 from .direct_config import PIPELINE_COPIES, VECTOR_ELEMENTS, DirectTileConfig
 
-MAX_UNROLLED_COPIES = 64  # of a thread in one step, unrolled
+MAX_UNROLLED_COPIES = 64  # per thread and k-tile
 
 LoopOrder = Callable[[list[LoopRV]], list[LoopRV]]
 
 
 class LoopNest(NamedTuple):
-    """The loops of the block that multiplies, inside its threads: over the steps, and over the taps of a step."""
+    """Loops of the multiplying block inside its threads: over the k-tiles, and over the taps of a k-tile."""
 
     step_loops: list[LoopRV]
     tap_loops: list[LoopRV]
 
 
 class ReductionBlocks(NamedTuple):
-    """The blocks of a convolution and the loops of the first that tiles are cut from.
+    """Blocks of a convolution, and the loops of the multiplying block that are tiled.
 
     Attributes:
-        multiply_block: the block that multiplies.
-        reduce_block: with slices, the block that adds up what they have; else None.
-        outer_loop: a loop that is not tiled: images, groups.
-        output_loops: loops over the output, channels first.
-        reduction_loops: loops over the reduction, input channels first.
+        multiply_block: The block that multiplies.
+        reduce_block: The block that adds up the slices; None without slices.
+        outer_loop: The loop that is not tiled: images, groups.
+        output_loops: Loops over the output, channels first.
+        reduction_loops: Loops over the reduction, input channels first.
     """
 
     multiply_block: SBlockRV
@@ -73,16 +73,16 @@ def split_reduction(
     *,
     stores_output: bool = True,
 ) -> ReductionBlocks:
-    """Let a block sum in registers, each output's sum shared among `config.sliced_k` threads.
+    """Accumulate a block in registers, with each output's reduction shared among `config.sliced_k` threads.
 
     Args:
-        s: the schedule.
-        block: the block.
-        outer_loop: the loop of it that is not tiled.
-        output_loops: its loops over the output, channels first.
-        reduction_loops: its loops over the reduction, input channels first.
-        config: how.
-        stores_output: whether what it sums is stored with the epilogue, and not as it is for a later step.
+        s: The schedule.
+        block: The reduction block.
+        outer_loop: Its loop that is not tiled.
+        output_loops: Its loops over the output, channels first.
+        reduction_loops: Its loops over the reduction, input channels first.
+        config: The tile config.
+        stores_output: Whether the sums are stored with the epilogue, not as partial sums for a second kernel.
     """
     if config.sliced_k == 1:
         _cache_and_store(s, block, stores_output)
@@ -97,14 +97,14 @@ def split_reduction(
 
 
 def _cache_and_store(s: Schedule, block: SBlockRV, stores_output: bool) -> None:
-    """Let a block sum in registers and store its sums: to the output, or to scratch memory."""
+    """Accumulate a block in registers and store its sums, with the epilogue or as partial sums."""
     store = s.cache_write(block, 0, "local")
     if stores_output:
         inline_consumers(s, store)
 
 
 def tile_output(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) -> LoopNest:
-    """Cut the output into blocks, virtual threads, threads and locals; returns the loops around the products."""
+    """Split the output into blocks, virtual threads, threads and elements; return the loops around the products."""
     if blocks.reduce_block is not None:
         return _tile_with_sliced_k(s, blocks.multiply_block, blocks.reduce_block, config)
     store = s.get_consumers(blocks.multiply_block)[0]
@@ -122,7 +122,7 @@ def tile_output(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) 
 def _tile_with_sliced_k(
     s: Schedule, partial_block: SBlockRV, reduce_block: SBlockRV, config: DirectTileConfig
 ) -> LoopNest:
-    """After the last step, the threads of a block together add up the partial sums of its tile."""
+    """Tile a sliced reduction; after the last k-tile, the threads of a block add up the partial sums of its tile."""
     partial_copy, store = s.get_consumers(partial_block)[0], s.get_consumers(reduce_block)[0]
     num_axes = len(config.output)
     slice_loop, outer_loop, *spatial = s.get_loops(reduce_block)[: 2 + num_axes]  # loops of extent 1 may follow
@@ -137,8 +137,8 @@ def _tile_with_sliced_k(
     bind_innermost(s, "threadIdx", thread)
     s.reverse_compute_at(store, thread[-1])
 
-    # A loop bound to virtual threads counts as threads where shared memory is sized: bound only now, `partial_copy`
-    # covers the tile of one of them.
+    # TVM multiplies the size of shared memory by loops bound to virtual threads. They are bound after `compute_at`, so
+    # that `partial_copy` covers the tile of one virtual thread.
     s.compute_at(partial_copy, vthread[-1], preserve_unit_loops=True)
     bind_innermost(s, "vthread", vthread)
     slice_loop, *own_axes = block_loops(s, partial_copy)
@@ -150,10 +150,8 @@ def _tile_with_sliced_k(
 
     s.compute_at(partial_block, order_channels_innermost(thread)[-1], preserve_unit_loops=True)
     own_axes = block_loops(s, partial_block)
-    output, (step_rc, tap_rc, *other_loops) = (
-        own_axes[: -len(config.reduction) - 1],
-        own_axes[-len(config.reduction) - 1 :],
-    )
+    num_reduction_loops = len(config.reduction) + 1
+    output, (step_rc, tap_rc, *other_loops) = own_axes[:-num_reduction_loops], own_axes[-num_reduction_loops:]
     step_loops, tap_loops = split_tiles(s, other_loops, config.reduction[1:]) if other_loops else ([], [])
     loop_nest = LoopNest([step_rc, *step_loops], [tap_rc, *tap_loops])
     s.reorder(*loop_nest.step_loops, *loop_nest.tap_loops, *output)
@@ -168,15 +166,15 @@ def pipeline_operand_copies(
     loop_nest: LoopNest,
     config: DirectTileConfig,
 ) -> None:
-    """Copy the operands to shared memory step by step, pipelined if wanted, and unroll the products of a step.
+    """Copy the operands to shared memory for each k-tile, with a pipeline if configured, and unroll the products.
 
     Args:
-        s: the schedule.
-        multiply_block: the block that multiplies.
-        copies: those of its operands.
-        orders: of each copy, from its own axes to the order in which the operand lies in memory.
-        loop_nest: the loops around the products.
-        config: how.
+        s: The schedule.
+        multiply_block: The block that multiplies.
+        copies: The copy blocks of its operands.
+        orders: For each copy, a function from its own axes to the operand's memory order.
+        loop_nest: Loops around the products.
+        config: The tile config.
     """
     step_loop = loop_nest.step_loops[-1] if config.pipeline == "none" else s.fuse(*loop_nest.step_loops)
     for copy, order in zip(copies, orders, strict=True):
@@ -187,7 +185,7 @@ def pipeline_operand_copies(
         if config.pipeline == "registers":
             s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     s.decompose_reduction(multiply_block, loop_nest.step_loops[0] if config.pipeline == "none" else step_loop)
-    if config.pipeline == "registers":  # load both operands, store both, multiply: the loads run ahead by one step
+    if config.pipeline == "registers":  # load both operands, store both, multiply; loads run one k-tile ahead
         s.annotate(step_loop, "software_pipeline_stage", [0, 0, 0, 0, 1])
         s.annotate(step_loop, "software_pipeline_order", [0, 3, 1, 4, 2])
     elif config.pipeline != "none":
@@ -199,22 +197,16 @@ def pipeline_operand_copies(
 
 
 def set_weight_layout(s: Schedule, w: Conv, copy: SBlockRV, config: DirectTileConfig) -> None:
-    """Let the copy of a weight, (group, output channel, input channel, taps), lie in shared memory as the plan says."""
+    """Set the shared-memory layout of a weight's copy (group, output channel, input channel, taps)."""
     if config.weight_layout == "ihwo":
         s.transform_layout(copy, ("write", 0), lambda g, o, *inner: (g, *inner, o))
         if config.weight_pad_words:
-            elements_per_word = BANK_BYTES // get_element_bytes(w)  # elements
-            s.storage_align(
-                copy,
-                0,
-                axis=-2,
-                factor=NUM_BANKS * elements_per_word,
-                offset=config.weight_pad_words * elements_per_word,
-            )
+            words = BANK_BYTES // get_element_bytes(w)  # elements per word
+            s.storage_align(copy, 0, axis=-2, factor=NUM_BANKS * words, offset=config.weight_pad_words * words)
 
 
 def cooperative_fetch(s: Schedule, loops: Sequence[LoopRV], config: DirectTileConfig) -> LoopRV:
-    """Share a copy, in the order of these loops, among all threads; returns the loop over the elements of one."""
+    """Distribute a copy among all threads, and return the loop over the elements of one thread."""
     s.reorder(*loops)
     fused_loop = s.fuse(*loops)
     outermost_first = tuple(reversed(config.thread_shape))
@@ -230,7 +222,7 @@ def cooperative_fetch(s: Schedule, loops: Sequence[LoopRV], config: DirectTileCo
 
 
 def bind_blocks(s: Schedule, outer_loop: LoopRV, block_loops: Sequence[LoopRV]) -> None:
-    """Bind the outermost loop and those of two or three axes to the grid."""
+    """Bind the outer loop and the block loops of two or three axes to the grid."""
     z, y, x = (
         (outer_loop, *block_loops) if len(block_loops) == 2 else (s.fuse(outer_loop, block_loops[0]), *block_loops[1:])
     )

@@ -1,23 +1,23 @@
 """No bank conflicts for any shape: a warp is 32 neighbouring output pixels, and strides are multiples of 32 words.
 
-From `vthread`: rows and columns become one axis of output pixels (of the whole batch), whose tile is cut into virtual
-threads of 32 lanes. The input is staged by filter tap: for each (input channel, filter row, filter column), the one
-value that each pixel of the tile needs, side by side. Whatever the image's width, stride, dilation or padding,
+It differs from `vthread` in that rows and columns become one axis of output pixels of the whole batch, whose tile is
+split into virtual threads of 32 lanes. The input is staged by filter tap: for each (input channel, filter row, filter
+column), the values of all pixels of the tile are contiguous. For any image width, stride, dilation and padding:
 
-* a warp reads 32 neighbouring words of shared memory, one from each bank, and its virtual threads read at strides of
-  32 words;
-* a warp's lanes share their output channels, so that a read of the weight is one word for the whole warp: a broadcast;
-* neighbouring threads copy neighbouring elements, so that a store to shared memory touches 32 banks as well.
+* A warp reads 32 neighbouring words of shared memory, one from each bank, and its virtual threads read at strides of 32
+  words.
+* The lanes of a warp share their output channels, so that each read of the weight is a broadcast of one word.
+* Neighbouring threads copy neighbouring elements, so that a store to shared memory also accesses 32 banks.
 
-Where there is a single output pixel, the lanes are 32 neighbouring channels instead: the weight is staged with its
-channels side by side, and it is the input that is broadcast.
+For a single output pixel, the lanes are 32 neighbouring channels instead: the weight is staged with contiguous
+channels, and the input is broadcast.
 
 This is the implicit form of convolution as a matrix product (Chetlur et al., "cuDNN: Efficient Primitives for Deep
-Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it, which
-shows on large images with few channels. Sizes that the tiles do not divide are padded with zeros on the way into shared
-memory, so that the inner loops have no tests.
+Learning", 2014, section 3). Its cost is that an input value is stored in shared memory once for every tap that uses it,
+which is noticeable for large images with few channels. Sizes that the tiles do not divide are padded with zeros during
+the copy to shared memory, so that the inner loops need no guards.
 
-Measured: tuning_logs/nvidia-h200/. The counters see no conflict in any launch, on loads or stores (*-banks.md), and it
+Measured: tuning_logs/nvidia-h200/. The counters show no conflict in any launch, on loads or stores (*-banks.md), and it
 is faster than `vthread` on every layer there.
 """
 
@@ -53,10 +53,10 @@ from .reduction import DTYPES, accumulate_in_registers
 
 MAX_UNROLLED_STEPS = 4096
 
-# Default tiles, the largest first: threads along the channels, channels of each, virtual threads and warps along the
-# pixels, and how many blocks there have to be. Large ones do more arithmetic for each value read; small ones make
-# enough blocks of a small image to occupy a GPU. Chosen on an H200 (132 multiprocessors) out of 1,450 configs for the
-# d2l sweep and ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and of 1,100 for larger images.
+# Default tiles, the largest first: threads along the channels, channels per thread, virtual threads and warps along the
+# pixels, and the minimum number of blocks. Large tiles do more arithmetic per value read; small tiles give enough CTAs
+# to occupy a GPU for small images. They were chosen on an H200 (132 SMs) among 1,450 configs for the d2l sweep and
+# ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and among 1,100 configs for larger images.
 DEFAULT_TILES = (
     (4, 8, 4, 2, 256),
     (2, 16, 2, 2, 96),
@@ -66,11 +66,11 @@ DEFAULT_TILES = (
     (1, 8, 2, 2, 96),
     (1, 4, 1, 1, 1),
 )
-TAPS_PER_K_TILE = 36  # products of each output between two barriers, about
+TAPS_PER_K_TILE = 36  # approximate number of products per output between two barriers
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     staged_taps = math.prod(
         (columns[f"tile_{name}"][:, -1] for name in ("rc", *TAP_AXES[w.spatial_ndim])), start=np.int64(1)
     )
@@ -96,7 +96,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 @schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage)
 def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
-    """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
+    """Tile channels as (block, virtual thread, thread, local) and pixels as (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * math.prod(w.output_size)
     taps = [
         k.tile(f"tile_{name}", size, ("step", "tap"), {"tap": 3}, exact=True)
@@ -106,15 +106,11 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     depth = k.tile("tile_rc", w.C // w.groups, ("step", "tap"), {"tap": default_depth})
     reduction = [depth, *taps]
     if pixels > 1:
-        default_c, default_p = select_default_tiles(
-            w, channels, pixels, staged_taps=math.prod(tile.tap for tile in reduction)
-        )
+        default_c, default_p = select_default_tiles(w, channels, pixels, math.prod(tile.tap for tile in reduction))
         tile_c = k.tile("tile_c", channels, ("block", "vthread", "thread", "local"), default_c)
         lane_tile = k.tile("tile_p", math.ceil(pixels / WARP_SIZE), ("block", "vthread", "warp"), default_p)
-        tile_p = Tile(
-            pixels,
-            {"block": lane_tile.block, "vthread": lane_tile.vthread, "thread": lane_tile.warp * WARP_SIZE, "local": 1},
-        )
+        block, vthreads, warps = lane_tile.factors.values()
+        tile_p = Tile(pixels, {"block": block, "vthread": vthreads, "thread": warps * WARP_SIZE, "local": 1})
     else:  # one pixel, as in a fully connected layer: the lanes are channels
         lane_tile = k.tile("tile_c", channels, ("block", "vthread", "thread"), {"thread": WARP_SIZE})
         tile_c = Tile(channels, {**lane_tile.factors, "local": 1})
@@ -136,7 +132,7 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     nested_threads = order_channels_innermost(thread)
     s.reorder(group, *block, *vthread, *nested_threads, *step_loops, *tap, *point)
     bind_grid(s, group, *block)
-    y_axis, x_axis = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
+    y_axis, x_axis = (0, 1) if pixels > 1 else (1, 0)  # the axis along the lanes is x
     for kind, loops in (("vthread", vthread), ("threadIdx", thread)):
         s.bind(loops[y_axis], f"{kind}.y")
         s.bind(loops[x_axis], f"{kind}.x")
@@ -159,18 +155,18 @@ TileFactors = dict[str, int]
 def select_default_tiles(
     w: Conv, num_channels: int, num_pixels: int, staged_taps: int
 ) -> tuple[TileFactors, TileFactors]:
-    """The first of `DEFAULT_TILES` that fits the channels and the shared memory and makes enough blocks.
+    """Return the first of `DEFAULT_TILES` that fits the channels and shared memory and gives enough blocks.
 
     Args:
-        w: the workload.
-        num_channels: output channels of a group.
-        num_pixels: of the whole batch.
-        staged_taps: input channels × filter taps that are staged at a time.
+        w: The workload.
+        num_channels: Output channels per group.
+        num_pixels: Pixels of the whole batch.
+        staged_taps: Input channels × filter taps per k-tile.
 
     Returns:
         Inner factors of the channel tile and of the pixel tile.
     """
-    if num_channels == 1:  # depthwise: the pixels have to fill the block
+    if num_channels == 1:  # depthwise: the pixels must fill the block
         return {}, {"warp": 4}
     for threads, local, virtual, warps, min_blocks in DEFAULT_TILES:
         width, depth = threads * local, WARP_SIZE * virtual * warps
@@ -185,12 +181,12 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
     """Turn the convolution into a product over (group, channel; input channel, filter taps; pixel).
 
     Args:
-        s: the schedule.
-        w: the workload.
-        channels_last: view the weight with its output channels innermost.
+        s: The schedule.
+        w: The workload.
+        channels_last: Whether the weight is viewed with its output channels innermost.
 
     Returns:
-        The block that sums; its input is a view with one element for each filter tap and pixel.
+        The reduction block; its input is a view with one element for each filter tap and pixel.
     """
     conv = s.get_sblock("sum")
     axis_strides = {
@@ -199,7 +195,7 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
     pixel_strides = {"v_n": math.prod(w.output_size), **axis_strides}
 
     def make_flattening_map(axis_strides: Mapping[str, int], axis_names: Sequence[str]) -> IndexMap:
-        """The map from these axes to those without a stride, in their order, and behind them one index of the rest."""
+        """Return the map that keeps axes without a stride, in order, followed by one flattened index of the others."""
 
         def index_map(*indices: Expr) -> list[Expr]:
             index_by_axis = dict(zip(axis_names, indices, strict=True))
@@ -215,7 +211,7 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
         s.reindex(conv, (kind, operand))
         block = s.get(conv)
         region = (block.reads if kind == "read" else block.writes)[operand].region
-        axes = [index.min.name for index in region]  # reindex leaves out axes of extent 1, not always the same ones
+        axes = [index.min.name for index in region]  # reindex omits axes of extent 1, which differ between operands
         s.transform_layout(conv, (kind, operand), make_flattening_map(axis_strides, axes))
     s.transform_block_layout(
         conv, make_flattening_map(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars])

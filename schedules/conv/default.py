@@ -1,7 +1,7 @@
 """The naive baseline: a block for each output row, a thread for each column.
 
-The padding is inlined; each thread runs over all output channels and the whole reduction by itself, and reads every
-operand from global memory each time. Everything above is measured against this.
+The padding is inlined. Each thread loops over all output channels and the whole reduction, and reads every operand from
+global memory each time. All other schedules are compared with this one.
 """
 
 from tvm.s_tir import Schedule
@@ -17,7 +17,7 @@ from .reduction import DTYPES, accumulate_in_registers, get_conv_loops
 
 @schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, baseline=True)
 def default(s: Schedule, w: Conv, k: Knobs) -> None:
-    """Bind the output's rows to blocks and its columns to threads."""
+    """Bind output rows to blocks and output columns to threads."""
     inline_producers(s, s.get_sblock("sum"))
     store = accumulate_in_registers(s)
     outer, channel, (*row_loops, row_loop), *_ = get_conv_loops(s, w)

@@ -1,12 +1,12 @@
-"""AutoTVM's depthwise convolution: each channel has its own filter, so that there is little to share, and less to sum.
+"""AutoTVM's depthwise convolution: each channel has its own filter, so that there is little data reuse.
 
-The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit mean what they mean in AutoTVM's template
-`depthwise_conv2d_nchw.cuda`: four-way tiles of channels × rows × columns; a block stages the window of its whole tile,
-and the filters, in shared memory once; threads copy their part to registers and sum. A volume's planes have blocks of
-their own; a signal is one row.
+The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit have the meaning of AutoTVM's template
+`depthwise_conv2d_nchw.cuda`: four-way tiles of channels × rows × columns. A block stages the input window of its whole
+tile and the filters in shared memory once; threads copy their part to registers and accumulate. Each plane of a volume
+has its own blocks; a signal is a single row.
 
-The knob `stage` is new: with "registers", threads read what they need from global memory themselves. A 3×3 window is
-read nine times at most, by neighbours, out of the L1 cache; there is no barrier to wait for.
+The knob `stage` is new: with "registers", threads read their operands directly from global memory. A 3×3 window is read
+at most nine times, by neighbours, from the L1 cache, and no barrier is needed.
 """
 
 import math
@@ -28,24 +28,24 @@ from .direct_config import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, select_
 from .plane_shape import PLANE_NDIM, PlaneShape
 from .reduction import DTYPES, accumulate_in_registers, cache_operands, has_filter_per_channel, sort_axes_by_memory
 
-DEFAULT_THREAD_SHAPES = ((8, 32), (8, 16), (8, 8), (4, 8))  # along rows and columns
+DEFAULT_THREAD_SHAPES = ((8, 32), (8, 16), (8, 8), (4, 8))  # threads along rows and columns
 DEFAULT_ROW_THREAD_SHAPES = ((1, 256), (1, 128), (1, 64), (1, 32))
 
 
 def tiles_from_columns(w: Conv, columns: Columns) -> list[Tile]:
-    """The tiles of channels, rows and columns of many configs."""
+    """Return the tiles of channels, rows and columns of many configs."""
     _, num_rows, num_columns = PlaneShape.from_workload(w).output_size
     extents = {"tile_f": w.O, "tile_y": num_rows, "tile_x": num_columns}
     return [Tile.from_column(extent, OUTPUT_LEVELS, columns[knob]) for knob, extent in extents.items()]
 
 
 def count_accumulators(tiles: list[Tile]) -> np.ndarray:
-    """Sums of a thread."""
+    """Return the accumulators per thread."""
     return math.prod(tile.local * tile.vthread for tile in tiles)
 
 
 def _count_staged_elements(w: Conv, num_channels: Any, num_rows: Any, num_columns: Any) -> tuple[Any, Any]:
-    """Elements of the input and of the weight that a tile of so many channels, rows and columns needs."""
+    """Return the elements of the input and of the weight that a tile of channels, rows and columns needs."""
     plane_shape = PlaneShape.from_workload(w)
     window = [
         (outputs - 1) * stride + (taps - 1) * dilation + 1
@@ -57,7 +57,7 @@ def _count_staged_elements(w: Conv, num_channels: Any, num_rows: Any, num_column
 
 
 def _select_default_threads(w: Conv) -> tuple[int, int]:
-    """The default threads along rows and columns: those whose window fits, which a dilation makes wide."""
+    """Return the default threads along rows and columns, whose input window fits into shared memory."""
     thread_shapes = DEFAULT_THREAD_SHAPES if w.spatial_ndim > 1 else DEFAULT_ROW_THREAD_SHAPES
     allowed_shapes = (
         thread_shape
@@ -68,7 +68,7 @@ def _select_default_threads(w: Conv) -> tuple[int, int]:
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     axis_tiles = tiles_from_columns(w, columns)
     f, y, x = (tile.size for tile in axis_tiles)
     inputs, weights = _count_staged_elements(w, f, y, x)
@@ -93,7 +93,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     search_if=has_filter_per_channel,
 )
 def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
-    """Output tiles are (block, virtual thread, thread, local)."""
+    """Tile outputs as (block, virtual thread, thread, local)."""
     tile_f = k.tile("tile_f", w.O, OUTPUT_LEVELS)
     tile_y, tile_x = (
         k.tile(knob, extent, OUTPUT_LEVELS, {"thread": threads}, overhang=select_max_overhang(extent))
@@ -111,14 +111,17 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     )
     k.prune(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
-    k.prune(  # TVM would not find which inputs the tile reads
-        "tiles of channels are multiples of those of one input channel, or divide them",
+    k.prune(  # otherwise TVM cannot determine which inputs a tile reads
+        "channel tiles are multiples or divisors of the output channels per input channel",
         lambda c: np.all(
             [(tile % multiplier == 0) | (multiplier % tile == 0) for tile in c["tile_f"][:, :0:-1].cumprod(axis=1).T],
             axis=0,
         ),
     )
-    k.prune("few enough accumulators", lambda c: count_accumulators(tiles_from_columns(w, c)) <= MAX_ACCUMULATORS)
+    k.prune(
+        f"at most {MAX_ACCUMULATORS} accumulators per thread",
+        lambda c: count_accumulators(tiles_from_columns(w, c)) <= MAX_ACCUMULATORS,
+    )
 
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)

@@ -1,17 +1,17 @@
 """AutoTVM's direct convolution: four-way tiles of channels × rows × columns, its knobs, and some more.
 
-The knobs tile_f, tile_y, tile_x, tile_rc, tile_ry, tile_rx, auto_unroll_max_step and unroll_explicit mean what they
-mean in AutoTVM's template `conv2d_nchw.cuda`, so that its logs rebuild the kernels that they were measured on. With the
-other knobs at their defaults the kernel is AutoTVM's: from `vthread` it differs in that the products read shared memory
-without a copy in registers (NVIDIA's compiler makes that copy itself, with vector loads).
+The knobs tile_f, tile_y, tile_x, tile_rc, tile_ry, tile_rx, auto_unroll_max_step and unroll_explicit have the meaning
+of AutoTVM's template `conv2d_nchw.cuda`, so that its logs rebuild the measured kernels. With the other knobs at their
+defaults the kernel is AutoTVM's. It differs from `vthread` in that the products read shared memory without a copy in
+registers; NVIDIA's compiler makes that copy itself, with vector loads.
 
-What the other knobs are for, each of them part of the fastest kernel of some layer (tuning_logs/nvidia-h200/):
+Each of the other knobs is part of the fastest kernel of some layer (tuning_logs/nvidia-h200/):
 
-* slices: threads share the sums of an output; see `blocked`. Small images with many channels.
-* pipeline: load the next step's operands while this one computes. Nearly everywhere.
+* slices: threads share the reduction of an output, for small images with many channels; see `block_tiling`.
+* pipeline: the next k-tile's operands are loaded while this one is computed; useful for nearly all layers.
 * fetch: neighbouring threads copy neighbouring elements.
-* weight_layout: the weight's channels innermost in shared memory, so that a thread's channels are one vector load;
-  weight_pad shifts its rows by some banks, for copies without bank conflicts.
+* weight_layout: output channels are innermost in the weight's shared memory, so that a thread's channels are one vector
+  load. weight_pad shifts its rows by some banks, for copies without bank conflicts.
 """
 
 import functools
@@ -29,12 +29,12 @@ from .block_tiling import pipeline_operand_copies, set_weight_layout, split_redu
 from .direct_config import DirectTileConfig, TiledAxes, TiledAxis
 from .reduction import DTYPES, cache_operands, get_conv_loops, get_tiled_channels, sort_axes_by_memory
 
-OUTPUT_FACTORS = {"f": (1, 8, 4), "y": (1, 2, 2), "x": (1, 16, 2)}  # virtual threads, threads, and the outputs of each
+OUTPUT_FACTORS = {"f": (1, 8, 4), "y": (1, 2, 2), "x": (1, 16, 2)}  # virtual threads, threads, outputs per thread
 REDUCTION_FACTORS = {"rc": 4, "ry": 3, "rx": 3}
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     config = DirectTileConfig.from_columns(columns, make_tiled_axes(w))
     f, y, x = (tile.size for tile in config.output)
     rc, ry, rx = (tile.tap for tile in config.reduction)
@@ -49,13 +49,13 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
 
 
 def has_shared_inputs(w: Conv2d) -> bool:
-    """Whether output channels have input channels in common, so that it pays to compute several of them together."""
+    """Return whether output channels share input channels, so that computing several together saves loads."""
     return w.groups == 1 or w.groups < w.C
 
 
 @schedule("conv2d", dtypes=DTYPES, usage=compute_usage, search_if=has_shared_inputs)
 def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """Output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
+    """Tile outputs as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     config = DirectTileConfig.declare_knobs(k, w, make_tiled_axes(w), allow_sliced_k=True)
     outer, channel, space, depth, taps = get_conv_loops(s, w)
     blocks = split_reduction(s, s.get_sblock("sum"), outer, [channel, *space], [depth, *taps], config)
@@ -68,11 +68,10 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
 
 def make_tiled_axes(w: Conv2d) -> TiledAxes:
-    """The axes that are tiled, with default tiles that fit the workload and shared memory."""
+    """Return the tiled axes, with default tiles that fit the workload and shared memory."""
     extents = {"f": get_tiled_channels(w), "y": w.P, "x": w.Q, "rc": w.C // w.groups, "ry": w.R, "rx": w.S}
-    output = (
-        OUTPUT_FACTORS if has_shared_inputs(w) else {**OUTPUT_FACTORS, "f": (1, 4, 1)}
-    )  # each channel brings its own input
+    # In a depthwise convolution each channel needs its own input.
+    output = OUTPUT_FACTORS if has_shared_inputs(w) else {**OUTPUT_FACTORS, "f": (1, 4, 1)}
     axis_names = {"f": "c", "y": "h", "x": "w", "rc": "rc", "ry": "rh", "rx": "rw"}
     fitting_factors = {
         axis_names[make_axis]: find_nearest_factors(extents[make_axis], factors)
@@ -85,7 +84,7 @@ def make_tiled_axes(w: Conv2d) -> TiledAxes:
     fitting_factors = shrink_to_shared_memory(w, fitting_factors)
 
     def make_axis(axis_name: str, levels: tuple[str, ...]) -> TiledAxis:
-        # AutoTVM once confused the filter's rows and columns, so that old logs have factors that do not fit.
+        # Older versions of AutoTVM swapped the filter's rows and columns, so their logs contain mismatched factors.
         default = dict(zip(levels, fitting_factors[axis_names[axis_name]], strict=True))
         return TiledAxis(
             f"tile_{axis_name}", extents[axis_name], default, allow_mismatch=axis_name in REDUCTION_FACTORS

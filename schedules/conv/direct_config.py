@@ -1,7 +1,7 @@
-"""What there is to choose in `direct` and `implicit_gemm`, what choices go together, and what they use of a GPU.
+"""Tile config of `direct` and `implicit_gemm`: knobs, constraints and resource usage.
 
-A `DirectTileConfig` holds one config as numbers, or many configs as columns: each formula below is written once, and
-serves the schedule, the limits of a search and the cost model.
+A `DirectTileConfig` holds one config as numbers or many configs as columns, so that the schedule, the search limits and
+the cost model use the same formulas.
 """
 
 from __future__ import annotations
@@ -21,29 +21,21 @@ from tvmconv.workloads import Conv
 
 from .axis_tiles import get_element_bytes
 
-PIPELINE_COPIES = {
-    "none": 1,
-    "registers": 1,
-    "async2": 2,
-    "async3": 3,
-    "async4": 4,
-}  # copies of what is staged, of each
-MIN_ASYNC_COPY_BYTES = 4  # that an asynchronous copy moves at least
+PIPELINE_COPIES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of each staged operand
+MIN_ASYNC_COPY_BYTES = 4  # minimum bytes of an asynchronous copy
 SLICED_K_CHOICES = (1, 2, 4, 8, 16)
 SPLIT_K_CHOICES = (1, 2, 4, 8, 16, 32)
-MAX_SPLIT_K_BLOCKS = (
-    512  # some blocks for each multiprocessor of the largest GPUs: more gain nothing from a split reduction
-)
+MAX_SPLIT_K_BLOCKS = 512  # with more blocks than this, even the largest GPUs gain nothing from a split reduction
 WEIGHT_PAD_CHOICES = (0, 1, 4)  # words
 UNROLL_CHOICES = (0, 512, 1500)  # statements
 VECTOR_ELEMENTS = 4  # elements that a thread copies at once
-ACCUMULATOR_BYTES = 4  # of a float32
+ACCUMULATOR_BYTES = 4  # bytes of a float32 accumulator
 MAX_ACCUMULATORS = 128
-MAX_PRODUCTS = 768  # of a thread in one step, all of them unrolled: more take long to compile and gain nothing
-OVERHEAD_REGISTERS = 24  # of a thread besides its accumulators, at least
+MAX_PRODUCTS = 768  # unrolled products per thread and k-tile; more compile slowly and gain nothing
+OVERHEAD_REGISTERS = 24  # minimum number of registers per thread besides the accumulators
 MIN_THREADS = 32
-MAX_REUSE_RATIO = 16  # how many times as large as another an array may be for one to take the other's place
-MAX_OVERHANG_FRACTION = 0.15  # of extents with a large prime factor, whose exact tiles are few
+MAX_REUSE_RATIO = 16  # maximum size ratio of two arrays that share memory (tirx.transform.StorageRewrite)
+MAX_OVERHANG_FRACTION = 0.15  # for extents with a large prime factor, which have few exact tiles
 LARGE_PRIME = 7
 
 OUTPUT_LEVELS = ("block", "vthread", "thread", "local")
@@ -54,10 +46,10 @@ class TiledAxis(NamedTuple):
     """An axis that is tiled, and its knob.
 
     Attributes:
-        knob_name: the knob's name.
-        extent: of the axis.
-        default_factors: the preferred inner factors, by level.
-        allow_mismatch: take values of AutoTVM's logs that do not fit the extent.
+        knob_name: Name of the knob.
+        extent: Extent of the axis.
+        default_factors: Preferred inner factors by level.
+        allow_mismatch: Whether values from AutoTVM's logs that do not fit the extent are accepted.
     """
 
     knob_name: str
@@ -67,7 +59,7 @@ class TiledAxis(NamedTuple):
 
 
 class TiledAxes(NamedTuple):
-    """The axes that tiles are cut from: of the output, channels first, and of the reduction, input channels first."""
+    """Tiled axes of the output, channels first, and of the reduction, input channels first."""
 
     output: tuple[TiledAxis, ...]
     reduction: tuple[TiledAxis, ...]
@@ -75,20 +67,22 @@ class TiledAxes(NamedTuple):
 
 @dataclass(frozen=True)
 class DirectTileConfig:
-    """How a tile is computed.
+    """Tiles of the output and of the reduction, and the options of the kernel.
 
     Attributes:
-        output: for each output axis, a tile of `OUTPUT_LEVELS`.
-        reduction: for each reduction axis, a tile of `REDUCTION_LEVELS`, of one slice.
-        sliced_k: threads that share the sums of an output.
-        pipeline: one of `PIPELINE_COPIES`.
-        copy_order: `interleaved`: neighbouring threads copy neighbouring elements to shared memory; `vectors`:
-            likewise, of `VECTOR_ELEMENTS` elements; `blocked`: each thread a contiguous run.
-        max_unrolled_statements: up to how many statements the products of a step are unrolled.
-        unrolls_explicitly: unrolled by TVM in the text; else by the device's compiler, with `#pragma unroll`.
-        weight_layout: `ihwo`: the weight's output channels are its innermost axis in shared memory.
-        weight_pad_words: words by which the rows of a transposed weight are shifted against the banks.
-        split_k: blocks that share the sums of a tile.
+        output: A tile of `OUTPUT_LEVELS` for each output axis.
+        reduction: A tile of `REDUCTION_LEVELS` for each reduction axis, within one slice.
+        sliced_k: Threads that share the reduction of an output.
+        pipeline: One of `PIPELINE_COPIES`.
+        copy_order: Thread-to-element order of copies to shared memory. `interleaved`: neighbouring threads copy
+            neighbouring elements. `vectors`: the same with `VECTOR_ELEMENTS` elements each. `blocked`: each thread
+            copies a contiguous run.
+        max_unrolled_statements: Maximum number of statements to which the products of a k-tile are unrolled.
+        unrolls_explicitly: Whether TVM unrolls in the source; otherwise the device's compiler does, by `#pragma
+            unroll`.
+        weight_layout: With `ihwo`, output channels are the innermost axis of the weight in shared memory.
+        weight_pad_words: Words by which the rows of a transposed weight are shifted against the banks.
+        split_k: Blocks that share the reduction of a tile.
     """
 
     output: tuple[Tile, ...]
@@ -106,14 +100,14 @@ class DirectTileConfig:
     def declare_knobs(
         cls, k: Knobs, w: Conv, axes: TiledAxes, *, allow_sliced_k: bool, allow_split_k: bool = False
     ) -> DirectTileConfig:
-        """Ask for everything; the defaults of all but the tiles are AutoTVM's only way.
+        """Declare all knobs and return their values; except for the tiles, the defaults are what AutoTVM does.
 
         Args:
-            k: the knobs.
-            w: the workload.
-            axes: which tiles to ask for.
-            allow_sliced_k: whether the reduction may be shared among threads.
-            allow_split_k: whether it may be shared among blocks.
+            k: The knobs.
+            w: The workload.
+            axes: Axes that are tiled.
+            allow_sliced_k: Whether the reduction may be split over threads.
+            allow_split_k: Whether the reduction may be split over blocks.
         """
         is_dense = w.groups == 1
         config = cls(
@@ -156,7 +150,7 @@ class DirectTileConfig:
 
     @classmethod
     def from_columns(cls, columns: Columns, axes: TiledAxes) -> DirectTileConfig:
-        """The plans of many configs."""
+        """Return the configs of columns."""
         return cls(
             output=tuple(Tile.from_column(axis.extent, OUTPUT_LEVELS, columns[axis.knob_name]) for axis in axes.output),
             reduction=tuple(
@@ -172,91 +166,82 @@ class DirectTileConfig:
             split_k=columns.get("split_k", 1),
         )
 
-    def add_constraints(self, k: Knobs, config_from_columns: Callable[[Columns], DirectTileConfig]) -> None:
-        """State what the choices of `config_from_columns(columns)` have to fulfil together, and what is worth
-        searching.
-        """
+    def add_constraints(self, k: Knobs, configs: Callable[[Columns], DirectTileConfig]) -> None:
+        """Add the constraints between knobs, and prune configs that are not worth searching."""
         k.require(
-            "slices need tiles that divide their axes and a multiple of their number of outputs a thread",
-            lambda c: (config_from_columns(c).sliced_k == 1) | config_from_columns(c).can_slice_reduction,
+            "sliced reductions have exact tiles, whole k-tiles, and outputs per thread divisible by the slices",
+            lambda c: (configs(c).sliced_k == 1) | configs(c).can_slice_reduction,
         )
         k.require(
-            "the parts of a split reduction have whole steps",
+            "the parts of a split reduction have whole k-tiles",
             lambda c: (
-                (config_from_columns(c).split_k == 1)
-                | (
-                    config_from_columns(c).reduction[0].extent
-                    % (config_from_columns(c).split_k * config_from_columns(c).reduction[0].tap)
-                    == 0
-                )
+                (configs(c).split_k == 1)
+                | (configs(c).reduction[0].extent % (configs(c).split_k * configs(c).reduction[0].tap) == 0)
             ),
         )
         k.prune(
-            "a reduction is split where blocks are few",
-            lambda c: (config_from_columns(c).split_k == 1) | (config_from_columns(c).num_tiles <= MAX_SPLIT_K_BLOCKS),
+            "a reduction is split only if blocks are few",
+            lambda c: (configs(c).split_k == 1) | (configs(c).num_tiles <= MAX_SPLIT_K_BLOCKS),
         )
-        k.prune(  # TVM would stage the operands once for each virtual thread
+        k.prune(  # otherwise TVM stages the operands once for each virtual thread
             "virtual threads need tiles that divide their axes",
-            lambda c: (
-                config_from_columns(c).is_exact
-                | np.all([tile.vthread == 1 for tile in config_from_columns(c).output], axis=0)
-            ),
+            lambda c: configs(c).is_exact | np.all([tile.vthread == 1 for tile in configs(c).output], axis=0),
         )
         if len(self.output) == len("xyz"):
             k.prune(
                 f"at most {MAX_THREADS_Z} threads along z",
-                lambda c: config_from_columns(c).output[0].thread * config_from_columns(c).sliced_k <= MAX_THREADS_Z,
+                lambda c: configs(c).output[0].thread * configs(c).sliced_k <= MAX_THREADS_Z,
             )
-        min_threads = min(MIN_THREADS, math.prod(tile.extent for tile in self.output))  # one for each output at most
-        k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).num_threads >= min_threads)
-        k.prune(  # unrolled by TVM they are as fast, and take three times as long to compile
-            "the products are unrolled by the device's compiler, all or none",
-            lambda c: (
-                (config_from_columns(c).unrolls_explicitly == 0)
-                & np.isin(config_from_columns(c).max_unrolled_statements, (0, 1500))
-            ),
+        min_threads = min(MIN_THREADS, math.prod(tile.extent for tile in self.output))  # at most one for each output
+        k.prune(f"at least {min_threads} threads", lambda c: configs(c).num_threads >= min_threads)
+        k.prune(  # unrolling by TVM is as fast, but takes three times as long to compile
+            "the device's compiler unrolls all products or none",
+            lambda c: (configs(c).unrolls_explicitly == 0) & np.isin(configs(c).max_unrolled_statements, (0, 1500)),
         )
         k.prune(
             "only a transposed weight is padded",
-            lambda c: (config_from_columns(c).weight_pad_words == 0) | (config_from_columns(c).weight_layout == "ihwo"),
+            lambda c: (configs(c).weight_pad_words == 0) | (configs(c).weight_layout == "ihwo"),
         )
-        k.prune("few enough accumulators", lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS)
         k.prune(
-            "all threads' registers fit",
+            f"at most {MAX_ACCUMULATORS} accumulators per thread",
+            lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
+        )
+        k.prune(
+            "the registers of all threads fit",
             lambda c: (
-                (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS) * config_from_columns(c).num_threads
+                (configs(c).num_accumulators + OVERHEAD_REGISTERS) * configs(c).num_threads
                 <= REGISTERS_PER_MULTIPROCESSOR
             ),
         )
         k.prune(
-            "the products of a step are few enough to be unrolled",
-            lambda c: config_from_columns(c).num_accumulators * config_from_columns(c).taps_per_k_tile <= MAX_PRODUCTS,
+            f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
+            lambda c: configs(c).num_accumulators * configs(c).taps_per_k_tile <= MAX_PRODUCTS,
         )
 
     @property
     def thread_shape(self) -> tuple[int, ...]:
-        """Threads of a block along its axes, x first; the slices are part of the last axis."""
+        """Threads per block along its axes, x first; the slices are part of the last axis."""
         first_threads, *other_threads = (tile.thread for tile in self.output)
         return (*reversed(other_threads), first_threads * self.sliced_k)
 
     @property
     def num_threads(self) -> Any:
-        """Threads of a block."""
+        """Threads per block."""
         return math.prod(self.thread_shape)
 
     @property
     def num_accumulators(self) -> Any:
-        """Partial sums of a thread, over all its virtual threads."""
+        """Accumulators per thread, over all its virtual threads."""
         return math.prod(tile.local * tile.vthread for tile in self.output)
 
     @property
     def taps_per_k_tile(self) -> Any:
-        """Products of one output and slice in one step."""
+        """Products per output, slice and k-tile."""
         return math.prod(tile.tap for tile in self.reduction)
 
     @property
     def num_tiles(self) -> Any:
-        """Tiles of the output, of one image or group."""
+        """Output tiles per image or group."""
         return math.prod(tile.block for tile in self.output)
 
     @property
@@ -266,31 +251,31 @@ class DirectTileConfig:
 
     @property
     def can_slice_reduction(self) -> Any:
-        """Whether the slices can share out the reduction, and at the end the sums of a tile."""
+        """Whether the slices can divide the reduction evenly, and a tile's sums at the end."""
         channel_tile = self.reduction[0]
         outputs_per_thread = math.prod(tile.local for tile in self.output)
         has_whole_k_tiles = channel_tile.extent % (self.split_k * self.sliced_k * channel_tile.tap) == 0
         return self.is_exact & (outputs_per_thread % self.sliced_k == 0) & has_whole_k_tiles
 
     def weight_row_elements(self, w: Conv, num_channels: Any) -> Any:
-        """Elements from one row of a transposed weight to the next; of a weight that is not, its channels."""
-        elements_per_word = BANK_BYTES // get_element_bytes(w)  # elements
+        """Return the elements per row of a transposed weight, including padding; otherwise the number of channels."""
+        elements_per_word = BANK_BYTES // get_element_bytes(w)
         pad_elements, bank_elements = self.weight_pad_words * elements_per_word, NUM_BANKS * elements_per_word
         padded_elements = num_channels + (pad_elements - num_channels) % bank_elements * (pad_elements > 0)
         return np.where(self.weight_layout == "ihwo", padded_elements, num_channels)
 
     def shared_bytes(self, w: Conv, operand_elements: Sequence[Any]) -> Any:
-        """Shared memory of a block.
+        """Return the shared memory per block in bytes.
 
         Args:
-            w: the workload.
-            operand_elements: elements of each operand that are staged for one step.
+            w: The workload.
+            operand_elements: Staged elements of each operand per k-tile.
         """
         num_copies = np.array([PIPELINE_COPIES[str(name)] for name in np.atleast_1d(self.pipeline)], dtype=np.int64)
         operand_bytes = num_copies * np.stack(operand_elements) * get_element_bytes(w)
-        # The slices meet in an array of their own, one for each virtual thread. TVM lets it take the place of an
-        # operand, which is no longer needed, if their sizes are not too different (tirx.transform.StorageRewrite): of
-        # one that has room, or of one that grows for it, which has to be of floats as well.
+        # The slices are reduced in a separate array per virtual thread. TVM places it in the memory of an operand that
+        # is no longer needed if their sizes are similar (tirx.transform.StorageRewrite): in a larger operand, or in a
+        # smaller one of floats, which grows.
         reduction_bytes = (
             ACCUMULATOR_BYTES * self.sliced_k * math.prod(tile.size * tile.vthread for tile in self.output)
         )
@@ -306,12 +291,12 @@ class DirectTileConfig:
         return operand_bytes.sum(axis=0) + np.where(self.sliced_k > 1, extra_bytes, 0)
 
     def compute_usage(self, w: Conv, operand_elements: tuple[Any, Any], num_outer_blocks: int) -> ResourceUsage:
-        """What configs use of a device.
+        """Return the resources that configs use.
 
         Args:
-            w: the workload.
-            operand_elements: elements of the input and of the weight that are staged for one step.
-            num_outer_blocks: blocks along the axes that are not tiled: images, groups.
+            w: The workload.
+            operand_elements: Staged elements of the input and of the weight per k-tile.
+            num_outer_blocks: Blocks along the axes that are not tiled: images, groups.
         """
         num_blocks = num_outer_blocks * self.split_k * self.num_tiles
         k_tiles = math.prod(tile.step for tile in self.reduction) // (self.sliced_k * self.split_k)
@@ -332,12 +317,12 @@ class DirectTileConfig:
 
 
 def list_pipelines(w: Conv) -> tuple[str, ...]:
-    """The pipelines that a workload can have: an asynchronous copy is of four bytes at least (PTX ISA, cp.async)."""
+    """Return the pipelines for a workload; asynchronous copies have at least four bytes (PTX ISA, cp.async)."""
     return tuple(
         name for name in PIPELINE_COPIES if get_element_bytes(w) >= MIN_ASYNC_COPY_BYTES or not name.startswith("async")
     )
 
 
 def select_max_overhang(extent: int) -> float:
-    """Which share of an axis its tiles may overhang to be searched: some, where few tiles divide it."""
+    """Return the maximum overhang of searched tiles as a fraction of the extent; 0 if enough tiles divide it."""
     return MAX_OVERHANG_FRACTION if any(prime > LARGE_PRIME for prime, _ in factorize(extent)) else 0.0

@@ -1,15 +1,16 @@
 """Convolution as a matrix product, channels × pixels: the tiles of `direct` on the flattened output, tuned.
 
-The rows and columns of the whole batch are one axis of pixels, as in `conflict_free`, so that a tile of a 14 × 14 or
-7 × 7 image need not follow its rows, and several images share a block. The input is staged by filter tap, one value for
-each tap and pixel. 1×1 filters, where that costs nothing, gain most; for larger ones `direct` reads less.
+The rows and columns of the whole batch form one axis of pixels, as in `conflict_free`. A tile of a 14 × 14 or 7 × 7
+image therefore need not follow its rows, and several images share a block. The input is staged by filter tap, with one
+value for each tap and pixel. 1×1 filters, for which this costs nothing, gain most; `direct` reads less for larger
+filters.
 
-Tiles that overhang are filled up with zeros on their way into shared memory, but where sums are shared.
+Tiles that overhang are padded with zeros during the copy to shared memory, except for split or sliced reductions.
 
-Where `conflict_free` fixes warps along the pixels, here everything is a knob, with the slices, the pipeline and the
-weight's layout of `direct`. One more is `split_k`: blocks that share the sums of a tile, each over its part of the
-input channels, for small images, whose tiles alone are too few to fill a GPU. They write partial sums to scratch
-memory, and a second step adds them up and applies the epilogue. Measured: tuning_logs/nvidia-h200/.
+`conflict_free` fixes warps along the pixels; here everything is a knob, including the slices, the pipeline and the
+weight layout of `direct`. The knob `split_k` splits the reduction of a tile over blocks by input channels, for small
+images with too few tiles to fill a GPU. The blocks write partial sums to a workspace, and a second kernel adds them up
+and applies the epilogue. Measured: tuning_logs/nvidia-h200/.
 """
 
 import functools
@@ -39,12 +40,12 @@ from .conflict_free import flatten_pixels
 from .direct_config import DirectTileConfig, TiledAxes, TiledAxis
 from .reduction import DTYPES, reduce_partials, sort_axes_by_memory
 
-MAX_SMALL_IMAGE_PIXELS = 256  # up to which blocks are scarce: measured on the 14 × 14 and 7 × 7 images of ResNet-50
-KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # of depth, height and width, as far as there are
+MAX_SMALL_IMAGE_PIXELS = 256  # blocks are few up to this size: measured on the 14 × 14 and 7 × 7 images of ResNet-50
+KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # depth, height and width, of which the last `spatial_ndim` are used
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     config = DirectTileConfig.from_columns(columns, make_tiled_axes(w))
     f, p = (tile.size for tile in config.output)
     taps = config.taps_per_k_tile * config.sliced_k
@@ -52,14 +53,14 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def is_promising(w: Conv) -> bool:
-    """Whether the filter is 1×1, the images so small that splitting the sums pays, or no other schedule is for them."""
+    """Return whether the filter is 1×1, images are small enough for split-K, or `direct` does not apply."""
     is_small = w.N * math.prod(w.output_size) <= MAX_SMALL_IMAGE_PIXELS
     return w.spatial_ndim != 2 or (w.groups == 1 and (is_small or set(w.kernel) == {1}))
 
 
 @schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage, search_if=is_promising)
 def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
-    """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
+    """Tile channels and pixels as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     f, p = (axis.extent for axis in make_tiled_axes(w).output)
     config = DirectTileConfig.declare_knobs(
         k, w, make_tiled_axes(w), allow_sliced_k=min(f, p) > 1, allow_split_k=w.groups == 1
@@ -82,16 +83,14 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         inline_producers(s, copy)
     name = str(s.get(blocks.multiply_block).name_hint)
     set_weight_layout(s, w, copies[1], config)
-    orders: list[LoopOrder] = [
-        list,
-        functools.partial(sort_axes_by_memory, w),
-    ]  # the input has an element for each tap and pixel
+    # The input view has an element for each tap and pixel, in the order of its loops.
+    orders: list[LoopOrder] = [list, functools.partial(sort_axes_by_memory, w)]
     pipeline_operand_copies(s, blocks.multiply_block, copies, orders, tile_output(s, blocks, config), config)
     return s if config.split_k > 1 else initialize_with_bias(s, w, name, config, group_axis=0)
 
 
 def pad_operands_with_zeros(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) -> ReductionBlocks:
-    """Fill up the operands of overhanging tiles with zeros, on their way into shared memory: products need no tests."""
+    """Pad the operands of overhanging tiles with zeros in the copies to shared memory; products need no guards."""
     (store,) = s.get_consumers(blocks.multiply_block)
     s.pad_einsum(
         blocks.multiply_block, [1, *(tile.size for tile in config.output), *(1 for _ in blocks.reduction_loops)]
@@ -102,12 +101,12 @@ def pad_operands_with_zeros(s: Schedule, blocks: ReductionBlocks, config: Direct
 
 
 def split_k_over_blocks(s: Schedule, reduce_block: SBlockRV, num_parts: int) -> SBlockRV:
-    """Split a reduction into parts that are summed to scratch memory, and add these up in a step of its own.
+    """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
 
     Args:
-        s: the schedule.
-        reduce_block: the block that sums over (group, channel, pixel; input channel, filter taps).
-        num_parts: how many.
+        s: The schedule.
+        reduce_block: The reduction block over (group, channel, pixel; input channel, filter taps).
+        num_parts: Number of parts.
 
     Returns:
         The block of the partial sums, over (part and group, channel, pixel; input channel, filter taps).
@@ -124,18 +123,18 @@ def split_k_over_blocks(s: Schedule, reduce_block: SBlockRV, num_parts: int) -> 
 
 
 def move_reduction_last(group: Expr, channel: Expr, *other_axes: Expr) -> list[Expr]:
-    """The sum's axes with the pixels before the reduction: the slices' blocks then have theirs in this order."""
+    """Return the axes with the pixels before the reduction, so that the blocks of slices have the same order."""
     *reduction, pixel = other_axes
     return [group, channel, pixel, *reduction]
 
 
 def make_tiled_axes(w: Conv) -> TiledAxes:
-    """The axes that are tiled: output channels of a group, pixels of the whole batch; input channels and taps."""
+    """Return the tiled axes: output channels of a group, pixels of the whole batch; input channels and taps."""
     output = (
         TiledAxis("tile_f", w.O // w.groups, {"thread": 8, "local": 4}),
         TiledAxis("tile_p", w.N * math.prod(w.output_size), {"thread": 32, "local": 2}),
     )
-    preferred = [*(1,) * (w.spatial_ndim - 1), 3]  # a run of taps along the last axis
+    preferred = [*(1,) * (w.spatial_ndim - 1), 3]  # taps along the last axis are contiguous
     knobs = zip(KERNEL_KNOBS[-w.spatial_ndim :], w.kernel, preferred, strict=True)
     channel_axis = TiledAxis("tile_rc", w.C // w.groups, {"tap": 8})
     return TiledAxes(output, (channel_axis, *(TiledAxis(knob, size, {"tap": tap}) for knob, size, tap in knobs)))

@@ -1,4 +1,4 @@
-"""What all schedules of convolutions share: the block that sums, and its loops by role."""
+"""Common steps of convolution schedules: the reduction block, its loops by role, accumulators and operand copies."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..primitives import inline_consumers
 
 T = TypeVar("T")
 
-REDUCTION_THREADS = 256  # of a block that adds up partial sums
-# Products are float32's, also of 16-bit operands, and so are sums; where TF32 will do, that is better than asked for.
+REDUCTION_THREADS = 256  # threads per block of a split-K reduction
+# Products and sums are computed in float32 for all of these dtypes, which is more precise than TF32 requires.
 DTYPES = ("float32", "float16", "bfloat16", "tf32")
 
 
 class ConvLoops(NamedTuple):
-    """The loops of the sum by role.
+    """Loops of the reduction block by role.
 
     Attributes:
-        outer: the batch, fused with the groups.
-        channel: the output channels of a group; where each group has one (depthwise), the groups.
-        spatial: the output's axes of space.
-        channel_in: the input channels of a group.
-        taps: the kernel's axes.
+        outer: The batch, fused with the groups.
+        channel: Output channels of a group; the groups if each has one output channel (depthwise).
+        spatial: Spatial axes of the output.
+        channel_in: Input channels of a group.
+        taps: Axes of the filter.
     """
 
     outer: LoopRV
@@ -39,7 +39,7 @@ class ConvLoops(NamedTuple):
 
 
 def get_conv_loops(s: Schedule, w: Conv) -> ConvLoops:
-    """The loops of the sum, whatever its rank and groups."""
+    """Return the loops of the reduction block by role, for any number of spatial axes and groups."""
     n, g, o, *rest = s.get_loops(s.get_sblock("sum"))
     space, (depth, *taps) = rest[: w.spatial_ndim], rest[w.spatial_ndim :]
     if w.groups == w.O:
@@ -49,7 +49,7 @@ def get_conv_loops(s: Schedule, w: Conv) -> ConvLoops:
 
 
 def get_tiled_channels(w: Conv) -> int:
-    """The extent of `ConvLoops.channel`."""
+    """Return the extent of `ConvLoops.channel`."""
     return w.groups if w.groups == w.O else w.O // w.groups
 
 
@@ -59,18 +59,18 @@ def has_filter_per_channel(w: Conv) -> bool:
 
 
 def accumulate_in_registers(s: Schedule) -> SBlockRV:
-    """Give the sum a local accumulator; returns the block that stores it, with the epilogue, to the output."""
+    """Accumulate in registers, and return the block that stores the sums to the output with the epilogue."""
     store = s.cache_write(s.get_sblock("sum"), 0, "local")
     inline_consumers(s, store)
     return store
 
 
 def reduce_partials(s: Schedule, reduction_block: SBlockRV) -> None:
-    """Let a block add up partial sums in a step of its own, with the epilogue.
+    """Add up partial sums in a separate kernel that also applies the epilogue.
 
     Args:
-        s: the schedule.
-        reduction_block: the block, as `rfactor` leaves it: over (part, output).
+        s: The schedule.
+        reduction_block: The block that `rfactor` leaves, over (part, output).
     """
     part_loop, *output_loops = s.get_loops(reduction_block)
     store = s.cache_write(reduction_block, 0, "local")
@@ -79,14 +79,14 @@ def reduce_partials(s: Schedule, reduction_block: SBlockRV) -> None:
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     s.reverse_compute_at(store, thread)
-    inline_consumers(s, store)  # only now: `reverse_compute_at` would forget which sums are padding, and store them
+    inline_consumers(s, store)  # must follow `reverse_compute_at`, which would otherwise store padded sums
     s.decompose_reduction(reduction_block, part_loop)
 
 
 def cache_operands(s: Schedule, block: SBlockRV, scope: str) -> list[SBlockRV]:
-    """Copy input and weight, as a block sums them, to shared or local memory; returns the blocks that copy.
+    """Copy the input and the weight of a block to shared or local memory, and return the copy blocks.
 
-    The views of the operands are inlined only now: the padding's bounds check then sits in the copy, not in the sum.
+    The operands' views are inlined after that, so that the padding's bounds check is in the copy, not in the reduction.
     """
     copies = [s.cache_read(block, operand, scope) for operand in (0, 1)]
     for view_name in ("padded", "weight"):
@@ -95,9 +95,9 @@ def cache_operands(s: Schedule, block: SBlockRV, scope: str) -> list[SBlockRV]:
 
 
 def sort_axes_by_memory(w: Conv, axes: Sequence[T]) -> list[T]:
-    """Axes of `padded` (n, g, c, space) or `weight` (g, o, c, taps) as the operand lies in memory.
+    """Return the axes of `padded` (n, g, c, space) or `weight` (g, o, c, taps) in the operand's memory order.
 
-    A copy whose loops have that order reads neighbouring elements together.
+    A copy whose loops have that order reads contiguous elements.
     """
     *outer_axes, first_axis = axes[: -w.spatial_ndim - 1]
     return [*outer_axes, *to_storage_order(w.layout, (first_axis, *axes[-w.spatial_ndim - 1 :]))]

@@ -1,10 +1,10 @@
 """Tiles of channel, height and width: shared memory for the block, registers for the thread.
 
-From `default`: a block computes a tile of channels × rows × columns, a thread a small tile of that one. The block's
-threads together copy the input and the weight that one step of the reduction needs to shared memory, so that each
-element is read from global memory once a block instead of once a thread; each thread then copies its own part to
-registers and accumulates there. A value in registers is used for every output of the thread's tile it belongs to: more
-arithmetic for each byte read, at every level. Measured: tuning_logs/nvidia-h200/d2l.md.
+It differs from `default` in that a block computes a tile of channels × rows × columns, and a thread a small tile of it.
+For each step of the reduction, the threads of a block together copy the input and the weight to shared memory, so that
+each element is read from global memory once per block instead of once per thread. Each thread then copies its part to
+registers and accumulates there. A value in registers is used for all outputs of the thread's tile to which it
+contributes, so that every level does more arithmetic per byte. Measured: tuning_logs/nvidia-h200/d2l.md.
 """
 
 from tvm.s_tir import Schedule
@@ -19,7 +19,7 @@ from .axis_tiles import AxisTiles, declare_tile_knobs
 from .reduction import DTYPES, accumulate_in_registers, cache_operands, get_conv_loops, sort_axes_by_memory
 
 OUTPUT_FACTORS = {"c": {"thread": 4, "local": 8}, "h": {"thread": 2, "local": 2}, "w": {"thread": 16, "local": 4}}
-REDUCTION_FACTORS = {  # a step of the block is staged in shared memory, a substep of it in registers
+REDUCTION_FACTORS = {  # a step is staged in shared memory, a substep in registers
     "rc": {"substep": 1, "tap": 1},
     "rh": {"substep": 1, "tap": 1},
     "rw": {"substep": 1, "tap": 3},
@@ -28,12 +28,12 @@ REDUCTION_FACTORS = {  # a step of the block is staged in shared memory, a subst
 
 @schedule("conv2d", dtypes=DTYPES)
 def tiling(s: Schedule, w: Conv2d, k: Knobs) -> None:
-    """Output tiles are (block, thread, local); reduction tiles are (step, substep, tap)."""
+    """Tile outputs as (block, thread, local) and reductions as (step, substep, tap)."""
     tile_convolution(s, w, declare_tile_knobs(k, w, OUTPUT_FACTORS, REDUCTION_FACTORS))
 
 
 def tile_convolution(s: Schedule, w: Conv2d, tiles: AxisTiles) -> None:
-    """Cut output and reduction into tiles, and stage the operands of each step and substep."""
+    """Tile the output and the reduction, and stage the operands of each step and substep."""
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)
     shared = cache_operands(s, conv, "shared")
@@ -52,13 +52,13 @@ def tile_convolution(s: Schedule, w: Conv2d, tiles: AxisTiles) -> None:
     s.decompose_reduction(conv, step_loops[0])
 
 
-OperandCopies = tuple[list[SBlockRV], list[LoopRV]]  # of both operands, and the loops in which they are made
+OperandCopies = tuple[list[SBlockRV], list[LoopRV]]  # copy blocks of both operands, and the loops that enclose them
 
 
 def place_operand_copies(
     s: Schedule, w: Conv2d, tiles: AxisTiles, shared_copies: OperandCopies, local_copies: OperandCopies
 ) -> None:
-    """Copy the operands to shared memory at each step, all threads together, and to registers at each substep."""
+    """Copy the operands to shared memory at each step, by all threads, and to registers at each substep."""
     copies, substep_loops = local_copies
     for copy in copies:  # consumers before producers
         s.compute_at(copy, substep_loops[-1], preserve_unit_loops=True)

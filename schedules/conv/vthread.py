@@ -1,14 +1,14 @@
 """Virtual threads: each thread's outputs lie in strided pieces across the block's tile.
 
-From `columns`: the width's tile is cut into two halves, and each thread computes a piece of both. Where a thread's four
-columns lay side by side, two lie side by side and the other two half a tile away, so that the threads of a warp read
-shared memory at a stride of two words instead of four: fewer of them meet in a bank, for the same work and registers.
+It differs from `columns` in that the width's tile is split into two halves, and each thread computes a piece of both.
+Of a thread's four columns, two are neighbours and the other two lie half a tile away. The threads of a warp then read
+shared memory at a stride of two words instead of four, with fewer bank conflicts for the same work and registers.
 
-A virtual thread is a loop between blocks and threads, of which TVM makes copies of a thread's work, one a piece. All
-but that loop is as in `columns`.
+A virtual thread is a loop between blocks and threads that TVM expands into copies of a thread's work, one per piece.
+Everything else is as in `columns`.
 
-Measured: tuning_logs/nvidia-h200/. At 64 columns the compiler's wide loads have left `columns` without conflicts
-already, and little is gained; at 56, where half a tile is 28 columns and 14 threads, more of them collide than before.
+Measured: tuning_logs/nvidia-h200/. With 64 columns, the compiler's wide loads already avoid conflicts in `columns`, and
+little is gained. With 56 columns, where half a tile is 28 columns and 14 threads, there are more conflicts than before.
 """
 
 from tvm.s_tir import Schedule
@@ -32,7 +32,7 @@ OUTPUT_FACTORS = {
 
 @schedule("conv2d", dtypes=DTYPES)
 def vthread(s: Schedule, w: Conv2d, k: Knobs) -> None:
-    """Output tiles are (block, virtual thread, thread, local); reduction tiles are (step, substep, tap)."""
+    """Tile outputs as (block, virtual thread, thread, local) and reductions as (step, substep, tap)."""
     tiles = declare_tile_knobs(k, w, OUTPUT_FACTORS, COLUMN_REDUCTION_FACTORS)
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)

@@ -1,9 +1,9 @@
 """Only the tile itself in shared memory: the halo is read where it is needed, through the L2 cache.
 
-From `halo_threads`: the block is as large as the tile of the output and copies that tile alone, in a single step, an
-element a thread without a guard; of an image, a channel at a time. The halo is some other block's tile, so that its
-elements are likely to have been read into the L2 cache; they are read from there as often as taps meet them. The code
-to copy is the simplest, but each tap asks where its element lies, and warps at the tile's edge take both ways.
+It differs from `halo_threads` in that the block is as large as the output tile and copies that tile alone, in one step,
+one element per thread, without a guard; for an image, one channel at a time. The halo belongs to the tiles of other
+blocks, so its elements are probably in the L2 cache, and are read from there for each tap. The copy is the simplest
+possible, but each tap tests where its element is, and warps at the tile's edge diverge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TirIndices = Sequence[tirx.Expr]
 
 @schedule("filter1d", "filter2d", condition=can_place_mask_in_constant_memory)
 def caching(s: Schedule, w: Filter, k: Knobs) -> Schedule:
-    """A block computes as many samples or pixels as it has threads."""
+    """Compute as many samples or pixels per block as it has threads."""
     threads = declare_block_knobs(k, w)
     s = Schedule(te.create_prim_func(list(_declare_tiled_filter(w, threads))))
     sum_block = cache_accumulator(s, w)
@@ -39,9 +39,9 @@ def caching(s: Schedule, w: Filter, k: Knobs) -> Schedule:
 
 
 def _declare_tiled_filter(w: Filter, tile_sizes: Sequence[int]) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """`Filter.declare` with a stage `tiles` in the place of `padded`: X as tiles of places, (blocks, places, channels).
+    """Declare the filter with a stage `tiles` instead of `padded`: X as tiles (blocks, positions, channels).
 
-    The last tile of an axis is filled up with zeros.
+    The last tile of an axis is padded with zeros.
     """
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
@@ -54,11 +54,8 @@ def _declare_tiled_filter(w: Filter, tile_sizes: Sequence[int]) -> tuple[te.Tens
         return te.if_then_else(_is_inside(coords, w.signal_shape[:num_axes]), X[input_index], tirx.const(0.0, w.dtype))
 
     def tile_element(*tile_index: tirx.Var) -> tirx.Expr:
-        block, tile_coords, channel = (
-            tile_index[:num_axes],
-            tile_index[num_axes : 2 * num_axes],
-            tile_index[2 * num_axes :],
-        )
+        block, tile_coords = tile_index[:num_axes], tile_index[num_axes : 2 * num_axes]
+        channel = tile_index[2 * num_axes :]
         return read_signal([b * size + i for b, size, i in zip(block, tile_sizes, tile_coords, strict=True)], channel)
 
     tiles = te.compute((*blocks, *tile_sizes, *w.signal_shape[num_axes:]), tile_element, name="tiles")

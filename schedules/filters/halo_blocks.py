@@ -1,12 +1,12 @@
 """A block for a tile of the output, which it first copies to shared memory: left halo, the tile itself, right halo.
 
-From `constant`: every sample is read by as many threads as the mask has taps, so that the block's threads copy what
-they read together to shared memory first, once. They are as many as the tile, and the halo on both sides is more than
-that: all threads copy the tile, a sample each, and before and after it the first few of them copy the halo. Bounds are
-checked as samples are copied, no longer at each tap. The price is the barrier before the sums, which waits for the
-slowest load, and that the copies of the halo keep whole warps for a few samples.
+It differs from `constant` in that the block's threads first copy their inputs to shared memory once, as each sample is
+read by as many threads as the mask has taps. There are as many threads as outputs, but more inputs: all threads copy
+one sample of the tile each, and the first few copy the halo before and after it. Bounds are checked once per sample, no
+longer at each tap. The cost is a barrier before the sums, which waits for the slowest load, and whole warps that copy
+few samples of the halo.
 
-Tensor expressions cannot say this: three statements that fill one array. It is written as TIR.
+Tensor expressions cannot express three statements that fill one array. The kernel is written as TIR.
 """
 
 from tvm import s_tir
@@ -25,7 +25,7 @@ from .output_tiling import MAX_UNROLLED_TAPS, can_stage_halo, declare_tile_knobs
 
 @schedule("filter1d", condition=can_stage_halo)
 def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
-    """A block computes as many outputs as it has threads."""
+    """Compute as many outputs per block as it has threads."""
     (threads,) = declare_tile_knobs(k, w)
     radius = w.k // 2
     tap_loop = T.unroll if w.k <= MAX_UNROLLED_TAPS else T.serial
@@ -42,7 +42,7 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
 
         @T.inline
         def copy(first, count, start, t):
-            for step in T.unroll(ceil_div(count, threads)):  # more than one where the halo is larger than the block
+            for step in T.unroll(ceil_div(count, threads)):  # more than one if the halo is larger than the block
                 if step * threads + t < count:
                     copy_element(first + step * threads + t, start + step * threads + t)
 

@@ -1,13 +1,14 @@
 """The block is as large as the input tile: each thread copies one element, and those of the halo idle while computing.
 
-From `constant`: a block first copies what it reads to shared memory, tile and halo in a single step without a guard, as
-there is a thread for each element; of an image it copies one channel, multiplies, and goes on to the next. (From
-`halo_blocks`: one step in place of three, of a signal.) Bounds are checked once an element, no longer once a tap.
+It differs from `constant` in that a block first copies its inputs to shared memory. The tile with its halo takes one
+step without a guard, as there is a thread for each element; for a signal, `halo_blocks` needs three steps. For an
+image, a block copies one channel, multiplies, and continues with the next one. Bounds are checked once per element, no
+longer once per tap.
 
-The tile of the output is smaller than the block by the taps but one, along each axis, and the threads outside it wait
-while the others multiply: of 32x32 threads 12 % with a mask of 3x3, 23 % with 5x5 and 75 % with 17x17. Of a signal that
-costs little where the block is much larger than the mask, for which the largest block is best. A mask of more than
-1,024 taps has no such block, nor has one of 33x17, as a block's sizes are powers of two.
+The output tile is smaller than the block by the number of taps minus one along each axis, and the threads outside it
+wait while the others multiply. Of 32x32 threads these are 12 % for a mask of 3x3, 23 % for 5x5 and 75 % for 17x17. For
+a signal this costs little if the block is much larger than the mask, so the largest block is best. A mask of more than
+1,024 taps has no such block, nor has one of 33x17, as block sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def can_block_cover_mask(w: Filter) -> bool:
 
 @schedule("filter1d", "filter2d", condition=can_block_cover_mask)
 def halo_threads(s: Schedule, w: Filter, k: Knobs) -> None:
-    """A tile of the output is the block without the halo; by default the block is the one with the fewest idle."""
+    """Compute the block without its halo; by default the block is the one with the fewest idle threads."""
     default_block = max(_list_blocks_covering_mask(w), key=lambda block: math.prod(_remove_halo(w, block)))
     threads = declare_block_knobs(k, w, default_block)
     k.require(
@@ -54,12 +55,12 @@ def halo_threads(s: Schedule, w: Filter, k: Knobs) -> None:
 
 
 def _remove_halo(w: Filter, block: Sequence[int]) -> AxisSizes:
-    """The tile of the output for which as many threads as in a block have one element to read each."""
+    """Return the output tile whose inputs are one element per thread of a block."""
     return tuple(size - taps + 1 for size, taps in zip(block, w.mask_shape, strict=True))
 
 
 def _list_blocks_covering_mask(w: Filter) -> list[AxisSizes]:
-    """Blocks, in powers of two, of as many threads as taps along each axis, or more."""
+    """Return the block shapes, in powers of two, with at least as many threads as taps along each axis."""
     sizes = [2**i for i in range(MAX_THREADS_PER_BLOCK.bit_length())]
     choices = ([size for size in sizes if size >= taps] for taps in w.mask_shape)
     return [block for block in product(*choices) if math.prod(block) <= MAX_THREADS_PER_BLOCK]

@@ -1,10 +1,10 @@
 """Tile and halo copied to shared memory in two steps, as if they were one array: all threads, then the first few.
 
-From `halo_blocks`: with the copy starting at the left halo, thread t first copies element t of the tile with its halo,
-and then element t + threads, of which there are as many as the mask has taps but one. The same elements are copied with
-one guard less, in steps that start at the same thread; only their addresses in global memory are shifted against the
-block's by the left halo, so that a warp's loads straddle one more cache line. A mask with more taps than the block has
-threads takes more steps. Of an image, the same is `halo_strided`.
+It differs from `halo_blocks` in that the copy starts at the left halo. Thread t first copies element t of the tile with
+its halo, and then element t + threads; the second step has as many elements as the mask has taps minus one. The same
+elements are copied with one guard less, in steps that start at the same thread. Only their global addresses are shifted
+by the left halo, so that a warp's loads span one more cache line. A mask with more taps than the block has threads
+takes more steps. For an image, the same is `halo_strided`.
 """
 
 from tvm.s_tir import Schedule
@@ -18,6 +18,6 @@ from .output_tiling import can_stage_halo, declare_tile_knobs, schedule_from_sha
 
 @schedule("filter1d", condition=can_stage_halo)
 def halo_two_step(s: Schedule, w: Filter1d, k: Knobs) -> None:
-    """A block computes as many outputs as it has threads."""
+    """Compute as many outputs per block as it has threads."""
     threads = declare_tile_knobs(k, w)
     schedule_from_shared_memory(s, w, tile=threads, threads=threads)

@@ -1,8 +1,8 @@
-"""What the filter schedules share: tiles of the output, and the copy of what a tile reads.
+"""Common steps of the filter schedules: tiles of the output, and copies of their inputs.
 
-A block computes a tile of the output, a thread one place of it: one sample of a signal, or one pixel of an image with
-its channels one after another. Tuples of sizes have one number for each axis that the mask slides along: of samples,
-or of rows and columns.
+A block computes a tile of the output, and a thread one position of it: a sample of a signal, or a pixel of an image
+with its channels one after another. Tuples of sizes have one number for each axis along which the mask slides: samples,
+or rows and columns.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ..primitives import (
 AxisSizes = tuple[int, ...]
 
 DEFAULT_BLOCK = {1: (256,), 2: (8, 32)}  # threads by the number of axes, in whole warps along a row
-MAX_UNROLLED_TAPS = 512  # taps; a mask of 17x17 has 289
-MAX_UNROLLED_COPIES = 16  # of a copy, unrolled
+MAX_UNROLLED_TAPS = 512  # a mask of 17x17 has 289 taps
+MAX_UNROLLED_COPIES = 16  # copies per thread
 
 
 def can_place_mask_in_constant_memory(w: Filter) -> bool:
@@ -44,7 +44,7 @@ def can_place_mask_in_constant_memory(w: Filter) -> bool:
 
 
 def can_stage_halo(w: Filter) -> bool:
-    """Whether the mask fits constant memory, and a tile of the default size with its halo shared memory."""
+    """Whether the mask fits constant memory, and a default tile with its halo fits shared memory."""
     return (
         can_place_mask_in_constant_memory(w)
         and _compute_tile_bytes(w, DEFAULT_BLOCK[len(w.mask_shape)]) <= STATIC_SHARED_BYTES
@@ -52,15 +52,16 @@ def can_stage_halo(w: Filter) -> bool:
 
 
 def declare_block_knobs(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> AxisSizes:
-    """Threads of a block, from knobs: powers of two, along each axis fewer than twice the signal with its ghost cells.
+    """Declare the threads of a block as knobs, and return them.
 
-    An axis of one place has one thread: several would share what they stage, and TVM leave out the barrier that they
-    then need (`tvmconv.compiler.barriers`).
+    The options are powers of two, less than twice the padded signal along each axis. An axis with one position has one
+    thread: several threads would share what they stage, and TVM would omit the barrier that they need
+    (`tvmconv.compiler.barriers`).
 
     Args:
-        k: gets the knobs `threads_x` and, for an image, `threads_y`.
-        w: the workload.
-        default: preferred numbers of threads, powers of two; by default `DEFAULT_BLOCK`.
+        k: The knobs, to which `threads_x` and, for an image, `threads_y` are added.
+        w: The workload.
+        default: Preferred numbers of threads, powers of two; by default `DEFAULT_BLOCK`.
     """
     knob_names = list_thread_knobs(w)
     threads = []
@@ -77,7 +78,7 @@ def declare_block_knobs(k: Knobs, w: Filter, default: Sequence[int] | None = Non
 
 
 def declare_tile_knobs(k: Knobs, w: Filter) -> AxisSizes:
-    """Threads of a block, from knobs, where they compute a tile that is in shared memory with its halo."""
+    """Declare the threads of a block whose tile is in shared memory with its halo, and return them."""
     threads = declare_block_knobs(k, w)
     k.require(
         f"a tile with its halo has at most {STATIC_SHARED_BYTES} bytes",
@@ -87,12 +88,12 @@ def declare_tile_knobs(k: Knobs, w: Filter) -> AxisSizes:
 
 
 def list_thread_knobs(w: Filter) -> tuple[str, ...]:
-    """The knobs that `declare_block_knobs` asks, one for each axis that the mask slides along."""
+    """Return the names of the knobs that `declare_block_knobs` declares, one for each axis."""
     return ("threads_y", "threads_x")[-len(w.mask_shape) :]
 
 
 def _compute_tile_bytes(w: Filter, tile: Sequence[Any]) -> Any:
-    """What a tile of the output reads at a time; the tile's sizes are numbers or columns of them."""
+    """Return the bytes of the inputs of an output tile; its sizes are numbers or columns."""
     input_sizes = [size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True)]
     return np.prod(input_sizes, axis=0) * _get_itemsize(w)
 
@@ -109,25 +110,25 @@ def schedule_from_global_memory(s: Schedule, w: Filter, threads: Sequence[int]) 
 
 
 def schedule_from_shared_memory(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[int]) -> None:
-    """Let each thread compute an output from shared memory, where the block first copies its tile with the halo.
+    """Let each thread compute an output from shared memory, to which the block first copies its tile with the halo.
 
-    The copy has zeros where the signal ends. The mask is in constant memory.
+    The copy contains zeros past the ends of the signal. The mask is in constant memory.
 
     Args:
-        s: the schedule.
-        w: the workload.
-        tile: sizes of a tile of the output, at most `threads`.
-        threads: threads of a block; those outside the tile only copy.
+        s: The schedule.
+        w: The workload.
+        tile: Sizes of an output tile, at most `threads`.
+        threads: Threads per block; those outside the tile only copy.
     """
     sum_block = cache_accumulator(s, w)
     copy = s.cache_read(sum_block, 0, "shared")
-    s.compute_inline(s.get_sblock("padded"))  # only now: its bounds check then sits in the copy to shared memory
+    s.compute_inline(s.get_sblock("padded"))  # after `cache_read`, so that the copy contains the bounds check
     tile_output(s, sum_block, tile, threads, copy)
     set_memory_scope(s, K="constant")
 
 
 def cache_accumulator(s: Schedule, w: Filter) -> SBlockRV:
-    """Let the sum be accumulated in a register; it is stored once, with its epilogue. Returns the block that sums."""
+    """Accumulate the sum in a register and store it once, with its epilogue; return the reduction block."""
     sum_block = s.get_sblock("sum")
     inline_consumers(s, s.cache_write(sum_block, 0, "local"))
     return sum_block
@@ -136,15 +137,15 @@ def cache_accumulator(s: Schedule, w: Filter) -> SBlockRV:
 def tile_output(
     s: Schedule, sum_block: SBlockRV, tile: Sequence[int], threads: Sequence[int], copy: SBlockRV | None = None
 ) -> None:
-    """Let each block compute a tile of the output, a place a thread, with the taps unrolled.
+    """Let each block compute a tile of the output, one position per thread, with unrolled taps.
 
     Args:
-        s: the schedule.
-        sum_block: the block that sums.
-        tile: sizes of a tile of the output, at most `threads`.
-        threads: threads of a block; those outside the tile idle.
-        copy: the block that copies to shared memory what a tile reads, if there is one: a channel at a time, in strides
-            of the threads. Its last axes are those of the output.
+        s: The schedule.
+        sum_block: The reduction block.
+        tile: Sizes of an output tile, at most `threads`.
+        threads: Threads per block; those outside the tile idle.
+        copy: Block that copies a tile's inputs to shared memory, one channel at a time, in strides of the threads; None
+            without such a copy. Its last axes are those of the output.
     """
     num_axes = len(tile)
     store = s.get_consumers(sum_block)[0]
@@ -159,10 +160,8 @@ def tile_output(
     if copy is not None:
         s.compute_at(copy, channel_loop, preserve_unit_loops=True)
         unroll(s, _bind_strided(s, block_loops(s, copy)[-num_output_loops:][:num_axes], threads), MAX_UNROLLED_COPIES)
-    for loop_nest in (
-        inner_loops,
-        block_loops(s, store)[:num_axes],
-    ):  # only now: where threads idle, the copy would cover their places
+    # The copy is placed before these loops are bound: otherwise it would not cover the halo of idle threads.
+    for loop_nest in (inner_loops, block_loops(s, store)[:num_axes]):
         _bind_strided(s, loop_nest, threads)
     s.decompose_reduction(sum_block, taps[0])
     unroll(s, taps[0], MAX_UNROLLED_TAPS)
@@ -170,9 +169,10 @@ def tile_output(
 
 
 def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) -> LoopRV:
-    """Bind adjacent loops to threads, which step along each of them by the number of threads there.
+    """Bind adjacent loops to threads, which step along each loop by the number of threads, and return the outermost
+    step loop.
 
-    Neighbouring threads have neighbouring elements in each step. Returns the outermost loop over the steps.
+    Neighbouring threads process neighbouring elements in each step.
     """
     step_loops, thread_loops = split_all(s, loops, [[count] for count in threads])
     s.reorder(*step_loops, *thread_loops)

@@ -1,22 +1,21 @@
 """Outputs and inputs in registers, vector loads, the mask in constant memory: as near the memory's limit as it gets.
 
-A thread computes a strip of outputs, some rows of a few vectors side by side, and keeps their sums in registers. Of
-each input row it loads the window that the strip sees, in aligned vectors: its own and the halo beside them, which its
-neighbours in the warp load as well, so that all but one load is served by the L1 cache. Rows are image rows with their
-channels interleaved; a tap to the right is `channels` elements further on. Nothing is staged in shared memory, and no
-thread waits for another.
+A thread computes a strip of outputs, some rows of a few neighbouring vectors, and accumulates them in registers. It
+loads the window of its strip from each input row in aligned vectors: its own and the halo beside them. Its neighbours
+in the warp also load the halo, so the L1 cache serves all but one load. Rows are image rows with interleaved channels;
+a tap to the right is `channels` elements further on. Nothing is staged in shared memory, and there are no barriers.
 
-From `constant`, of a signal: per output one load instruction in place of one a tap, hence enough loads in flight to
-keep the memory busy. A vector of four samples takes three vector loads for a mask of up to nine taps. A signal whose
-length no vector divides has its last elements loaded and stored one by one.
+For a signal, it differs from `constant` in that each output needs one load instruction instead of one per tap, which
+leaves enough loads in flight to keep the memory busy. A vector of four samples takes three vector loads for a mask of
+up to nine taps. If no vector divides a signal's length, its last elements are loaded and stored one by one.
 
-Of an image: a thread walks down the input rows that its strip sees; each is loaded once and added to every output row
-whose mask covers it: an input comes from the L1 cache once a thread and neighbouring column instead of once a tap.
-Large masks would make the text too long; they are walked through row by row in a loop, which loads more and computes as
-much. Rows that no vector divides take narrower ones, down to single elements.
+For an image, a thread walks down the input rows of its strip; each row is loaded once and added to every output row
+whose mask covers it. The L1 cache thus serves an input once per thread and neighbouring column, instead of once per
+tap. Large masks would make the source too long, so they are processed row by row in a loop, with more loads and the
+same arithmetic. Rows that no wide vector divides use narrower vectors, down to single elements.
 
-Tensor expressions cannot say this: the sums of several output rows take up an input row while it is in registers, so
-that the loop over input rows is the outer one, and which output row and which row of the mask meet depends on it. It is
+Tensor expressions cannot express this: the sums of several output rows use an input row while it is in registers. The
+loop over input rows is therefore the outer one, and it determines which output row and mask row meet. The kernel is
 written as TIR.
 """
 
@@ -40,15 +39,15 @@ from tvmconv.workloads.filters_te import apply_epilogue
 from ..primitives import set_memory_scope
 from .output_tiling import can_place_mask_in_constant_memory
 
-VECTOR_CHOICES = (1, 2, 4)  # floats of a load
-MAX_PRODUCTS = 2600  # in a kernel's text: NVRTC takes 3 s for them, and four times that for twice as many
-MAX_LIVE_REGISTERS = 160  # sums and window of a thread, in registers
-DEFAULT_THREADS = (64, 4)  # of a block, across and down, by default
-MIN_BLOCKS = 256  # as many as large GPUs have multiprocessors, or more
+VECTOR_CHOICES = (1, 2, 4)  # floats per load
+MAX_PRODUCTS = 2600  # unrolled products, for which NVRTC takes 3 s; twice as many take four times as long
+MAX_LIVE_REGISTERS = 160  # registers per thread for accumulators and the window
+DEFAULT_THREADS = (64, 4)  # threads per block along rows and columns
+MIN_BLOCKS = 256  # at least the number of SMs of a large GPU
 
 
 def can_fit_registers(w: Filter) -> bool:
-    """Whether a strip of one vector keeps to the limits, and the mask has room in constant memory."""
+    """Whether a strip of one vector fits the registers, and the mask fits constant memory."""
     smallest_config = {"vector": VECTOR_CHOICES[-1], "vectors": 1, "rows": 1, "once": 0}
     return (
         can_place_mask_in_constant_memory(w)
@@ -58,7 +57,7 @@ def can_fit_registers(w: Filter) -> bool:
 
 
 def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
-    """What configs use of a device; `loads` are vector loads an output."""
+    """Return the resources that configs use; `loads` is the number of vector loads per output."""
     rows_per_thread, threads_y = (columns.get(name, np.ones_like(columns["vector"])) for name in ("rows", "threads_y"))
     outputs_per_thread = rows_per_thread * columns["vector"] * columns["vectors"]
     height, width, channels = w.image
@@ -80,21 +79,21 @@ def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
 
 @schedule("filter1d", "filter2d", usage=compute_usage, condition=can_fit_registers, search_if=can_fit_registers)
 def register(s: Schedule, w: Filter, k: Knobs) -> Schedule:
-    """A thread computes a few vectors of neighbouring outputs; in an image, of a few rows."""
+    """Compute a few vectors of neighbouring outputs per thread; in an image, of a few rows."""
     return build_filter_schedule(w, declare_knobs(w, k))
 
 
 @dataclass(frozen=True)
 class FilterThreadTile:
-    """The strip of a thread, and how threads make up a block.
+    """Strip of a thread, and arrangement of threads in a block.
 
     Attributes:
-        vector: elements of a vector.
-        vectors_per_thread: vectors side by side.
-        rows_per_thread: output rows.
-        thread_shape: threads of a block along a row, and rows of threads.
-        load_rows_once: whether each input row is loaded once, with all rows of the mask unrolled; else it is loaded for
-            each row of the mask that it meets, in a loop.
+        vector: Elements per vector.
+        vectors_per_thread: Neighbouring vectors per thread.
+        rows_per_thread: Output rows per thread.
+        thread_shape: Threads per block along a row and along a column.
+        load_rows_once: Whether each input row is loaded once, with all mask rows unrolled; otherwise it is loaded for
+            each mask row, in a loop.
     """
 
     vector: int
@@ -105,36 +104,34 @@ class FilterThreadTile:
 
 
 def declare_knobs(w: Filter, k: Knobs) -> FilterThreadTile:
-    """The strip of a thread, from knobs; the defaults suit the mask."""
+    """Declare the knobs, with defaults that suit the mask, and return the strip."""
     height, width, channels = w.image
     vector_choices = tuple(v for v in VECTOR_CHOICES if height == 1 or width * channels % v == 0)
     rows_per_thread, load_rows_once = _select_default(w, vector_choices[-1])
     vector = k.choice("vector", vector_choices, default=vector_choices[-1])
     vectors_per_thread = k.choice("vectors", (1, 2, 4), default=1)
-    threads_x, threads_y = (
-        k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else DEFAULT_THREADS[0]),
-        1,
-    )
+    threads_x = k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else DEFAULT_THREADS[0])
+    threads_y = 1
     if height > 1:
         rows_per_thread = k.choice("rows", (1, 2, 4, 8, 16, 32), default=rows_per_thread)
         threads_y = k.choice("threads_y", (1, 2, 4, 8), default=DEFAULT_THREADS[1])
     if w.mask[0] > 1:
         load_rows_once = bool(k.choice("once", (1, 0), default=int(load_rows_once)))
+    k.require(f"at most {MAX_PRODUCTS} unrolled products per thread", lambda c: _count_products(w, c) <= MAX_PRODUCTS)
     k.require(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: _count_products(w, c) <= MAX_PRODUCTS
-    )
-    k.require(
-        f"a thread holds at most {MAX_LIVE_REGISTERS} sums and inputs",
+        f"at most {MAX_LIVE_REGISTERS} registers per thread for accumulators and inputs",
         lambda c: _estimate_live_registers(w, c) <= MAX_LIVE_REGISTERS,
     )
     return FilterThreadTile(vector, vectors_per_thread, rows_per_thread, (threads_x, threads_y), load_rows_once)
 
 
 def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
-    """Output rows of a strip, and whether it loads each input row once: the first such pair that the limits allow.
+    """Return the output rows per thread, and whether each input row is loaded once: the first pair that meets the
+    limits.
 
-    More rows share more loads, and leave fewer threads to hide their latency: 2 for masks of 3 rows, 4 for 5 rows are
-    the fastest on an H200 (tuning_logs/nvidia-h200/). Small images take fewer, for enough blocks to occupy a GPU.
+    More rows share more loads, but leave fewer threads to hide latency. The fastest on an H200 are 2 rows for masks of
+    3 rows and 4 for masks of 5 rows (tuning_logs/nvidia-h200/). Small images use fewer rows, so that there are enough
+    blocks.
     """
     (height, width, channels), mask_rows = w.image, w.mask[0]
     max_rows = 1 if height == 1 else 2 if mask_rows <= 3 else 4 if mask_rows <= 5 else 8
@@ -154,23 +151,16 @@ def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
 
 
 def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
-    """The filter with these strips, as a scheduled function of X, K and Y; the mask is in constant memory."""
+    """Return the filter with these strips as a scheduled function of X, K and Y; the mask is in constant memory."""
     (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
     row_elements = width * channels
-    vector, vectors_per_thread, rows_per_thread, (threads_x, threads_y) = (
-        thread_tile.vector,
-        thread_tile.vectors_per_thread,
-        thread_tile.rows_per_thread,
-        thread_tile.thread_shape,
-    )
-    whole_vectors, remaining_elements = divmod(
-        row_elements, vector
-    )  # vectors of a row, and the elements behind them, which only a signal has
-    halo_vectors = ceil_div(_compute_halo_elements(w), vector)  # vectors on each side of the strip
+    vector, vectors_per_thread = thread_tile.vector, thread_tile.vectors_per_thread
+    rows_per_thread, (threads_x, threads_y) = thread_tile.rows_per_thread, thread_tile.thread_shape
+    whole_vectors, remaining_elements = divmod(row_elements, vector)  # only a signal has remaining elements
+    halo_elements = _compute_halo_elements(w)
+    halo_vectors = ceil_div(halo_elements, vector)  # on each side of the strip
     window_vectors = vectors_per_thread + 2 * halo_vectors
-    first_element = halo_vectors * vector - _compute_halo_elements(
-        w
-    )  # of the window's elements, the one that the first tap of the first output meets
+    first_element = halo_vectors * vector - halo_elements  # window element of the first tap of the first output
     blocks_across = ceil_div(row_elements, vector * vectors_per_thread * threads_x)
     blocks = blocks_across * ceil_div(height, rows_per_thread * threads_y)
 
@@ -246,21 +236,21 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
 
 
 def _count_products(w: Filter, columns: Mapping[str, Any]) -> Any:
-    """Multiplications of a thread in the kernel's text."""
+    """Return the number of multiplications per thread in the kernel's source."""
     outputs_per_thread = columns.get("rows", 1) * columns["vector"] * columns["vectors"]
     return outputs_per_thread * w.mask[1] * np.where(columns.get("once", 1) == 1, w.mask[0], 1)
 
 
 def _estimate_live_registers(w: Filter, columns: Mapping[str, Any]) -> Any:
-    """Sums and inputs that a thread holds in registers at a time."""
+    """Return the accumulators and inputs that a thread keeps in registers at a time."""
     return columns.get("rows", 1) * columns["vector"] * columns["vectors"] + _count_window_elements(w, columns)
 
 
 def _count_window_elements(w: Filter, columns: Mapping[str, Any]) -> Any:
-    """Elements of an input row that a strip sees, in whole vectors."""
+    """Return the elements of an input row that a strip reads, in whole vectors."""
     return columns["vector"] * (columns["vectors"] + 2 * ceil_div(_compute_halo_elements(w), columns["vector"]))
 
 
 def _compute_halo_elements(w: Filter) -> int:
-    """Elements between an output and the farthest input of its row."""
+    """Return the distance in elements between an output and the farthest input of its row."""
     return w.radius[1] * w.image[2]

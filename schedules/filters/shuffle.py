@@ -1,15 +1,16 @@
 """Neighbours' values by warp shuffle: of a row, each input is loaded once a warp and passed from lane to lane.
 
-From `constant`: a warp computes 32 neighbouring outputs of a row, channels interleaved. For each row of the mask its
-lanes load the inputs that all of them together see, each once: lane i holds elements i, 32 + i, ... of them. The tap at
-a distance d is then with lane i + d, or wrapped around with lane i + d - 32, which gives its next element instead:
-every lane chooses what to give, and one shuffle brings each lane its own. Rows of an image are shared through the L1
-cache: a warp loads every row that the mask reaches, as its neighbours above and below do.
+It differs from `constant` in that a warp computes 32 neighbouring outputs of a row, with channels interleaved. For each
+row of the mask, its lanes load the inputs of the whole warp, each once: lane i holds elements i, 32 + i, and so on. The
+tap at distance d is in lane i + d, or wrapped around in lane i + d - 32, which then provides its next element. Every
+lane selects the element that it provides, and one shuffle gives each lane its input. Image rows are shared through the
+L1 cache: a warp loads every row that its mask covers, as the warps above and below do.
 
-Against shared memory it saves the barrier and the stores; a shuffle itself takes the path through the shared-memory
-unit that a load would take. For CUDA only: TVM has no warp shuffles for OpenCL.
+Compared with shared memory, it saves the barrier and the stores; a shuffle itself uses the same path through the
+shared-memory unit as a load. It is for CUDA only, because TVM has no warp shuffles for OpenCL.
 
-Tensor expressions cannot say this: no lane's value is defined without the others'. It is written as TIR.
+Tensor expressions cannot express this, because no lane's value is defined without those of others. The kernel is
+written as TIR.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ..primitives import set_memory_scope
 from .output_tiling import can_place_mask_in_constant_memory
 
 ALL_LANES = 0xFFFFFFFF
-MAX_LANE_ELEMENTS = 32  # elements that a lane holds of a row
-MAX_UNROLLED_TAPS = 289  # taps that are unrolled; of larger masks only the taps of a row are
+MAX_LANE_ELEMENTS = 32  # elements of a row per lane
+MAX_UNROLLED_TAPS = 289  # for larger masks, only the taps of a row are unrolled
 
 
 def can_fit_registers(w: Filter) -> bool:
-    """Whether what a warp sees of a row fits in registers, its taps in the text, and the mask in constant memory."""
+    """Whether a warp's inputs fit registers, a row's taps can be unrolled, and the mask fits constant memory."""
     return (
         can_place_mask_in_constant_memory(w)
         and _count_lane_elements(w) <= MAX_LANE_ELEMENTS
@@ -43,7 +44,7 @@ def can_fit_registers(w: Filter) -> bool:
 
 @schedule("filter1d", "filter2d", device_kinds=("cuda",), condition=can_fit_registers)
 def shuffle(s: Schedule, w: Filter, k: Knobs) -> Schedule:
-    """A warp computes 32 neighbouring outputs of a row."""
+    """Compute 32 neighbouring outputs of a row per warp."""
     if isinstance(w, Filter1d):
         warp_shape = k.choice("warps", (1, 2, 4, 8, 16, 32), default=8), 1
     else:
@@ -52,11 +53,11 @@ def shuffle(s: Schedule, w: Filter, k: Knobs) -> Schedule:
 
 
 def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
-    """The filter as a scheduled function of X, K and Y, for CUDA; the mask is in constant memory.
+    """Return the filter as a scheduled function of X, K and Y for CUDA; the mask is in constant memory.
 
     Args:
-        w: the workload.
-        warp_shape: of a block, along a row and across rows.
+        w: The workload.
+        warp_shape: Warps per block, along a row and along a column.
     """
     (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
     row_elements, (warps_x, warps_y) = width * channels, warp_shape
@@ -126,10 +127,10 @@ def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
 
 
 def _count_warp_elements(w: Filter) -> int:
-    """Elements of a row that a warp sees."""
+    """Return the elements of a row that a warp reads."""
     return WARP_SIZE + (w.mask[1] - 1) * w.image[2]
 
 
 def _count_lane_elements(w: Filter) -> int:
-    """Elements of a row that each lane loads."""
+    """Return the elements of a row that each lane loads."""
     return ceil_div(_count_warp_elements(w), WARP_SIZE)

@@ -1,11 +1,11 @@
 """The image through texture fetches: the border's zeros come from the hardware, without a test in the code.
 
-A texture has elements of one, two or four values, and an image any number of channels: a row of the texture is a row of
-the image with its channels interleaved, and a tap to the right is `channels` texels further on. Texels outside are zero
-by the texture's border mode; a row's end is also its last pixel's end, so that this is the image's own border.
+A texture has elements of one, two or four values, whereas an image has any number of channels. A row of the texture is
+therefore an image row with interleaved channels, and a tap to the right is `channels` texels further on. Texels outside
+are zero in the texture's border mode; a row ends with its last pixel, so this is also the image's border.
 
-Fetches are cached in the L1 cache as other loads are, but go there through the texture units: a multiprocessor has
-four, which fetch a texel a clock each, where a load brings 32 words. For CUDA only.
+The L1 cache serves fetches like other loads, but through the texture units: an SM has four, each of which fetches one
+texel per clock, whereas a load reads 32 words. It is for CUDA only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .output_tiling import MAX_UNROLLED_TAPS, cache_accumulator, can_place_mask_
 
 
 def can_fit_texture(w: Filter2d) -> bool:
-    """Whether a texture can be that large, and the mask lie in constant memory."""
+    """Whether the image does not exceed the size of a texture, and the mask fits constant memory."""
     return w.W * w.C <= MAX_TEXTURE_WIDTH and w.H <= MAX_TEXTURE_HEIGHT and can_place_mask_in_constant_memory(w)
 
 
 @schedule("filter2d", device_kinds=("cuda",), condition=can_fit_texture)
 def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
-    """A thread computes an output, channels interleaved, from texels."""
+    """Compute one output per thread, with interleaved channels, from texels."""
     threads_x = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
     threads_y = k.choice("threads_y", (1, 2, 4, 8), default=8)
     s = Schedule(te.create_prim_func(list(_declare_texture_filter(w))))
@@ -53,7 +53,7 @@ def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
 
 
 def _declare_texture_filter(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """`Filter2d.declare` without the ghost cells: the texture of X is zero outside."""
+    """Declare the filter without ghost cells, because the texture of X is zero outside."""
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
     image = Call("tirx.address_of", [X(0, 0, 0)], ret_ty=PointerType(PrimType(w.dtype)))

@@ -111,7 +111,7 @@ def test_config_that_violates_a_condition_is_refused():
     k = Knobs({"tile": (-1, 8)})
     k.split("tile", 64, parts=2, default=(-1, 4))
     k.choice("most", (4, 16), default=4)
-    with pytest.raises(KnobError, match=r"at most `most` threads; that does not hold for tile=-1,8 most=4"):
+    with pytest.raises(KnobError, match=r"tile=-1,8 most=4 violate the constraint: at most `most` threads"):
         k.require("at most `most` threads", few_threads)
 
 

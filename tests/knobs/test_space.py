@@ -115,7 +115,7 @@ def test_neighbours_are_all_legal_points_one_knob_away():
 
 
 def nearest(config, space=SMALL):
-    return space.config(space.project(config))
+    return space.config_from_point(space.project(config))
 
 
 def test_the_nearest_point_to_a_config_of_the_space_is_its_own():

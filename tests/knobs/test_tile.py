@@ -19,7 +19,7 @@ def tile(extent, *inner):
 
 
 def test_a_level_that_is_not_there_is_named_with_those_there_are():
-    with pytest.raises(AttributeError, match=r"the tile has no level 'warp': block, vthread, thread, local"):
+    with pytest.raises(AttributeError, match=r"tile level among block, vthread, thread, local, not 'warp'"):
         tile(8, 1, 2, 4).warp  # noqa: B018
 
 

@@ -1,4 +1,4 @@
-"""Knobs: the choices inside a schedule, the space that they span, and the factors that loops are cut into."""
+"""Knobs of a schedule, the search space that they span, and the factors into which loops are split."""
 
 from tvmconv.space.knobs import (
     JSON_VALUE_TYPES,

@@ -1,4 +1,4 @@
-"""Factors of loop extents: how a loop can be cut into nested loops."""
+"""Factors of loop extents: the ways to split a loop into nested loops."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import math
 
 from tvmconv.arithmetic import round_up
 
-# The longest tile that may overhang its extent. Every length divides a long extent nearly, so that without a bound an
-# image row of 100,000 pixels would have millions of ways to be cut; a block of 1,024 threads gains nothing from them.
+# Maximum length of a tile that may overhang its extent. Nearly every length divides a long extent approximately, so an
+# image row of 100,000 pixels would otherwise have millions of splits, of which a block of 1,024 threads has no use.
 _MAX_OVERHANGING_TILE = 1024
 
 
 def factorize(number: int) -> list[tuple[int, int]]:
-    """The prime factorisation of `number` as (prime, power), by trial division (extents are small)."""
+    """Return the prime factorization of `number` as pairs (prime, power), by trial division (extents are small)."""
     factors = []
     p = 2
     while p * p <= number:
@@ -30,17 +30,17 @@ def factorize(number: int) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def list_divisors(number: int) -> tuple[int, ...]:
-    """The divisors of `number`, ascending."""
+    """Return the divisors of `number` in ascending order."""
     powers = ([p**i for i in range(power + 1)] for p, power in factorize(number))
     return tuple(sorted(math.prod(prime_powers) for prime_powers in itertools.product(*powers)))
 
 
 def list_tile_sizes(extent: int, max_overhang_fraction: float) -> list[int]:
-    """The lengths of tiles that cover `extent` well, ascending.
+    """Return the tile lengths that cover `extent` with little overhang, in ascending order.
 
     Args:
-        extent: the loop's extent.
-        max_overhang_fraction: the largest share of the extent that is computed past its end; 0 for the divisors alone.
+        extent: Extent of the loop.
+        max_overhang_fraction: Maximum fraction of the extent that is computed past its end; 0 for divisors only.
     """
     max_size = min(int(extent * (1 + max_overhang_fraction)), _MAX_OVERHANGING_TILE) if max_overhang_fraction else 0
     overhanging_sizes = (
@@ -50,8 +50,9 @@ def list_tile_sizes(extent: int, max_overhang_fraction: float) -> list[int]:
 
 
 def count_factorizations(product: int, num_factors: int) -> int:
-    """How many ordered lists of `num_factors` factors have the product `product`: of each prime, its power is dealt out
-    to them.
+    """Return the number of ordered lists of `num_factors` factors with the product `product`.
+
+    Each prime contributes the number of ways to distribute its power over the factors.
     """
     if num_factors == 0:
         return int(product == 1)
@@ -59,7 +60,7 @@ def count_factorizations(product: int, num_factors: int) -> int:
 
 
 def list_factorizations(product: int, num_factors: int) -> list[tuple[int, ...]]:
-    """All ordered lists of `num_factors` factors whose product is `product`, ascending."""
+    """Return all ordered lists of `num_factors` factors with the product `product`, in ascending order."""
     if num_factors == 0:
         return [()] if product == 1 else []
     return [
@@ -69,19 +70,29 @@ def list_factorizations(product: int, num_factors: int) -> list[tuple[int, ...]]
     ]
 
 
-# The price of a factor's distance from what was asked for (in factors of two), against the price of computing past the
-# end (as a share of the extent): halving a factor is worth it when it saves a quarter of the work.
+# Weight of a factor's distance from the preferred factor (in factors of two) relative to the overhang (as a fraction of
+# the extent): halving a factor must save at least a quarter of the work.
 _DISTANCE_WEIGHT = 0.25
 
 
 @functools.lru_cache(maxsize=4096)
 def find_nearest_factors(extent: int, preferred: tuple[int, ...], *, exact_divisors: bool = False) -> tuple[int, ...]:
-    """The legal inner factors nearest to the preferred ones.
+    """Return the legal inner factors nearest to the preferred ones.
 
-    The preferred factors are taken as they are where they divide the extent. Otherwise the result minimises the
-    overhang (padded extent / extent - 1) plus the distance from the preferred factors; no factor grows, unless
-    `exact_divisors` asks for divisors, which may be larger. Of equals, the one with the largest factor before the last
-    wins: a tile's threads.
+    Preferred factors that divide the extent are returned unchanged. Otherwise the result minimizes the overhang (padded
+    extent / extent - 1) plus the weighted distance from the preferred factors, and no factor exceeds its preferred
+    value. Of equally good results, the one with the largest factor before the last is returned, which is a tile's
+    number of threads.
+
+    Args:
+        extent: Extent of the loop.
+        preferred: Preferred inner factors, outermost first.
+        exact_divisors: Whether the product of the factors must divide the extent; factors may then exceed the preferred
+            ones.
+
+    Example:
+        >>> find_nearest_factors(56, (16, 2))
+        (14, 2)
     """
     if extent % math.prod(preferred) == 0:
         return preferred

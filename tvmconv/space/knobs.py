@@ -1,8 +1,8 @@
-"""Knobs: the choices inside a schedule, declared where they are used.
+"""Knobs: the parameters of a schedule, declared where the schedule uses them.
 
-A schedule asks for each choice by name while it runs (`k.split(...)`, `k.choice(...)`) and goes on with the answer. The
-same function therefore is a kernel (every knob at its default), a configured kernel (some knobs set) and a search space
-(what was asked for), with nothing declared twice.
+A schedule declares each knob by name while it runs (`k.split(...)`, `k.choice(...)`) and continues with the value that
+it gets. One function therefore defines a default kernel (every knob at its default), a configured kernel (some knobs
+set) and a search space (all declared knobs).
 """
 
 from __future__ import annotations
@@ -20,24 +20,33 @@ from tvmconv.errors import KnobError
 from tvmconv.space.factors import count_factorizations, find_nearest_factors, list_factorizations, list_tile_sizes
 from tvmconv.space.tile import Tile
 
-Value = Any  # a tuple of factors for a split, else an int, float, bool or str
-JSON_VALUE_TYPES = bool | int | float | str | tuple[int, ...]  # what a value is read from JSON as
+Value = Any  # a tuple of factors for a split, otherwise an int, float, bool or str
+JSON_VALUE_TYPES = bool | int | float | str | tuple[int, ...]  # types of a value that is read from JSON
 Config = dict[str, Value]
-Columns = Mapping[str, np.ndarray]  # values of many configs by knob: (n, parts) int64 for a split, else (n,)
+Columns = Mapping[str, np.ndarray]  # values of many configs by knob: int64 (n, num_factors) for a split, otherwise (n,)
 
 
 @dataclass(frozen=True)
 class SplitKnob:
-    """A loop of `extent` cut into `num_factors` nested loops; a value is their factors, outermost first.
+    """A loop of `extent` iterations split into `num_factors` nested loops; a value is their factors, outermost first.
 
-    The outermost factor may be written -1: as many as it takes to cover the extent. Factors need not divide the extent;
-    the last tile then overhangs, and the schedule guards it. A tile may exceed the extent, but not be twice as large.
+    The outermost factor may be written as -1, which stands for the number of tiles that cover the extent. Factors need
+    not divide the extent: the last tile then overhangs, and the schedule guards it. A tile may exceed the extent, but
+    must be less than twice as large.
 
-    Any such value can be set, but a search has fewer options: tiles that divide the extent or overhang it by at most
-    the share `max_overhang_fraction` of it, and the default.
+    Any such value can be set. A search only considers tiles that divide the extent or overhang it by at most the
+    fraction `max_overhang_fraction`, and the default.
 
-    A lenient split takes the inner factors for what counts, as AutoTVM did: the outermost may be anything, and a tile
-    beyond the extent is the whole of it.
+    With `allow_mismatch`, only the inner factors count, as in AutoTVM: the outermost factor may be any number, and a
+    tile that exceeds the extent is reduced to the extent.
+
+    Attributes:
+        name: Name of the knob.
+        extent: Number of iterations of the loop.
+        num_factors: Number of nested loops.
+        default: Default factors, with -1 first.
+        max_overhang_fraction: Maximum overhang of searched tiles, as a fraction of the extent.
+        allow_mismatch: Whether factors from AutoTVM's logs that do not fit the extent are accepted.
     """
 
     name: str
@@ -49,21 +58,21 @@ class SplitKnob:
 
     @functools.cached_property
     def options(self) -> tuple[tuple[int, ...], ...]:
-        """What a search may choose: ordered factorisations with -1 first, in a stable order."""
+        """Options that a search considers: ordered factorizations with -1 first, in a stable order."""
         inner_factors = sorted(f for tile in self._tile_sizes for f in list_factorizations(tile, self.num_factors - 1))
         default_option = () if self._is_default_searched else (self.default,)
         return (*((-1, *factors) for factors in inner_factors), *default_option)
 
     @functools.cached_property
     def option_table(self) -> np.ndarray:
-        """The options with the -1 resolved: (size, parts) int64."""
+        """Options with -1 resolved: int64 (size, num_factors)."""
         table = np.array(self.options, dtype=np.int64).reshape(-1, self.num_factors)
         table[:, 0] = ceil_div(self.extent, table[:, 1:].prod(axis=1))
         return table
 
     @property
     def size(self) -> int:
-        """How many options there are, counted without listing them."""
+        """Number of options, computed without listing them."""
         num_searched_options = sum(count_factorizations(tile, self.num_factors - 1) for tile in self._tile_sizes)
         return num_searched_options + (not self._is_default_searched)
 
@@ -76,12 +85,17 @@ class SplitKnob:
         return math.prod(self.default[1:]) in self._tile_sizes
 
     def normalize(self, value: object) -> Value:
-        """`value` as it is spelt among the options; raises `KnobError` as `resolve` does."""
+        """Return `value` as it is written among the options; raises `KnobError` as `resolve` does."""
         return (-1, *self.resolve(value)[1:])
 
     def resolve(self, value: object) -> tuple[int, ...]:
-        """Check `value` and replace a leading -1; raises `KnobError` when it is no list of `num_factors` positive
-        factors.
+        """Check `value` and replace a leading -1 by the number of tiles.
+
+        Args:
+            value: List or tuple of factors, outermost first.
+
+        Raises:
+            KnobError: The value is not a list of `num_factors` positive factors that cover the extent.
         """
         expected = (
             f"knob {self.name} takes {self.num_factors} factors of {self.extent} such as {format_value(self.default)} "
@@ -112,7 +126,13 @@ class SplitKnob:
 
 @dataclass(frozen=True)
 class ChoiceKnob:
-    """One of a few values."""
+    """A knob with a short list of values.
+
+    Attributes:
+        name: Name of the knob.
+        options: Values that it accepts.
+        default: Default value, one of the options.
+    """
 
     name: str
     options: tuple[Value, ...]
@@ -120,20 +140,20 @@ class ChoiceKnob:
 
     @property
     def size(self) -> int:
-        """How many options there are."""
+        """Number of options."""
         return len(self.options)
 
     @functools.cached_property
     def option_table(self) -> np.ndarray:
-        """The options as an array of (size,)."""
+        """Options as an array of shape (size,)."""
         return _make_column(self.options)
 
     def normalize(self, value: object) -> Value:
-        """`value` as it is spelt among the options; raises `KnobError` as `resolve` does."""
+        """Return `value` as it is written among the options; raises `KnobError` as `resolve` does."""
         return self.options[self.options.index(self.resolve(value))]
 
     def resolve(self, value: object) -> Value:
-        """Check that `value` is one of the options; raises `KnobError`."""
+        """Return `value` if it is one of the options; raises `KnobError` otherwise."""
         if value not in self.options or isinstance(value, bool) != isinstance(self.default, bool):
             options = ", ".join(format_value(option) for option in self.options)
             raise KnobError(f"knob {self.name} takes one of {options}, not {format_value(value)}")
@@ -144,18 +164,18 @@ Knob = SplitKnob | ChoiceKnob
 
 
 def _make_column(values: Sequence[Value]) -> np.ndarray:
-    """An array that does not turn the numbers among words into words."""
+    """Return an array of values that keeps numbers as numbers if other values are strings."""
     num_strings = sum(isinstance(value, str) for value in values)
     return np.array(values, dtype=object if 0 < num_strings < len(values) else None)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the values of several knobs have to fulfil together.
+    """A condition on the values of several knobs.
 
     Attributes:
-        description: the condition in words, for those who violate it.
-        predicate: from columns to a bool array (n,).
+        description: The condition in words, for error messages.
+        predicate: Function from columns to a bool array (n,).
     """
 
     description: str
@@ -163,13 +183,18 @@ class Constraint:
 
 
 class Knobs:
-    """Answers a schedule's questions from a config, or with the defaults, and records what was asked.
+    """Knobs of one run of a schedule: values from a config or defaults, and the declarations that the schedule made.
 
     Args:
-        config: values by knob name; a knob that is missing takes its default.
+        config: Values by knob name; missing knobs take their defaults.
 
     Raises:
-        KnobError: the config is no mapping.
+        KnobError: The config is not a mapping.
+
+    Example:
+        >>> k = Knobs({"tile_w": (-1, 8)})
+        >>> k.split("tile_w", 56, 2, (-1, 4)), k.choice("unroll", (0, 512), 512)
+        ((7, 8), 512)
     """
 
     def __init__(self, config: Mapping[str, Value] | None = None):
@@ -192,16 +217,20 @@ class Knobs:
         overhang: float = 0.0,
         allow_mismatch: bool = False,
     ) -> tuple[int, ...]:
-        """The factors of `extent`, outermost first, all positive.
+        """Declare a split of a loop and return its factors, outermost first, all positive.
 
         Args:
-            name: the knob's name.
-            extent: the loop's extent.
-            parts: how many loops it becomes.
-            default: the preferred factors, -1 first; `find_nearest_factors` fits them to the extent.
-            exact: the default has to divide the extent (for reductions, where an overhang costs a test per iteration).
-            overhang: the largest share of the extent that a tile may overhang it to be searched.
-            allow_mismatch: take values of AutoTVM's logs that do not fit the extent, as it did.
+            name: Name of the knob.
+            extent: Number of iterations of the loop.
+            parts: Number of nested loops.
+            default: Preferred factors, -1 first; `find_nearest_factors` fits them to the extent.
+            exact: Whether the default must divide the extent. Reductions need this, because an overhang costs a test in
+                each iteration.
+            overhang: Maximum overhang of searched tiles, as a fraction of the extent.
+            allow_mismatch: Whether values from AutoTVM's logs that do not fit the extent are accepted.
+
+        Raises:
+            KnobError: The configured value does not fit the extent.
         """
         inner_factors = find_nearest_factors(extent, tuple(default[1:]), exact_divisors=exact)
         return self._declare(SplitKnob(name, extent, parts, (-1, *inner_factors), overhang, allow_mismatch))
@@ -217,16 +246,19 @@ class Knobs:
         overhang: float = 0.0,
         allow_mismatch: bool = False,
     ) -> Tile:
-        """The axis of `extent`, cut into the named levels: a `split` whose factors have names.
+        """Declare a split whose factors have names, and return it as a `Tile`.
 
         Args:
-            name: the knob's name.
-            extent: the loop's extent.
-            levels: names of the loops that it becomes, outermost first.
-            default: the preferred factors by level, 1 where it has none; not of the outermost.
-            exact: as for `split`, like those that follow.
-            overhang: likewise.
-            allow_mismatch: likewise.
+            name: Name of the knob.
+            extent: Number of iterations of the axis.
+            levels: Names of the nested loops, outermost first.
+            default: Preferred factors by level, without the outermost; missing levels are 1.
+            exact: As for `split`.
+            overhang: As for `split`.
+            allow_mismatch: As for `split`.
+
+        Raises:
+            KnobError: As for `split`.
         """
         preferred = (-1, *((default or {}).get(level, 1) for level in levels[1:]))
         factors = self.split(
@@ -235,7 +267,16 @@ class Knobs:
         return Tile(extent, dict(zip(levels, factors, strict=True)))
 
     def choice(self, name: str, options: Sequence[Value], default: Value) -> Value:
-        """One of `options`."""
+        """Declare a knob with a list of options and return its value.
+
+        Args:
+            name: Name of the knob.
+            options: Values that it accepts.
+            default: Default value, one of the options.
+
+        Raises:
+            KnobError: The configured value is not one of the options.
+        """
         return self._declare(ChoiceKnob(name, tuple(options), default))
 
     def _declare(self, knob: Knob) -> Value:
@@ -247,30 +288,32 @@ class Knobs:
         return resolved_value
 
     def require(self, description: str, predicate: Callable[[Columns], np.ndarray]) -> None:
-        """Demand something of the knobs asked for so far; a search keeps to it.
+        """Add a constraint on the knobs declared so far, for searches and for configured values.
 
-        The defaults are not refused, so that a workload that they do not fit can still be searched.
+        Default values are not checked, so that a workload can be searched even if the defaults do not fit it.
 
         Args:
-            description: the condition in words, such as `tile_x has at most 32 threads`.
-            predicate: from the values of many configs by knob, (n, parts) for a split without -1 or else (n,), to a
-                bool array (n,).
+            description: The condition in words, such as `tile_x has at most 32 threads`.
+            predicate: Function from the values of many configs by knob to a bool array (n,). A split is an array (n,
+                num_factors) without -1, any other knob an array (n,).
 
         Raises:
-            KnobError: the configured values violate it.
+            KnobError: The configured values violate the constraint.
         """
         self.constraints.append(Constraint(description, predicate))
         columns = {name: _make_column([answer]) for name, answer in self._resolved_values.items()}
         if self._requested and not np.all(predicate(columns)):
             values = " ".join(f"{name}={format_value(value)}" for name, value in self.config.items())
-            raise KnobError(f"{description}; that does not hold for {values}")
+            raise KnobError(f"knob values {values} violate the constraint: {description}")
 
     def prune(self, description: str, predicate: Callable[[Columns], np.ndarray]) -> None:
-        """Keep a search to what promises something; values that are set may violate it. Arguments as `require`."""
+        """Add a constraint for searches only, which configured values may violate; the arguments are those of
+        `require`.
+        """
         self.constraints.append(Constraint(description, predicate))
 
     def check_unknown_knobs(self, schedule_name: str) -> None:
-        """Raise `KnobError` for a configured knob that the schedule never asked for."""
+        """Raise `KnobError` for a configured knob that the schedule did not declare."""
         for name in self._requested:
             if name not in self.declared:
                 declared_names = ", ".join(self.declared) or "none"
@@ -278,12 +321,22 @@ class Knobs:
 
 
 def format_value(value: object) -> str:
-    """A knob's value as it is typed after `--set knob=`."""
+    """Return a knob's value in the syntax of `--set knob=VALUE`.
+
+    Example:
+        >>> format_value((-1, 4))
+        '-1,4'
+    """
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def parse_value(text: str) -> Value:
-    """A knob's value from `--set knob=TEXT`: integers separated by commas, true/false, a number, or a word."""
+    """Return a knob's value from the text after `--set knob=`: integers separated by commas, true/false, or a word.
+
+    Example:
+        >>> parse_value("-1,4"), parse_value("true"), parse_value("512")
+        ((-1, 4), True, 512)
+    """
     boolean_words = {"true": True, "false": False}
     if text.lower() in boolean_words:
         return boolean_words[text.lower()]

@@ -1,4 +1,4 @@
-"""Small steps from one point to another, as evolution and annealing take them."""
+"""Mutations of points in a search space, for evolutionary search and simulated annealing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tvmconv.space.search_space import Space
 
 
 class Mutator:
-    """Changes single knobs of points, mostly to a nearby option: one of half the distance is twice as likely.
+    """Operator that changes one knob of each point, mostly to a nearby option: half the distance is twice as likely.
 
-    The distance of two splits counts the factors of two by which their parts differ, so that the nearest ones have one
-    factor moved from one part to another. That of two numbers counts the options between them; words are all alike.
+    The distance between two splits is the number of factors of two by which their factors differ; the nearest splits
+    move one factor from one level to another. The distance between two numbers is the number of options between them.
+    Words are equally distant from each other.
     """
 
     def __init__(self, space: Space):
@@ -21,7 +22,7 @@ class Mutator:
         self._cumulative_probabilities: dict[tuple[int, int], np.ndarray] = {}
 
     def mutate(self, points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The points, each with one knob changed; the result need not be legal."""
+        """Return the points with one knob changed each; the results may be illegal."""
         mutated = points.copy()
         if self._mutable_knob_indices:
             knob_indices = rng.choice(self._mutable_knob_indices, len(points))
@@ -33,7 +34,7 @@ class Mutator:
         return mutated
 
     def _option_probabilities(self, knob_index: int, option: int) -> np.ndarray:
-        """The cumulative likelihood of the options that a knob may change to."""
+        """Return the cumulative probabilities of the options to which a knob may change."""
         key = (knob_index, option)
         if key not in self._cumulative_probabilities:
             probabilities = 0.5 ** compute_option_distances(self._knobs[knob_index], option)
@@ -44,7 +45,7 @@ class Mutator:
 
 
 def compute_option_distances(knob: Knob, option: int) -> np.ndarray:
-    """How far the options of a knob are from one of them: float (size,)."""
+    """Return the distance of each option of a knob from one option: float (size,)."""
     option_table = knob.option_table
     if isinstance(knob, SplitKnob):
         return np.abs(np.log2(option_table / option_table[option])).sum(axis=1)

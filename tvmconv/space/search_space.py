@@ -1,7 +1,7 @@
-"""The search space of a schedule for one workload: the product of its knobs, never listed.
+"""Search space of a schedule for one workload: the Cartesian product of its knobs' options, without listing it.
 
-A *point* is a config as a row of option indices, one a knob; many points are an int32 matrix (n, knobs). Everything
-that a search asks thousands of times (is it legal, what are its features) is answered for many points at once.
+A *point* is a config as a row of option indices, one per knob; many points form an int32 matrix (n, knobs). Operations
+that a search repeats thousands of times, such as legality checks and features, process many points at once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tvmconv.errors import KnobError
 from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, format_value
 
-_MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed when they are sampled: exact, and as fast as drawing
-_MAX_DRAWS = 1 << 20  # points drawn for one sample before it is given up as having too few legal ones
+_MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling: exact, and as fast as drawing points
+_MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there
 
 ANY_GPU = BlockLimits()
 
 
 class ResourceUsage:
-    """What configs use of a device, by formula: integer or float arrays (n,).
+    """Resources of a device that configs use, computed by formulas: integer or float arrays (n,).
 
     Args:
-        threads: of a block.
-        shared_bytes: static shared memory of a block.
-        accumulators: partial sums that a thread keeps in registers.
-        blocks: of the grid.
-        dynamic_shared_bytes: shared memory of a block that the launch asks for.
-        cluster: blocks of a cluster.
-        estimate: how long a launch takes, about, on the GPU that the schedule's formula was fitted to.
-        estimate_seconds_per_unit: seconds of a unit of the estimate; None if it only tells which config is the faster.
-        features: other quantities that a cost model may learn from, by name.
+        threads: Threads per block.
+        shared_bytes: Static shared memory per block in bytes.
+        accumulators: Accumulator registers per thread.
+        blocks: Blocks in the grid.
+        dynamic_shared_bytes: Dynamic shared memory per block in bytes.
+        cluster: Blocks per cluster.
+        estimate: Estimated latency of a launch on the GPU that the schedule's formula was fitted to.
+        estimate_seconds_per_unit: Seconds per unit of the estimate; None if the estimate only ranks configs.
+        features: Further features for a cost model, by name.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ResourceUsage:
         self.features = features
 
     def to_columns(self) -> dict[str, np.ndarray]:
-        """All quantities by name."""
+        """Return all quantities by name."""
         quantities = {
             "threads": self.threads,
             "shared_bytes": self.shared_bytes,
@@ -79,10 +79,10 @@ class Space:
     """All configs of a schedule for one workload.
 
     Attributes:
-        knobs: by name.
-        constraints: what legal configs fulfil besides.
-        compute_usage: from columns to what the configs use; None if the schedule does not say.
-        limits: what they may use.
+        knobs: Knobs by name.
+        constraints: Conditions that a legal config meets besides the limits.
+        usage_from_columns: Function from columns to the resources that the configs use; None if the usage is unknown.
+        limits: Resources that a config may use.
     """
 
     knobs: Mapping[str, Knob]
@@ -92,24 +92,24 @@ class Space:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many options each knob has."""
+        """Number of options of each knob."""
         return tuple(knob.size for knob in self.knobs.values())
 
     @property
     def size(self) -> int:
-        """How many configs there are, the illegal ones included."""
+        """Number of configs, including the illegal ones."""
         return math.prod(self.sizes)
 
     @property
     def default(self) -> Config:
-        """The config that the schedule takes by itself, which need not be legal."""
+        """Config with every knob at its default, which may be illegal."""
         return {name: knob.default for name, knob in self.knobs.items()}
 
     def point_from_config(self, config: Mapping[str, Value]) -> np.ndarray:
-        """The point of a config, int32 (knobs,); knobs that it leaves out take their defaults.
+        """Return the point of a config: int32 (knobs,). Missing knobs take their defaults.
 
         Raises:
-            KnobError: a knob does not exist or cannot take its value, or the value is not among those searched.
+            KnobError: A knob does not exist, does not accept its value, or its value is not among the searched options.
         """
         for name in config:
             if name not in self.knobs:
@@ -124,43 +124,43 @@ class Space:
         return point
 
     def project(self, config: Mapping[str, Value]) -> np.ndarray:
-        """The point that is most like a config of another workload: int32 (knobs,), which need not be legal.
+        """Return the point closest to a config of another workload: int32 (knobs,), possibly illegal.
 
-        Factors are alike by their ratios, numbers by the options between them; what the config does not have, or what
-        is no option, takes the default.
+        Splits are compared by the ratios of their factors, numbers by their difference. A missing knob, or a word that
+        is not an option, takes the default.
         """
         nearest = (_find_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
         return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
 
     @functools.cached_property
     def _option_indices(self) -> list[dict[Value, int]]:
-        return [
-            {option: option_index for option_index, option in enumerate(knob.options)} for knob in self.knobs.values()
-        ]
+        return [{option: i for i, option in enumerate(knob.options)} for knob in self.knobs.values()]
 
     def config_from_point(self, point: np.ndarray) -> Config:
-        """The config of a point."""
+        """Return the config of a point."""
         return {name: knob.options[i] for (name, knob), i in zip(self.knobs.items(), point, strict=True)}
 
     def index_from_point(self, point: np.ndarray) -> int:
-        """The stable number of a point: mixed radix, the last knob running fastest."""
+        """Return the stable index of a point: a mixed-radix number whose last digit is the last knob."""
         index = 0
         for size, digit in zip(self.sizes, point, strict=True):
             index = index * size + int(digit)
         return index
 
     def point_from_index(self, index: int) -> np.ndarray:
-        """The point of a number; the inverse of `index`.
+        """Return the point of an index; the inverse of `index_from_point`.
 
         Raises:
-            KnobError: the space has no such number.
+            KnobError: The index is outside of the space.
         """
         if not 0 <= index < self.size:
             raise KnobError(f"index {index} is outside of a space of {self.size} configs")
         return self.slice_points(index, 1)[0]
 
     def slice_points(self, start: int, count: int) -> np.ndarray:
-        """The points numbered `start` to `start + count`, legal or not: (n, knobs), fewer at the end of the space."""
+        """Return the points with indices `start` to `start + count`, legal or not: (n, knobs), fewer at the end of the
+        space.
+        """
         quotients = np.arange(min(count, self.size - start))
         points = np.empty((len(quotients), len(self.knobs)), dtype=np.int32)
         for knob_index, size in reversed(list(enumerate(self.sizes))):
@@ -169,17 +169,17 @@ class Space:
         return points
 
     def columns_from_points(self, points: np.ndarray) -> dict[str, np.ndarray]:
-        """The knobs' values at points: (n, parts) int64 for a split, without -1, and (n,) for a choice."""
+        """Return the knobs' values at points: int64 (n, num_factors) without -1 for a split, (n,) for a choice."""
         return {name: knob.option_table[points[:, i]] for i, (name, knob) in enumerate(self.knobs.items())}
 
     def compute_usage(self, points: np.ndarray) -> ResourceUsage | None:
-        """What the configs use of a device; None if the schedule does not say."""
+        """Return the resources that the configs use; None if the schedule has no `usage` function."""
         return self.usage_from_columns(self.columns_from_points(points)) if self.usage_from_columns else None
 
     def is_legal(self, points: np.ndarray) -> np.ndarray:
-        """Which points fulfil all conditions and keep to the limits: bool (n,)."""
+        """Return which points meet all constraints and limits: bool (n,)."""
         columns = self.columns_from_points(points)
-        remaining = np.arange(len(points))  # most points fail early, and later conditions are asked about fewer
+        remaining = np.arange(len(points))  # most points fail early, so that later constraints are evaluated on fewer
         for predicate in self._list_predicates():
             passes = predicate(columns)
             remaining = remaining[passes]
@@ -195,14 +195,22 @@ class Space:
 
     @functools.cached_property
     def enumerated_legal(self) -> np.ndarray | None:
-        """All legal points of a small space, (n, knobs); None for a larger one."""
+        """All legal points of a small space: (n, knobs); None for a larger space."""
         if self.size > _MAX_ENUMERATED_SIZE:
             return None
         points = self.slice_points(0, self.size)
         return points[self.is_legal(points)]
 
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Distinct legal points, uniformly at random: (n, knobs), or fewer if no more were found."""
+        """Return distinct legal points, drawn uniformly at random.
+
+        Args:
+            max_points: Maximum number of points.
+            rng: Random generator.
+
+        Returns:
+            Points (n, knobs); n is smaller than `max_points` if the space has too few legal points.
+        """
         if self.enumerated_legal is not None:
             return self.enumerated_legal[rng.permutation(len(self.enumerated_legal))[:max_points]]
         legal_points = np.empty((0, len(self.knobs)), dtype=np.int32)
@@ -214,7 +222,7 @@ class Space:
         return legal_points[:max_points]
 
     def list_neighbors(self, point: np.ndarray) -> np.ndarray:
-        """The legal points that differ from `point` in one knob: (n, knobs)."""
+        """Return the legal points that differ from `point` in one knob: (n, knobs)."""
         changes = [
             (knob_index, option)
             for knob_index, size in enumerate(self.sizes)
@@ -228,19 +236,20 @@ class Space:
         return points[self.is_legal(points)]
 
     def compute_features(self, points: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-        """What a cost model learns from.
+        """Return the features from which a cost model learns.
 
-        Splits give the logarithm of each factor and of the tile that their inner factors make; positive numbers their
-        logarithm; words a 0 or 1 for each option; the usage its logarithms. (All to base 2.) The names do not depend on
-        the workload, so that what is learnt from one serves for another.
+        A split gives the logarithm of each factor and of its tile size; a positive number its logarithm; a word one 0/1
+        feature per option; the resource usage its logarithms. All logarithms are to base 2. The feature names do not
+        depend on the workload, so that a model applies to several workloads.
+
+        Args:
+            points: Points (n, knobs).
 
         Returns:
-            float32 (n, features), and their names.
+            Features, float32 (n, features), and their names.
         """
         feature_blocks = [np.empty((len(points), 0))]
-        feature_blocks += [
-            encoding.option_features[points[:, knob_index]] for knob_index, encoding in enumerate(self._encodings)
-        ]
+        feature_blocks += [encoding.option_features[points[:, i]] for i, encoding in enumerate(self._encodings)]
         feature_names = [name for encoding in self._encodings for name in encoding.feature_names]
         usage = self.compute_usage(points)
         if usage:
@@ -255,7 +264,7 @@ class Space:
 
 
 def _check_limits(limits: BlockLimits, usage: ResourceUsage) -> np.ndarray:
-    """Which configs keep to the limits: bool (n,)."""
+    """Return which configs meet the limits: bool (n,)."""
     is_within_limits = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
     if usage.dynamic_shared_bytes is not None:
         is_within_limits &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.max_shared_bytes
@@ -266,7 +275,7 @@ def _check_limits(limits: BlockLimits, usage: ResourceUsage) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _KnobEncoding:
-    """The features of each option of a knob: float32 (options, features)."""
+    """Features of each option of a knob: float32 (options, features)."""
 
     option_features: np.ndarray
     feature_names: tuple[str, ...]
@@ -291,7 +300,7 @@ def _encode_knobs(knobs: Mapping[str, Knob]) -> Iterator[_KnobEncoding]:
 
 
 def _find_nearest_option(knob: Knob, value: Value) -> int:
-    """The place of the option that is most like a value."""
+    """Return the index of the option closest to a value."""
     if isinstance(knob, SplitKnob):
         if not isinstance(value, (tuple, list)) or len(value) != knob.num_factors or min(value[1:], default=1) < 1:
             value = knob.default
@@ -306,5 +315,5 @@ def _find_nearest_option(knob: Knob, value: Value) -> int:
 
 
 def remove_duplicate_points(points: np.ndarray) -> np.ndarray:
-    """The points without those that came before, in their order."""
+    """Return the points without duplicates; the first occurrence of each keeps its order."""
     return points[np.sort(np.unique(points, axis=0, return_index=True)[1])]

@@ -1,4 +1,4 @@
-"""Tiles: how an axis is cut into nested loops, by named factors."""
+"""Tiles: an axis split into nested loops with named factors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import numpy as np
 
 
 class Tile:
-    """An axis of `extent` cut into nested loops, each with a name and a factor, outermost first.
+    """An axis of `extent` iterations split into nested loops, each with a name and a factor, outermost first.
 
-    The factors are ints, of one config, or columns (n,), of many: a formula over tiles serves both. A factor is an
-    attribute by its name (`tile.thread`); the outermost is as many as it takes to cover the extent.
+    The factors are ints for one config, or columns of shape (n,) for many configs, so one formula serves both. Each
+    factor is an attribute with its level's name (`tile.thread`). The outermost factor is the number of tiles that cover
+    the extent.
 
     Attributes:
-        extent: of the axis.
-        factors: by name, outermost first.
+        extent: Number of iterations of the axis.
+        factors: Factors by level name, outermost first.
+
+    Example:
+        >>> tile = Tile(56, {"block": 4, "thread": 7, "local": 2})
+        >>> tile.size, tile.thread, tile.divides
+        (14, 7, True)
     """
 
     def __init__(self, extent: int, factors: Mapping[str, Any]) -> None:
@@ -26,19 +32,19 @@ class Tile:
 
     @classmethod
     def from_column(cls, extent: int, levels: Sequence[str], column: np.ndarray) -> Tile:
-        """The tiles of many configs.
+        """Return the tiles of many configs as one `Tile`.
 
         Args:
-            extent: of the axis.
-            levels: names of the factors, outermost first.
-            column: the factors, (n, levels), without -1.
+            extent: Number of iterations of the axis.
+            levels: Names of the factors, outermost first.
+            column: Factors of shape (n, levels), without -1.
         """
         return cls(extent, dict(zip(levels, column.T, strict=True)))
 
     def __getattr__(self, level: str) -> Any:
         factors = self.__dict__.get("factors", {})
         if level not in factors:
-            raise AttributeError(f"the tile has no level {level!r}: {', '.join(factors)}")
+            raise AttributeError(f"expected a tile level among {', '.join(factors)}, not {level!r}")
         return factors[level]
 
     def __repr__(self) -> str:
@@ -46,15 +52,15 @@ class Tile:
 
     @property
     def size(self) -> Any:
-        """What the inner loops cover together: all factors but the outermost, multiplied."""
+        """Number of iterations that the inner loops cover: the product of all factors except the outermost."""
         return math.prod(list(self.factors.values())[1:])
 
     @property
     def divides(self) -> Any:
-        """Whether no tile overhangs the axis."""
+        """Whether the tile size divides the extent, so that no tile overhangs the axis."""
         return self.extent % self.size == 0
 
     def size_below(self, level: str) -> Any:
-        """What the loops inside a level cover together."""
+        """Return the number of iterations that the loops inside a level cover."""
         names = list(self.factors)
         return math.prod([self.factors[name] for name in names[names.index(level) + 1 :]])

@@ -1,8 +1,8 @@
-"""Which strips schedules of images with channels last take by default: those of the least estimated time.
+"""Default configs of the NHWC direct schedules: those with the lowest estimated latency.
 
-Small images have few strips: threads then have to take fewer channels and pixels, until there are enough of them for a
-large GPU; large images want the opposite. What is gained and lost is weighed by an estimate in clock cycles, which
-knows instructions, loads and bytes, and nothing of how they overlap. A search finds better, from there.
+Small images have few thread tiles: threads then need fewer channels and pixels until there are enough of them for a
+large GPU; large images need the opposite. An estimate in clock cycles weighs the two. It counts instructions, loads and
+bytes, but not how they overlap; a search improves on it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
 from .thread_tile import LEVELS, ThreadTile, compute_window_extent, list_threads_c_choices
 
-# Of an H200.
+# Properties of an H200.
 NUM_MULTIPROCESSORS = 132
-SCHEDULERS_PER_SM = 4  # of a multiprocessor
-L2_BYTES_PER_CYCLE = 24  # between a multiprocessor and the L2 cache
-L1_LINES_PER_CYCLE = 2  # that the L1 cache finds for a warp, about
-OVERHEAD_INSTRUCTIONS = 60  # instructions of a thread before its first load, and behind its last
-CACHE_LINE_BYTES, SECTOR_BYTES, WORD_BYTES = 128, 32, 4  # bytes
+SCHEDULERS_PER_SM = 4
+L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
+L1_LINES_PER_CYCLE = 2  # approximate lookups of the L1 cache per warp
+OVERHEAD_INSTRUCTIONS = 60  # instructions per thread before its first load and after its last store
+CACHE_LINE_BYTES, SECTOR_BYTES, WORD_BYTES = 128, 32, 4
 
-LOCAL_CHOICES = (1, 2, 4, 7, 8)  # rows or columns of a strip to choose from
-SPATIAL_THREADS_CHOICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads of a block along rows or columns
-MAX_DEFAULT_THREADS = 256  # of a block
+LOCAL_CHOICES = (1, 2, 4, 7, 8)  # rows or columns per thread
+SPATIAL_THREADS_CHOICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads per block along rows or columns
+MAX_DEFAULT_THREADS = 256  # per block
 MAX_ACCUMULATORS = 64
-MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
-MAX_LIVE_REGISTERS = 176  # registers of a thread for sums, windows and weights, by estimate
+MAX_PRODUCTS = 2048  # unrolled products per thread, for which NVRTC takes two seconds
+MAX_LIVE_REGISTERS = 176  # estimated registers per thread for accumulators, windows and weights
 MIN_THREADS = 32
-MAX_OVERHANG_RATIO = 1.25  # times the channels that the threads along them are for
+MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to the channels that exist
 
 
 class DefaultCandidates(NamedTuple):
-    """Ways to compute these strips, as columns.
+    """Candidate configs that share some knobs and differ in the thread tile, as columns.
 
     Attributes:
-        knobs: what they set besides the strips, all alike.
-        is_allowed: which of them keep to their limits.
-        estimated_cycles: the estimate of each.
+        knobs: Shared knobs besides the thread tile.
+        is_allowed: Which candidates meet the limits.
+        estimated_cycles: Latency estimate of each candidate.
     """
 
     knobs: dict[str, Any]
@@ -57,7 +57,7 @@ class DefaultCandidates(NamedTuple):
 
 
 def compute_halo_ratio(w: Conv, thread_tile: ThreadTile) -> Any:
-    """Inputs that a block reads for each that it would if its windows did not overlap those of others."""
+    """Return the ratio of the inputs that a block reads to those that it would read without overlapping windows."""
     read_ratios = (
         ((tile.size - 1) * stride + taps) / (tile.size * stride)
         for tile, stride, taps in zip(
@@ -71,7 +71,7 @@ def compute_halo_ratio(w: Conv, thread_tile: ThreadTile) -> Any:
 
 
 def compute_config_usage(w: Conv, config: Any) -> ResourceUsage:
-    """What plans use of a device, one or columns of many; `issued` is an estimate of a thread's for each output."""
+    """Return the resources that configs use; `issued` is the estimated number of instructions per output."""
     thread_tile = config.thread_tile
     num_blocks = thread_tile.count_blocks(w)
     return ResourceUsage(
@@ -97,39 +97,35 @@ def estimate_cycles(
     scattered_vectors: Any,
     filter_bytes: Any,
 ) -> Any:
-    """The estimate: clock cycles of the multiprocessor that has the most blocks.
+    """Return the estimated latency in clock cycles of the SM with the most blocks.
 
-    It issues instructions, each warp's in no less than its own time; it reads through the L1 cache and shared memory;
-    and it gets and puts the tiles of its blocks. The longest of these counts, and the others a bit.
+    An SM issues instructions (each warp needs a minimum time for its own), reads through the L1 cache and shared
+    memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of the
+    others.
 
     Args:
-        w: the workload.
-        thread_tile: the strips.
-        issued_instructions: instructions of a thread.
-        input_vectors: vectors of the input that a thread reads.
-        shared_vectors: vectors that it reads in shared memory.
-        scattered_vectors: vectors that it reads elsewhere than its neighbours along the channels.
-        filter_bytes: bytes of the filters that a block reads.
+        w: The workload.
+        thread_tile: The thread tile.
+        issued_instructions: Instructions per thread.
+        input_vectors: Input vectors that a thread reads.
+        shared_vectors: Vectors that a thread reads from shared memory.
+        scattered_vectors: Vectors that a thread reads at addresses far from those of its neighbours along the channels.
+        filter_bytes: Bytes of the filters that a block reads.
     """
-    element_size_bytes, strides, planes = (
-        get_element_bytes(w),
-        PlaneShape.from_workload(w).strides,
-        PlaneShape.from_workload(w).kernel_size[0],
-    )
+    itemsize, plane_shape = get_element_bytes(w), PlaneShape.from_workload(w)
+    strides, planes = plane_shape.strides, plane_shape.kernel_size[0]
     blocks_per_sm = ceil_div(thread_tile.count_blocks(w), NUM_MULTIPROCESSORS)
     warps = ceil_div(thread_tile.num_threads, WARP_SIZE) * blocks_per_sm
     issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS_PER_SM) + 0.5)
     lanes = np.minimum(WARP_SIZE, thread_tile.channels.thread)
-    wavefronts = np.maximum(1, thread_tile.vector * element_size_bytes * WARP_SIZE / CACHE_LINE_BYTES)
+    wavefronts = np.maximum(1, thread_tile.vector * itemsize * WARP_SIZE / CACHE_LINE_BYTES)
     l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
     read_cycles = warps * (
         input_vectors * l1_lines
         + shared_vectors * wavefronts
         + scattered_vectors * np.maximum(wavefronts, lanes / L1_LINES_PER_CYCLE)
     )
-    contiguous_bytes = np.maximum(
-        thread_tile.channels.thread * thread_tile.vector * element_size_bytes, SECTOR_BYTES
-    )  # bytes side by side
+    contiguous_bytes = np.maximum(thread_tile.channels.thread * thread_tile.vector * itemsize, SECTOR_BYTES)
     num_elements = (
         thread_tile.rows.size
         * thread_tile.columns.size
@@ -143,80 +139,71 @@ def estimate_cycles(
 def select_fastest_default(
     w: Conv, vector_choices: Sequence[int], list_variants: Callable[[ThreadTile], Iterable[DefaultCandidates]]
 ) -> dict[str, Any]:
-    """The knobs of the least estimate, among strips of all sizes in blocks of all shapes that promise something.
+    """Return the knobs with the lowest estimate among thread tiles of all sizes and blocks of all shapes.
 
     Args:
-        w: the workload.
-        vector_choices: the numbers of channels that a thread may have.
-        list_variants: from strips, as columns, to the ways to compute them, one at least that fits the smallest strip.
+        w: The workload.
+        vector_choices: Options for the channels per thread.
+        list_variants: Function from thread tiles, as columns, to candidates with these; at least one must allow the
+            smallest tile.
     """
-    element_size_bytes, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
-    wide_vectors = [
-        v for v in vector_choices if v * element_size_bytes >= WORD_BYTES
-    ] or vector_choices  # half a word takes as long as a whole one
-    spatial_options = {
-        "y": LOCAL_CHOICES,
-        "threads_y": SPATIAL_THREADS_CHOICES,
-        "x": LOCAL_CHOICES,
-        "threads_x": SPATIAL_THREADS_CHOICES,
-    }
-    options = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w), **spatial_options}
+    itemsize, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
+    # Loading half a word takes as long as a whole word.
+    wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices
+    options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w)}
+    for axis in "yx":
+        options |= {axis: LOCAL_CHOICES, f"threads_{axis}": SPATIAL_THREADS_CHOICES}
     grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
-    candidate_columns = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
+    grid_columns = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
 
     def filter_candidates(mask: np.ndarray) -> None:
-        candidate_columns.update({name: column[mask] for name, column in candidate_columns.items()})
+        grid_columns.update({name: column[mask] for name, column in grid_columns.items()})
 
-    threads = candidate_columns["threads_c"] * candidate_columns["threads_y"] * candidate_columns["threads_x"]
+    threads = grid_columns["threads_c"] * grid_columns["threads_y"] * grid_columns["threads_x"]
     filter_candidates(
         (threads <= MAX_DEFAULT_THREADS)
-        & (candidate_columns["vector"] * candidate_columns["y"] * candidate_columns["x"] <= MAX_ACCUMULATORS)
+        & (grid_columns["vector"] * grid_columns["y"] * grid_columns["x"] <= MAX_ACCUMULATORS)
     )
-    num_vectors = w.O // candidate_columns["vector"]
-    fills_sectors = candidate_columns["threads_c"] * candidate_columns["vector"] * element_size_bytes >= SECTOR_BYTES
-    is_exact = num_vectors % candidate_columns["threads_c"] == 0
+    num_vectors = w.O // grid_columns["vector"]
+    fills_sectors = grid_columns["threads_c"] * grid_columns["vector"] * itemsize >= SECTOR_BYTES
+    is_exact = num_vectors % grid_columns["threads_c"] == 0
     is_acceptable_overhang = fills_sectors & (
-        round_up(num_vectors, candidate_columns["threads_c"]) <= MAX_OVERHANG_RATIO * num_vectors
+        round_up(num_vectors, grid_columns["threads_c"]) <= MAX_OVERHANG_RATIO * num_vectors
     )
-    # of channels with a large prime factor no whole part need be a sector: some threads have none, or read too little
+    # If channels have a large prime factor, no exact tile may fill sectors: some threads then overhang, or read less.
     filter_candidates(
         next(
             mask
             for mask in (
-                is_exact & (fills_sectors | (num_vectors == candidate_columns["threads_c"])),
+                is_exact & (fills_sectors | (num_vectors == grid_columns["threads_c"])),
                 is_acceptable_overhang,
                 is_exact,
             )
             if mask.any()
         )
     )
-    for name, extent in (
-        ("y", num_rows),
-        ("x", num_columns),
-    ):  # a block has no thread that lies outside of a small image
-        filter_candidates((candidate_columns[f"threads_{name}"] - 1) * candidate_columns[name] < extent)
+    for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
+        filter_candidates((grid_columns[f"threads_{name}"] - 1) * grid_columns[name] < extent)
     tiles = [
-        _make_tile(extent, candidate_columns[f"threads_{name}"], candidate_columns[name])
+        _make_tile(extent, grid_columns[f"threads_{name}"], grid_columns[name])
         for name, extent in (("y", num_rows), ("x", num_columns))
     ]
     best_of_variants: list[tuple[float, int, dict[str, Any]]] = []
-    for variant in list_variants(
-        ThreadTile.from_tiles(w, candidate_columns["vector"], candidate_columns["threads_c"], *tiles)
-    ):
+    for variant in list_variants(ThreadTile.from_tiles(w, grid_columns["vector"], grid_columns["threads_c"], *tiles)):
         cycles = np.where(variant.is_allowed, variant.estimated_cycles, np.inf)
         best_index = int(np.argmin(cycles))
         best_of_variants.append((float(cycles[best_index]), best_index, variant.knobs))
     _, best_index, knobs = min(best_of_variants, key=lambda one: one[0])
-    return {**{name: int(column[best_index]) for name, column in candidate_columns.items()}, **knobs}
+    return {**{name: int(column[best_index]) for name, column in grid_columns.items()}, **knobs}
 
 
 def _make_tile(extent: int, threads: Any, size: Any) -> Tile:
-    """A tile of rows or columns."""
+    """Return a tile of rows or columns."""
     return Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size})
 
 
 def declare_tile_knobs(k: Knobs, w: Conv, vector_choices: Sequence[int], defaults: dict[str, Any]) -> ThreadTile:
-    """Ask for the strips; `defaults` are the defaults, as `select_fastest_default` finds them."""
+    """Declare the knobs of the thread tile, with the defaults of `select_fastest_default`, and return the tile."""
     vector_elements = k.choice("vector", vector_choices, defaults["vector"])
     threads = k.choice("threads_c", list_threads_c_choices(w), defaults["threads_c"])
     _, num_rows, num_columns = PlaneShape.from_workload(w).output_size
@@ -233,28 +220,28 @@ def declare_tile_knobs(k: Knobs, w: Conv, vector_choices: Sequence[int], default
     return ThreadTile.from_tiles(w, vector_elements, threads, *tiles)
 
 
-def add_constraints(k: Knobs, w: Conv, config_from_columns: Callable[[Columns], Any]) -> None:
-    """Add the constraints of all configs, and what a search leaves out; `config_from_columns` makes many configs."""
+def add_constraints(k: Knobs, w: Conv, configs: Callable[[Columns], Any]) -> None:
+    """Add the constraints of all configs, and prune configs that are not worth searching."""
     k.require(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled",
-        lambda c: config_from_columns(c).count_products(w) <= MAX_PRODUCTS,
+        f"at most {MAX_PRODUCTS} unrolled products per thread",
+        lambda c: configs(c).count_products(w) <= MAX_PRODUCTS,
     )
     k.require(
-        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
-        lambda c: (c["weight"] != "shared") | (config_from_columns(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+        f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
+        lambda c: (c["weight"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
     )
     k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.prune(
-        f"a thread holds at most {MAX_LIVE_REGISTERS} registers",
-        lambda c: config_from_columns(c).estimate_live_registers(w) <= MAX_LIVE_REGISTERS,
+        f"at most {MAX_LIVE_REGISTERS} registers per thread",
+        lambda c: configs(c).estimate_live_registers(w) <= MAX_LIVE_REGISTERS,
     )
     num_outputs = w.O * math.prod(PlaneShape.from_workload(w).output_size[1:])
-    min_threads = min(MIN_THREADS, ceil_div(num_outputs, 4))  # a plane may have few
-    k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).thread_tile.num_threads >= min_threads)
+    min_threads = min(MIN_THREADS, ceil_div(num_outputs, 4))  # small planes have few outputs
+    k.prune(f"at least {min_threads} threads", lambda c: configs(c).thread_tile.num_threads >= min_threads)
     k.prune(
-        "threads along the channels overhang them by a quarter at most",
+        "threads overhang the channels by at most a quarter",
         lambda c: (
-            config_from_columns(c).thread_tile.channels.block * c["threads_c"]
-            <= MAX_OVERHANG_RATIO * config_from_columns(c).thread_tile.channels.extent
+            configs(c).thread_tile.channels.block * c["threads_c"]
+            <= MAX_OVERHANG_RATIO * configs(c).thread_tile.channels.extent
         ),
     )

@@ -1,4 +1,4 @@
-"""How `depthwise_nhwc` computes a convolution: its knobs, what they take, and the defaults."""
+"""Tile config of `depthwise_nhwc`: knobs, resource usage and defaults."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from .default_config import (
 )
 from .thread_tile import ThreadTile, count_distinct_inputs, list_vector_choices
 
-UNROLL_SCOPES = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
+UNROLL_SCOPES = ("filter", "row", "tap")  # unrolled part of the filter: all of it, one row, or nothing
 WEIGHT_SCOPES = ("shared", "registers", "global")
-MAX_LOADS = 128  # of the input, by a thread, unrolled: each has tests of its own
-MAX_DEFAULT_LIVE_REGISTERS, MAX_DEFAULT_PRODUCTS = 128, 1024  # registers, products of a thread: beyond them some spill
+MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards
+MAX_DEFAULT_LIVE_REGISTERS, MAX_DEFAULT_PRODUCTS = 128, 1024  # per thread; some kernels spill registers beyond them
 
 
 @dataclass(frozen=True)
 class DepthwiseTileConfig:
-    """How the convolution is computed; one config, or columns of many.
+    """One config, or many configs as columns.
 
     Attributes:
-        thread_tile: what a thread computes.
-        unroll_scope: of the filter, one of `UNROLL_SCOPES`.
-        weight_scope: where threads read the filters, one of `WEIGHT_SCOPES`: turned around in shared memory, in
-            registers, or one by one in global memory.
+        thread_tile: Tile of a thread.
+        unroll_scope: Unrolled part of the filter, one of `UNROLL_SCOPES`.
+        weight_scope: Memory from which threads read the filters, one of `WEIGHT_SCOPES`: transposed in shared memory,
+            in registers, or element by element in global memory.
     """
 
     thread_tile: ThreadTile
@@ -52,15 +52,15 @@ class DepthwiseTileConfig:
 
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> DepthwiseTileConfig:
-        """The plans of many configs."""
+        """Return the configs of columns."""
         return cls(ThreadTile.from_columns(w, columns), columns["unrolled"], columns["weight"])
 
     def count_products(self, w: Conv) -> Any:
-        """Multiplications of a thread in the kernel's text."""
+        """Return the number of multiplications per thread in the kernel's source."""
         return self.thread_tile.num_accumulators * self._select_by_unroll_scope(math.prod(w.kernel), w.kernel[-1], 1)
 
     def count_unrolled_loads(self, w: Conv) -> Any:
-        """Vectors of the input that a thread loads in the kernel's text."""
+        """Return the number of input vector loads per thread in the kernel's source."""
         rows_per_thread, plane_shape = self.thread_tile.rows.local, PlaneShape.from_workload(w)
         num_rows_loaded = plane_shape.kernel_size[0] * count_distinct_inputs(
             rows_per_thread, plane_shape.strides[1], plane_shape.kernel_size[1], plane_shape.dilations[1]
@@ -68,25 +68,24 @@ class DepthwiseTileConfig:
         return self.window_vectors(w) * self._select_by_unroll_scope(num_rows_loaded, rows_per_thread, rows_per_thread)
 
     def count_loaded_vectors(self, w: Conv) -> Any:
-        """Vectors of the input that a thread loads."""
+        """Return the number of input vectors that a thread loads."""
         return self.count_unrolled_loads(w) * self._select_by_unroll_scope(
             1, math.prod(w.kernel[:-1]), math.prod(w.kernel)
         )
 
     def window_vectors(self, w: Conv) -> Any:
-        """Vectors of an input line that a thread loads at a time."""
+        """Return the vectors of an input row that a thread loads at a time."""
         columns_per_thread = self.thread_tile.columns.local
         distinct_inputs = count_distinct_inputs(columns_per_thread, w.stride[-1], w.kernel[-1], w.dilation[-1])
         return self._select_by_unroll_scope(distinct_inputs, distinct_inputs, columns_per_thread)
 
     def count_filter_vectors(self, w: Conv) -> Any:
-        """Vectors of the filters that a thread reads."""
-        return math.prod(w.kernel) * self._select_by_unroll_scope(
-            1, self.thread_tile.rows.local, self.thread_tile.rows.local
-        )
+        """Return the number of filter vectors that a thread reads."""
+        rows = self.thread_tile.rows.local
+        return math.prod(w.kernel) * self._select_by_unroll_scope(1, rows, rows)
 
     def estimate_issued_instructions(self, w: Conv) -> Any:
-        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
+        """Return the estimated instructions per thread: products, conversions of operands, guarded loads, stores."""
         strip = self.thread_tile
         widening_instructions = strip.vector * (get_element_bytes(w) < WORD_BYTES)
         operand_instructions = self.count_loaded_vectors(w) * (widening_instructions + 3) + self.count_filter_vectors(
@@ -99,7 +98,7 @@ class DepthwiseTileConfig:
         )
 
     def estimate_live_registers(self, w: Conv) -> Any:
-        """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
+        """Return the estimated registers per thread for accumulators, two input windows and filters."""
         words_per_vector = self.thread_tile.vector * get_element_bytes(w) / WORD_BYTES
         window_words = 2 * words_per_vector * self.window_vectors(w)
         weight_words = np.where(
@@ -110,11 +109,11 @@ class DepthwiseTileConfig:
         return self.thread_tile.num_accumulators + window_words + weight_words
 
     def shared_bytes(self, w: Conv) -> Any:
-        """Shared memory of a block for its filters."""
+        """Return the shared memory of a block's filters in bytes."""
         return math.prod(w.kernel) * self.thread_tile.channels.thread * self.thread_tile.vector * get_element_bytes(w)
 
     def estimate_cycles(self, w: Conv) -> Any:
-        """An estimate to choose defaults by; see `estimate_cycles`."""
+        """Return the latency estimate that selects the defaults; see `default_config.estimate_cycles`."""
         strip, taps = self.thread_tile, math.prod(w.kernel)
         channels = strip.channels.thread * strip.vector
         is_weight_shared = np.equal(self.weight_scope, "shared")
@@ -130,11 +129,11 @@ class DepthwiseTileConfig:
             input_vectors=self.count_loaded_vectors(w),
             shared_vectors=np.where(is_weight_shared, self.count_filter_vectors(w), 0),
             scattered_vectors=scattered_vectors,
-            filter_bytes=2 * taps * channels * get_element_bytes(w),  # their sectors are read for one element at a time
+            filter_bytes=2 * taps * channels * get_element_bytes(w),  # a sector is read for one element at a time
         )
 
     def is_default_allowed(self, w: Conv) -> Any:
-        """Whether a default may be so."""
+        """Return whether the config may be a default."""
         exceeds_shared_memory = np.equal(self.weight_scope, "shared")
         exceeds_shared_memory &= (self.shared_bytes(w) > STATIC_SHARED_BYTES) | (
             math.prod(w.kernel) * self.thread_tile.vector == 1
@@ -151,7 +150,7 @@ class DepthwiseTileConfig:
         )
 
     def _select_by_unroll_scope(self, filter_value: Any, row_value: Any, tap_value: Any) -> Any:
-        """One of three numbers, by what is unrolled."""
+        """Return one of three values, depending on the unrolled part of the filter."""
         return np.select(
             [np.equal(self.unroll_scope, "filter"), np.equal(self.unroll_scope, "row")],
             [filter_value, row_value],
@@ -160,7 +159,7 @@ class DepthwiseTileConfig:
 
 
 def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
-    """The plan, from knobs; the defaults are those of the least estimate."""
+    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
     multiplier = w.O // w.groups
     vector_choices = list_vector_choices(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
     defaults = _select_default(w, vector_choices)
@@ -168,20 +167,17 @@ def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
     unroll_scope = k.choice("unrolled", UNROLL_SCOPES, defaults["unrolled"])
     weight_scope = k.choice("weight", WEIGHT_SCOPES, defaults["weight"])
 
-    def config_from_columns(columns: Columns) -> DepthwiseTileConfig:
-        return DepthwiseTileConfig.from_columns(w, columns)
-
-    add_constraints(k, w, config_from_columns)
+    add_constraints(k, w, lambda c: DepthwiseTileConfig.from_columns(w, c))
     k.require(
-        f"at most {MAX_LOADS} loads of a thread are unrolled",
-        lambda c: config_from_columns(c).count_unrolled_loads(w) <= MAX_LOADS,
+        f"at most {MAX_LOADS} unrolled loads per thread",
+        lambda c: DepthwiseTileConfig.from_columns(w, c).count_unrolled_loads(w) <= MAX_LOADS,
     )
     k.require(
-        "filters in registers need the whole filter unrolled",
+        "filters stay in registers only if the whole filter is unrolled",
         lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
     )
-    k.require(  # TVM takes threads to read back what they have stored themselves, and leaves out the barrier
-        "a single tap of a single channel is not turned around in shared memory",
+    k.require(  # TVM would omit the barrier, because it assumes that threads read what they stored themselves
+        "filters in shared memory have more than one tap or channel per thread",
         lambda c: (c["weight"] != "shared") | (math.prod(w.kernel) * c["vector"] > 1),
     )
     return DepthwiseTileConfig(strip, unroll_scope, weight_scope)
@@ -189,7 +185,7 @@ def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
 
 @functools.lru_cache(maxsize=64)
 def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
-    """The knobs of the least estimate."""
+    """Return the knobs with the lowest estimate."""
 
     def list_variants(strip: ThreadTile) -> Iterator[DefaultCandidates]:
         for unrolled, weight in itertools.product(UNROLL_SCOPES, WEIGHT_SCOPES):
@@ -202,5 +198,5 @@ def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     return compute_config_usage(w, DepthwiseTileConfig.from_columns(w, columns))

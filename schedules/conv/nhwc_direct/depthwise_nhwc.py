@@ -1,28 +1,28 @@
 """Depthwise convolution, channels last: vectors of channels, and a window of the input that slides in registers.
 
-Each channel has its own filter, so that a kernel has little to compute and is bound by memory, or, where the image is
-small, by how long a load takes. Channels lie side by side: a thread computes a vector of them, up to 16 bytes, for a
-strip of neighbouring output pixels, and neighbouring threads the next vectors; each load and store of a warp is whole
+Each channel has its own filter, so the kernel does little arithmetic. It is bound by memory, or by load latency for
+small images. Channels are contiguous: a thread computes a vector of up to 16 bytes of them for a strip of neighbouring
+output pixels, and neighbouring threads compute the next vectors, so each load and store of a warp consists of whole
 sectors.
 
-A thread walks down the input lines that its strip sees. Of each it loads the window of all its columns, which overlap,
-and adds them to every output row whose filter covers the line, so that an input is loaded and widened to float32 once
-a thread and not once a tap. The next line is loaded before one is added. What neighbouring threads read as well comes
-from the L1 cache; there is no tile of the input in shared memory, and no barrier to wait for it.
+A thread walks down the input rows of its strip. It loads the window of all its columns from each row and adds it to
+every output row whose filter covers the row, so an input is loaded and widened to float32 once per thread, not once per
+tap. The next row is loaded before the current one is added. The L1 cache serves inputs that neighbouring threads share;
+no input tile in shared memory and no barrier are needed.
 
-The weight lies in memory filter by filter, the channels outermost, so that a vector of channels is no vector there. A
-block turns its part of it around in shared memory (`weight`); the first line of the input is on its way meanwhile. Or
-each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
+The weight is stored filter by filter, with the channels outermost, so a vector of channels is not contiguous. A block
+transposes its part in shared memory while the first input row is being loaded (`weight`). Alternatively, each thread
+loads the filters of all its channels, which are contiguous, in vectors and keeps them in registers.
 
-Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
-GPU. The defaults are those of the least estimate (`choice`).
+Small images have few strips; threads then compute fewer channels and pixels, so that a large GPU is filled. The
+defaults have the lowest estimated latency (`default_config`).
 
-A signal is an image of one row. Of a volume, each plane of the output is computed like an image, from as many planes of
-the input as the filter is deep; the lines of all of them are walked down.
+A signal is an image of one row. Each output plane of a volume is computed like an image, from as many input planes as
+the filter is deep; the thread walks down the rows of all of them.
 
-From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
-load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
-It is written as TIR.
+It differs from `depthwise`, whose blocks stage an input tile channel by channel, in vector loads and four times the
+outputs per load. Tensor expressions cannot express it, because the row determines which output row and filter row meet;
+it is emitted as TIR.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from .thread_tile import list_input_offsets
     supersedes=("depthwise",),
 )
 def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
-    """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
+    """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
     config = declare_knobs(w, k)
     return build_conv_schedule(
         w, config.thread_tile, lambda arrays, at: DepthwiseNhwcKernel(w, config, arrays, at).emit()
@@ -73,26 +73,19 @@ def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 
 class DepthwiseNhwcKernel:
-    """Writes what a thread does."""
+    """Emitter of a thread's work."""
 
     def __init__(
         self, w: Conv, config: DepthwiseTileConfig, arrays: Mapping[str, Any], thread_coords: ThreadCoords
     ) -> None:
-        self.w, self.config, self.thread_tile, self.thread_coords, self.K = (
-            w,
-            config,
-            config.thread_tile,
-            thread_coords,
-            arrays["K"],
-        )
+        self.w, self.config, self.thread_tile = w, config, config.thread_tile
+        self.thread_coords, self.K = thread_coords, arrays["K"]
         self.plane_shape = PlaneShape.from_workload(w)
         self.channel_multiplier = w.O // w.groups
         vector = self.thread_tile.vector
         self.first_channel = get_thread_channel(self.thread_tile, thread_coords)
-        self.input_vector_elements = max(
-            1, vector // self.channel_multiplier
-        )  # channels of the input that the thread's outputs take
-        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope != "tap" else 1  # columns of the filter
+        self.input_vector_elements = max(1, vector // self.channel_multiplier)  # input channels of the thread's outputs
+        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope != "tap" else 1  # filter columns
         self.epilogue = StripEpilogue(w, arrays, self.thread_tile, thread_coords)
         self.input_window = InputWindow(
             w,
@@ -106,7 +99,7 @@ class DepthwiseNhwcKernel:
         self.tap_regs = allocate_local("taps", (self.num_unrolled_taps, vector), w.storage)
 
     def emit(self) -> None:
-        """Write all of it."""
+        """Emit the thread's work."""
         if self.config.weight_scope == "shared":
             self.smem_filters = load_filters_to_smem(self.w, self.thread_tile, self.thread_coords, self.K)
         elif self.config.weight_scope == "registers":
@@ -116,7 +109,7 @@ class DepthwiseNhwcKernel:
         ]()
 
     def load_filters_to_registers(self) -> None:
-        """Load the filters of the thread's channels, which follow each other, in vectors."""
+        """Load the filters of the thread's channels, which are contiguous, in vectors."""
         w, vector, taps = self.w, self.thread_tile.vector, self.plane_shape.num_taps
         self.filter_regs = allocate_local("filters", (vector * taps,), w.storage)
         with open_loop("chunk", taps) as chunk:
@@ -128,12 +121,15 @@ class DepthwiseNhwcKernel:
             emit_vector_copy(vector, self.filter_regs, lambda lane: (chunk * vector + lane,), get_filter_value)
 
     def get_filter_element(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
-        """An element of the filter of the thread's channel `channel`."""
+        """Return a filter element of one of the thread's channels."""
         return self.K[self.plane_shape.array_index(self.first_channel + channel, tap, 0)]
 
     def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
-        """Read the unrolled taps of the filters' row `filter_row`, counted over all planes, from the column
-        `first_column` on.
+        """Load the unrolled taps of a filter row to registers.
+
+        Args:
+            filter_row: Filter row, counted over all planes.
+            first_column: First filter column.
         """
         vector, (*_, num_columns) = self.thread_tile.vector, self.plane_shape.kernel_size
         with open_loop("s", self.num_unrolled_taps) as s:
@@ -157,13 +153,13 @@ class DepthwiseNhwcKernel:
                     T.buffer_store(self.tap_regs, value, [s, channel])
 
     def load_input_row(self, window_half: int, filter_plane: Any, input_row: Any, column: Any = 0) -> None:
-        """Load an input row, of the plane that filter plane `filter_plane` meets, to a half of the window."""
+        """Load an input row, of the plane that `filter_plane` selects, to one half of the window."""
         self.input_window.load_row(
             window_half, filter_plane, input_row, self.first_channel // self.channel_multiplier, column
         )
 
     def accumulate_row(self, window_half: int, row_idx: int) -> None:
-        """Add a line to the strip's row `row_idx`, with the taps that were read."""
+        """Accumulate an input row to output row `row_idx` of the strip, with the loaded taps."""
         for s in range(self.num_unrolled_taps):
             with (
                 open_loop("j", self.thread_tile.columns.local) as j,
@@ -177,7 +173,7 @@ class DepthwiseNhwcKernel:
                 self.epilogue.accumulate_product(row_idx, j, channel, input_value, self.tap_regs[s, channel])
 
     def emit_unrolled_rows(self) -> None:
-        """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
+        """Walk down the input rows, with all rows of the strip and of the filter unrolled."""
         rows_per_thread, (filter_planes, filter_rows, _) = self.thread_tile.rows.local, self.plane_shape.kernel_size
         (_, row_stride, _), (_, row_dilation, _) = self.plane_shape.strides, self.plane_shape.dilations
         input_rows = [
@@ -199,23 +195,21 @@ class DepthwiseNhwcKernel:
                         self.epilogue.store_row(row_idx)
 
     def emit_filter_row_loop(self) -> None:
-        """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
+        """Loop over the filter rows, and load for each the input row that every output row of the strip needs."""
         filter_planes, filter_rows, _ = self.plane_shape.kernel_size
         with self.filter_loop("r", filter_planes * filter_rows) as row:
             self.load_taps(row)
             self.load_and_accumulate_row(self.plane_shape.tap_row_from_index(row), 0)
 
     def emit_tap_loop(self) -> None:
-        """Walk over the taps of the filter in a loop, and load for each what it meets."""
+        """Loop over the filter taps, and load the inputs of each."""
         with self.filter_loop("tap", self.plane_shape.num_taps) as tap:
             filter_plane, filter_row, filter_column = self.plane_shape.tap_from_index(tap)
             self.load_taps(tap // self.plane_shape.kernel_size[-1], filter_column)
             self.load_and_accumulate_row((filter_plane, filter_row), filter_column)
 
     def load_and_accumulate_row(self, row: tuple[Any, Any], filter_column: Any) -> None:
-        """Load for each row of the strip the line that a row of the filter meets, from column `filter_column` on, and
-        add it.
-        """
+        """Load and accumulate a filter row's input rows for each output row, from `filter_column` on."""
         (filter_plane, filter_row), (_, row_stride, _) = row, self.plane_shape.strides
         _, row_dilation, column_dilation = self.plane_shape.dilations
         for row_idx in range(self.thread_tile.rows.local):
@@ -229,7 +223,7 @@ class DepthwiseNhwcKernel:
 
     @contextlib.contextmanager
     def filter_loop(self, name: str, extent: int) -> Iterator[Any]:
-        """A loop over parts of the filter, and what comes before and behind it."""
+        """Open a loop over parts of the filter; accumulators are initialized before it and stored after it."""
         self.epilogue.init_accumulators()
         with open_loop(name, extent, T.serial) as variable:
             yield variable

@@ -1,4 +1,4 @@
-"""The sums of a strip, and what becomes of them."""
+"""Accumulators of a thread tile, and their epilogue."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .thread_tile import ThreadTile
 
 
 class StripEpilogue:
-    """The sums of a strip, and their way to the output, through the epilogue.
+    """Accumulators of a thread tile, and their store to the output with the epilogue.
 
     Args:
-        w: the workload.
-        arrays: the function's arguments.
-        thread_tile: the strips.
-        thread_coords: where the thread is.
+        w: The workload.
+        arrays: Argument buffers by name.
+        thread_tile: The thread tile.
+        thread_coords: Coordinates of the thread.
 
     Attributes:
-        accum: (rows, columns, channels).
+        accum: The accumulators (rows, columns, channels).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StripEpilogue:
         self._channel_arg_names = [name for name, argument_kind in argument_kinds.items() if argument_kind == "channel"]
 
     def init_accumulators(self) -> None:
-        """Set the sums to zero, and read of the epilogue's arguments what all pixels share."""
+        """Set the accumulators to zero, and load the epilogue arguments that all pixels share."""
         num_rows, num_columns, vector = self.accum.shape
         with open_loop("i", num_rows) as i, open_loop("j", num_columns) as j, open_loop("channel", vector) as channel:
             T.buffer_store(self.accum, tirx.const(0, ACCUMULATOR), [i, j, channel])
@@ -60,12 +60,12 @@ class StripEpilogue:
     def accumulate_product(
         self, row_idx: Any, column_idx: Any, channel: Any, input_value: Any, weight_value: Any
     ) -> None:
-        """Add a product to a sum; the operands are widened first."""
+        """Add the product of two operands, which are widened first, to an accumulator."""
         product = input_value.astype(ACCUMULATOR) * weight_value.astype(ACCUMULATOR)
         T.buffer_store(self.accum, self.accum[row_idx, column_idx, channel] + product, [row_idx, column_idx, channel])
 
     def store_row(self, row_idx: int) -> None:
-        """Store the strip's row `row_idx`."""
+        """Store output row `row_idx` of the strip."""
         thread_tile, thread_coords = self._thread_tile, self._thread_coords
         row, channel = thread_coords.row + row_idx, get_thread_channel(thread_tile, thread_coords)
         _, num_rows, num_columns = self._plane_shape.output_size
@@ -97,7 +97,7 @@ class StripEpilogue:
             emit_guarded(list_bounds_checks(j), write_pixel)
 
     def _output_index(self, row: Any, column_idx: Any, channel: Any) -> tuple[Any, ...]:
-        """Where in the output column `column_idx` of the strip lies."""
+        """Return the index in the output of a column of the strip."""
         return self._plane_shape.array_index(
             self._thread_coords.image,
             (self._thread_coords.plane, row, self._thread_coords.column + column_idx),
@@ -120,7 +120,7 @@ class StripEpilogue:
     def _read_vector(
         self, name: str, register_index: Callable[[Any], Sequence[Any]], source_index: Callable[[Any], Any]
     ) -> None:
-        """Read a vector of an epilogue's argument."""
+        """Load a vector of an epilogue argument."""
         emit_vector_copy(
             self._thread_tile.vector,
             self._argument_regs[name],

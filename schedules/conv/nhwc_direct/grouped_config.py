@@ -1,4 +1,4 @@
-"""How `grouped_nhwc` computes a convolution: its knobs, what they take, and the defaults."""
+"""Tile config of `grouped_nhwc`: knobs, resource usage and defaults."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from .default_config import (
 )
 from .thread_tile import MAX_LOAD_BYTES, VECTOR_CHOICES, ThreadTile, count_distinct_inputs, list_vector_choices
 
-UNROLL_SCOPES = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
+UNROLL_SCOPES = ("row", "tap")  # unrolled part of the filter: one row, or nothing
 WEIGHT_SCOPES = ("shared", "global")
-MAX_DEFAULT_LIVE_REGISTERS = 128  # registers, see `MAX_HELD`
+MAX_DEFAULT_LIVE_REGISTERS = 128  # per thread; see `MAX_LIVE_REGISTERS`
 
 
 @dataclass(frozen=True)
 class GroupedTileConfig:
-    """How the convolution is computed; one config, or columns of many.
+    """One config, or many configs as columns.
 
     Attributes:
-        thread_tile: what a thread computes.
-        block_k: input channels of a step.
-        unroll_scope: of the filter, one of `UNROLL_SCOPES`.
-        weight_scope: where threads read the filters, one of `WEIGHT_SCOPES`.
+        thread_tile: Tile of a thread.
+        block_k: Input channels per k-tile.
+        unroll_scope: Unrolled part of the filter, one of `UNROLL_SCOPES`.
+        weight_scope: Memory from which threads read the filters, one of `WEIGHT_SCOPES`.
     """
 
     thread_tile: ThreadTile
@@ -52,29 +52,29 @@ class GroupedTileConfig:
 
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> GroupedTileConfig:
-        """The plans of many configs."""
+        """Return the configs of columns."""
         return cls(ThreadTile.from_columns(w, columns), columns["depth"], columns["unrolled"], columns["weight"])
 
     def count_products(self, w: Conv) -> Any:
-        """Multiplications of a thread in the kernel's text."""
+        """Return the number of multiplications per thread in the kernel's source."""
         return self.thread_tile.num_accumulators * self.block_k * self._select_by_unroll_scope(w.kernel[-1], 1)
 
     def window_vectors(self, w: Conv) -> Any:
-        """Vectors of an input line that a thread loads in a step."""
+        """Return the vectors of an input row that a thread loads per k-tile."""
         columns = self.thread_tile.columns.local
         return self._select_by_unroll_scope(
             count_distinct_inputs(columns, w.stride[-1], w.kernel[-1], w.dilation[-1]), columns
         )
 
     def count_loaded_vectors(self, w: Conv) -> Any:
-        """Vectors of the input that a thread loads."""
+        """Return the number of input vectors that a thread loads."""
         k_tiles = (
             math.prod(w.kernel[:-1]) * (w.C // w.groups // self.block_k) * self._select_by_unroll_scope(1, w.kernel[-1])
         )
         return k_tiles * self.thread_tile.rows.local * self.window_vectors(w)
 
     def count_filter_vectors(self, w: Conv) -> Any:
-        """Vectors of the filters that a thread reads."""
+        """Return the number of filter vectors that a thread reads."""
         channels_per_group = w.C // w.groups
         return math.prod(w.kernel) * np.where(
             np.equal(self.weight_scope, "shared"),
@@ -83,7 +83,7 @@ class GroupedTileConfig:
         )
 
     def estimate_issued_instructions(self, w: Conv) -> Any:
-        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
+        """Return the estimated instructions per thread: products, conversions of operands, guarded loads, stores."""
         strip, channels_per_group, is_16_bit = self.thread_tile, w.C // w.groups, get_element_bytes(w) < WORD_BYTES
         widening_instructions = is_16_bit * (
             self.count_loaded_vectors(w) * self.block_k + math.prod(w.kernel) * channels_per_group * strip.vector
@@ -98,7 +98,7 @@ class GroupedTileConfig:
         )
 
     def estimate_live_registers(self, w: Conv) -> Any:
-        """Registers of a thread for its sums, the window of a step, and the weights of a tap."""
+        """Return the estimated registers per thread: accumulators, the window of a k-tile, the weights of a tap."""
         words_per_element = get_element_bytes(w) / WORD_BYTES
         window_words = self.thread_tile.rows.local * self.window_vectors(w) * self.block_k * words_per_element
         return (
@@ -108,12 +108,12 @@ class GroupedTileConfig:
         )
 
     def shared_bytes(self, w: Conv) -> Any:
-        """Shared memory of a block for its filters."""
+        """Return the shared memory of a block's filters in bytes."""
         channels = self.thread_tile.channels.thread * self.thread_tile.vector
         return math.prod(w.kernel) * (w.C // w.groups) * channels * get_element_bytes(w)
 
     def estimate_cycles(self, w: Conv) -> Any:
-        """An estimate to choose defaults by; see `estimate_cycles`."""
+        """Return the latency estimate that selects the defaults; see `default_config.estimate_cycles`."""
         strip, filter_bytes = self.thread_tile, self.shared_bytes(w)
         is_weight_shared = np.equal(self.weight_scope, "shared")
         copy_instructions = np.where(is_weight_shared, 3 * filter_bytes / get_element_bytes(w) / strip.num_threads, 0)
@@ -128,7 +128,7 @@ class GroupedTileConfig:
         )
 
     def is_default_allowed(self, w: Conv) -> Any:
-        """Whether a default may be so."""
+        """Return whether the config may be a default."""
         exceeds_shared_memory = np.equal(self.weight_scope, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
         return (
             (self.count_products(w) <= MAX_PRODUCTS)
@@ -137,17 +137,17 @@ class GroupedTileConfig:
         )
 
     def _select_by_unroll_scope(self, row_value: Any, tap_value: Any) -> Any:
-        """One of two numbers, by what is unrolled."""
+        """Return one of two values, depending on the unrolled part of the filter."""
         return np.where(np.equal(self.unroll_scope, "row"), row_value, tap_value)
 
 
 def list_block_k_choices(w: Conv) -> tuple[int, ...]:
-    """The numbers of input channels that a step may have: those of one load at most that divide a group."""
+    """Return the options for input channels per k-tile: divisors of a group that one load can read."""
     return tuple(d for d in VECTOR_CHOICES if d * get_element_bytes(w) <= MAX_LOAD_BYTES and w.C // w.groups % d == 0)
 
 
 def declare_knobs(w: Conv, k: Knobs) -> GroupedTileConfig:
-    """The plan, from knobs; the defaults are those of the least estimate."""
+    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
     vector_choices = list_vector_choices(w, lambda v: w.O // w.groups % v == 0)
     defaults = _select_default(w, vector_choices)
     strip = declare_tile_knobs(k, w, vector_choices, defaults)
@@ -161,7 +161,7 @@ def declare_knobs(w: Conv, k: Knobs) -> GroupedTileConfig:
 
 @functools.lru_cache(maxsize=64)
 def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
-    """The knobs of the least estimate."""
+    """Return the knobs with the lowest estimate."""
 
     def list_variants(strip: ThreadTile) -> Iterator[DefaultCandidates]:
         for block_k, unrolled, weight in itertools.product(list_block_k_choices(w), UNROLL_SCOPES, WEIGHT_SCOPES):
@@ -176,5 +176,5 @@ def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     return compute_config_usage(w, GroupedTileConfig.from_columns(w, columns))

@@ -1,16 +1,16 @@
 """Grouped convolution, channels last: a thread sums vectors of a group's few input channels for a few of its outputs.
 
-Where groups are small, as in ResNeXt and RegNet, a tile of a matrix product has no room for its operands: each group is
-a product of its own, of 4 to 32 channels by as many. A thread computes a vector of output channels of one group for a
-strip of neighbouring pixels. In each step, of a row of the filter and a few input channels, it loads the lines of its
-window in vectors, which the threads of the other outputs of the group load as well, by the same instructions; then for
-each tap the weights of its outputs, and every weight is used for all pixels of the strip.
+If groups are small, as in ResNeXt and RegNet, each group is a matrix product of 4 to 32 channels by as many, too small
+for the tiles of a matrix-product kernel. A thread computes a vector of output channels of one group for a strip of
+neighbouring pixels. Each k-tile covers a filter row and a few input channels. The thread loads the rows of its input
+window in vectors; threads of other outputs of the group load the same vectors by the same instructions. It then loads
+the weights of its outputs for each tap, and uses every weight for all pixels of the strip.
 
-The weights of a block are turned around in shared memory, so that a thread reads those of its outputs as a vector; or
+A block transposes its weights in shared memory, so that a thread reads those of its outputs as a vector. Alternatively,
 each thread loads them from global memory, a vector of input channels for each output.
 
-From `depthwise_nhwc`, whose strips these are, of signals and volumes too: a sum over the channels of the group, a step
-at a time, in a loop.
+The thread tiles are those of `depthwise_nhwc`, also for signals and volumes; the difference is a loop over the k-tiles
+of a group's channels.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ from .thread_loops import (
     open_loop,
 )
 
-MAX_GROUP_CHANNELS = 32  # of a group: more had better be multiplied as matrices
-MIN_TENSOR_CORE_CHANNELS = (
-    16  # 16-bit channels that tensor cores multiply at a time: by these they take half as long (ResNeXt, RegNet)
-)
+MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
+MIN_TENSOR_CORE_CHANNELS = 16  # 16-bit channels per mma; tensor cores then take half the time (ResNeXt, RegNet)
 
 
 def has_groups(w: Conv) -> bool:
@@ -53,7 +51,7 @@ def has_groups(w: Conv) -> bool:
 
 
 def can_fill_tensor_cores(w: Conv) -> bool:
-    """Whether the channels of a group are as many as tensor cores multiply at a time."""
+    """Return whether the channels of a group fill the depth of an mma."""
     return w.storage != "float32" and w.C // w.groups >= MIN_TENSOR_CORE_CHANNELS
 
 
@@ -67,7 +65,7 @@ def can_fill_tensor_cores(w: Conv) -> bool:
     defers_when=can_fill_tensor_cores,
 )
 def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
-    """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
+    """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
     config = declare_knobs(w, k)
     return build_conv_schedule(
         w, config.thread_tile, lambda arrays, at: GroupedNhwcKernel(w, config, arrays, at).emit()
@@ -75,21 +73,16 @@ def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 
 class GroupedNhwcKernel:
-    """Writes what a thread does."""
+    """Emitter of a thread's work."""
 
     def __init__(
         self, w: Conv, config: GroupedTileConfig, arrays: Mapping[str, Any], thread_coords: ThreadCoords
     ) -> None:
-        self.w, self.config, self.thread_tile, self.thread_coords, self.K = (
-            w,
-            config,
-            config.thread_tile,
-            thread_coords,
-            arrays["K"],
-        )
+        self.w, self.config, self.thread_tile = w, config, config.thread_tile
+        self.thread_coords, self.K = thread_coords, arrays["K"]
         self.channels_per_group, self.plane_shape = w.C // w.groups, PlaneShape.from_workload(w)
         self.first_channel = get_thread_channel(self.thread_tile, thread_coords)
-        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # columns of the filter
+        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # filter columns
         self.epilogue = StripEpilogue(w, arrays, self.thread_tile, thread_coords)
         rows_per_thread = self.thread_tile.rows.local
         self.input_window = InputWindow(
@@ -102,17 +95,11 @@ class GroupedNhwcKernel:
             num_unrolled_taps=self.num_unrolled_taps,
         )
         self.is_weight_shared = config.weight_scope == "shared"
-        register_shape = (
-            (config.block_k, self.thread_tile.vector)
-            if self.is_weight_shared
-            else (self.thread_tile.vector, config.block_k)
-        )
-        self.weight_regs = allocate_local(
-            "weights", register_shape, w.storage
-        )  # of a tap, as they are read: the vectors innermost
+        shape = (config.block_k, self.thread_tile.vector)  # one tap; the axis that is loaded in vectors is innermost
+        self.weight_regs = allocate_local("weights", shape if self.is_weight_shared else shape[::-1], w.storage)
 
     def emit(self) -> None:
-        """Write all of it."""
+        """Emit the thread's work."""
         w, config, rows_per_thread = self.w, self.config, self.thread_tile.rows.local
         if self.is_weight_shared:
             self.smem_filters = load_filters_to_smem(w, self.thread_tile, self.thread_coords, self.K)
@@ -142,7 +129,7 @@ class GroupedNhwcKernel:
             self.epilogue.store_row(row_idx)
 
     def first_tap(self, tap_group: Any) -> tuple[Any, Any, Any]:
-        """Plane, row and column of the first of the taps that are unrolled together."""
+        """Return plane, row and column of the first tap of a group of unrolled taps."""
         return (
             self.plane_shape.tap_from_index(tap_group)
             if self.config.unroll_scope == "tap"
@@ -151,11 +138,11 @@ class GroupedNhwcKernel:
 
     @property
     def k_tiles_per_group(self) -> int:
-        """Steps of a group's input channels."""
+        """K-tiles of a group's input channels."""
         return self.channels_per_group // self.config.block_k
 
     def load_weights(self, tap: tuple[Any, Any, Any], k_tile: Any) -> None:
-        """Read the weights of one tap and step."""
+        """Load the weights of one tap and k-tile."""
         vector_elements, block_k = self.thread_tile.vector, self.config.block_k
         if self.is_weight_shared:
             lane_offset = self.thread_coords.vector_idx * vector_elements - self.thread_coords.block_channel
@@ -181,7 +168,7 @@ class GroupedNhwcKernel:
                 )
 
     def accumulate_row(self, row_idx: int, column: int) -> None:
-        """Add to the strip's row `row_idx` the products of one of the unrolled columns of the filter."""
+        """Accumulate the products of one unrolled filter column to output row `row_idx` of the strip."""
         columns, vector, block_k = self.thread_tile.columns.local, self.thread_tile.vector, self.config.block_k
         with (
             open_loop("d", block_k) as channel_in,

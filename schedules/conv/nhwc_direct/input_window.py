@@ -1,4 +1,4 @@
-"""The input of a strip: lines of it in registers, that several outputs take together."""
+"""Input window of a thread tile: input rows in registers, which neighbouring outputs share."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .thread_tile import ThreadTile, compute_window_extent, list_input_offsets
 
 
 class InputWindow:
-    """Lines of the input as a strip sees them, in registers: for each, the vectors that its columns take together.
+    """Rows of a thread tile's input in registers, each with the channel vectors that all output columns read.
 
     Args:
-        w: the workload.
-        X: the input.
-        thread_tile: the strips.
-        thread_coords: where the thread is.
-        vector_elements: channels of a vector.
-        num_rows: how many are held.
-        num_unrolled_taps: how many of the filter's columns are unrolled.
+        w: The workload.
+        X: The input.
+        thread_tile: The thread tile.
+        thread_coords: Coordinates of the thread.
+        vector_elements: Channels per vector.
+        num_rows: Number of rows held at a time.
+        num_unrolled_taps: Number of unrolled filter columns.
 
     Attributes:
-        values: the array, (lines, places, channels).
-        first_plane: the input's plane that the strip meets first; it may lie outside.
-        first_row: likewise the line that its first row meets first.
-        first_column: likewise its column.
+        values: The registers (rows, columns, channels).
+        first_plane: First input plane of the tile, possibly outside the input.
+        first_row: First input row of the tile's first row, possibly outside the input.
+        first_column: First input column of the tile's first column, possibly outside the input.
     """
 
     def __init__(
@@ -43,19 +43,12 @@ class InputWindow:
         num_rows: int,
         num_unrolled_taps: int,
     ) -> None:
-        self._w, self._X, self._thread_tile, self._thread_coords, self._vector_elements = (
-            w,
-            X,
-            thread_tile,
-            thread_coords,
-            vector_elements,
-        )
+        self._w, self._X, self._vector_elements = w, X, vector_elements
+        self._thread_tile, self._thread_coords = thread_tile, thread_coords
         self._column_offsets = list_input_offsets(
             thread_tile.columns.local, w.stride[-1], num_unrolled_taps, w.dilation[-1]
         )
-        if self._column_offsets != [
-            *range(len(self._column_offsets))
-        ]:  # what neighbouring columns take lies side by side even so
+        if self._column_offsets != [*range(len(self._column_offsets))]:  # inputs of neighbouring columns are adjacent
             self._column_offsets.sort(key=lambda place: (place % w.stride[-1], place))
         self.values = allocate_local("window", (num_rows, len(self._column_offsets), vector_elements), w.storage)
         self._plane_shape = plane_shape = PlaneShape.from_workload(w)
@@ -70,9 +63,7 @@ class InputWindow:
         )
 
     def window_column(self, output_column: Any, filter_column: int) -> Any:
-        """Where in a line the input is that the filter's column `filter_column` meets for the strip's column
-        `output_column`.
-        """
+        """Return the position in a row of the input for `output_column` and filter column `filter_column`."""
         offset_idx = self._column_offsets.index(filter_column * self._w.dilation[-1])
         if self._thread_tile.columns.local == 1:
             return offset_idx
@@ -81,13 +72,17 @@ class InputWindow:
         )
 
     def load_row(self, window_row: Any, filter_plane: Any, row_offset: Any, channel: Any, column: Any = 0) -> None:
-        """Load line `window_row`: of the plane that the filter's plane `filter_plane` meets, so many lines down, from a
-        channel on.
+        """Load an input row to `window_row`, from a channel on.
+
+        Args:
+            window_row: Row of the registers.
+            filter_plane: Filter plane, which selects the input plane.
+            row_offset: Offset of the row from `first_row`.
+            channel: First channel.
+            column: Offset of the first column from `first_column`.
         """
-        plane, row_offset = (
-            self.first_plane + filter_plane * self._plane_shape.dilations[0],
-            self.first_row + row_offset,
-        )
+        plane = self.first_plane + filter_plane * self._plane_shape.dilations[0]
+        row_offset = self.first_row + row_offset
         if self._column_offsets == [*range(len(self._column_offsets))]:
             with open_loop("g", len(self._column_offsets)) as offset_idx:
                 self._load_vector(
@@ -100,7 +95,7 @@ class InputWindow:
                 )
 
     def _load_vector(self, window_row: Any, offset_idx: Any, input_coords: tuple[Any, Any, Any], channel: Any) -> None:
-        """Load a vector of the input, zeros outside."""
+        """Load a vector of the input, or zeros outside the image."""
 
         def fill_vector(get_value: Callable[[Any], Any]) -> None:
             emit_vector_copy(self._vector_elements, self.values, lambda lane: (window_row, offset_idx, lane), get_value)
@@ -116,7 +111,7 @@ class InputWindow:
         )
 
     def _list_bounds_checks(self, input_coords: tuple[Any, Any, Any]) -> list[Any]:
-        """What has to hold for a place of the input to exist, tested for where it might not."""
+        """Return the conditions under which an input coordinate is inside the image, without those that always hold."""
         plane_shape, conditions = self._plane_shape, []
         computed_sizes = (
             plane_shape.output_size[0],

@@ -1,4 +1,4 @@
-"""The words that kernels of strips are written in: where a thread is, loops, guards, vectors of channels."""
+"""Building blocks of the NHWC direct kernels: thread coordinates, loops, guards, and vector copies of channels."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ...tir_builder import build_schedule
 from ..plane_shape import PlaneShape
 from .thread_tile import MAX_LOAD_BYTES, ThreadTile
 
-MAX_UNROLLED_COPIES = 32  # of a thread to shared memory, unrolled
+MAX_UNROLLED_COPIES = 32  # copies per thread to shared memory
 
 
 class ThreadCoords(NamedTuple):
-    """Where a thread is.
+    """Coordinates of a thread.
 
     Attributes:
-        image: of the batch.
-        plane: of the output; 0 where there is one.
-        block_channel: the first channel of its block.
-        vector_idx: its vector of channels in the whole tensor; may lie behind the last one.
-        row: its first output row.
-        column: its first output column.
-        thread_idx: its number in the block.
+        image: Image of the batch.
+        plane: Output plane; 0 if there is only one.
+        block_channel: First channel of the thread's block.
+        vector_idx: Index of the thread's channel vector in the whole tensor; it may exceed the last one.
+        row: First output row of the thread.
+        column: First output column of the thread.
+        thread_idx: Index of the thread in its block.
     """
 
     image: Any
@@ -48,12 +48,12 @@ class ThreadCoords(NamedTuple):
 def build_conv_schedule(
     w: Conv, thread_tile: ThreadTile, emit_thread: Callable[[dict[str, Any], ThreadCoords], None]
 ) -> Schedule:
-    """A convolution as a scheduled function of its arguments.
+    """Return a convolution as a scheduled function of its arguments.
 
     Args:
-        w: the convolution.
-        thread_tile: of a thread.
-        emit_thread: writes what a thread does, given the arguments by name and where the thread is.
+        w: The convolution.
+        thread_tile: Tile of a thread.
+        emit_thread: Function that emits a thread's work, given the arguments by name and the thread's coordinates.
     """
 
     def body(arguments: dict[str, Any]) -> None:
@@ -64,26 +64,24 @@ def build_conv_schedule(
 
 
 def allocate_local(name: str, shape: Sequence[int], dtype: str) -> Any:
-    """An array in registers."""
+    """Allocate an array in registers."""
     return IRBuilder.name(name, T.sblock_alloc_buffer(tuple(shape), dtype, scope="local"))
 
 
 @contextlib.contextmanager
 def open_loop(name: str, extent: int, loop_kind: Callable[[int], Any] = T.unroll) -> Iterator[Any]:
-    """A loop of the builder, its variable called by a name."""
+    """Open a loop of the builder with a named variable."""
     with loop_kind(extent) as variable:
         yield IRBuilder.name(name, variable)
 
 
 @contextlib.contextmanager
 def open_launch_loops(w: Conv, thread_tile: ThreadTile) -> Iterator[ThreadCoords]:
-    """The loops of blocks and threads. What is unrolled inside them is left to the device's compiler to unroll."""
+    """Open the loops over blocks and threads; the device's compiler unrolls the unrolled loops inside them."""
     channel_tile, row_tile, column_tile = thread_tile.channels, thread_tile.rows, thread_tile.columns
     channel_blocks, pixel_blocks = channel_tile.block, column_tile.block * row_tile.block
-    num_images, planes_per_image = (
-        PlaneShape.from_workload(w).num_output_planes,
-        PlaneShape.from_workload(w).output_size[0],
-    )
+    plane_shape = PlaneShape.from_workload(w)
+    num_images, planes_per_image = plane_shape.num_output_planes, plane_shape.output_size[0]
     with contextlib.ExitStack() as stack:
 
         def bind(extent: int, thread: str) -> Any:
@@ -91,17 +89,11 @@ def open_launch_loops(w: Conv, thread_tile: ThreadTile) -> Iterator[ThreadCoords
 
         if max(pixel_blocks, num_images) > MAX_BLOCKS_YZ:
             block = bind(num_images * pixel_blocks * channel_blocks, "blockIdx.x")
-            image, pixel, channel = (
-                block // (pixel_blocks * channel_blocks),
-                block // channel_blocks % pixel_blocks,
-                block % channel_blocks,
-            )
+            image, pixel = block // (pixel_blocks * channel_blocks), block // channel_blocks % pixel_blocks
+            channel = block % channel_blocks
         else:
-            image, pixel, channel = (
-                bind(num_images, "blockIdx.z"),
-                bind(pixel_blocks, "blockIdx.y"),
-                bind(channel_blocks, "blockIdx.x"),
-            )
+            image, pixel = bind(num_images, "blockIdx.z"), bind(pixel_blocks, "blockIdx.y")
+            channel = bind(channel_blocks, "blockIdx.x")
         z, y, x = (
             bind(axis_tile.thread, f"threadIdx.{axis_letter}")
             for axis_tile, axis_letter in ((row_tile, "z"), (column_tile, "y"), (channel_tile, "x"))
@@ -119,7 +111,7 @@ def open_launch_loops(w: Conv, thread_tile: ThreadTile) -> Iterator[ThreadCoords
 
 
 def get_thread_channel(thread_tile: ThreadTile, thread_coords: ThreadCoords) -> Any:
-    """The first channel of a thread: of one that has none, the last thread's, so that it may read and not store."""
+    """Return the first channel of a thread; a thread without channels reads the last vector, but never stores."""
     channels = thread_tile.channels
     return (
         thread_coords.vector_idx if channels.divides else tirx.min(thread_coords.vector_idx, channels.extent - 1)
@@ -129,7 +121,7 @@ def get_thread_channel(thread_tile: ThreadTile, thread_coords: ThreadCoords) -> 
 def emit_guarded(
     conditions: Sequence[Any], emit_then: Callable[[], None], emit_else: Callable[[], None] | None = None
 ) -> None:
-    """Write `emit_then` where all tests hold and `emit_else` where not."""
+    """Emit `emit_then` under all conditions, and `emit_else` otherwise."""
     if not conditions:
         emit_then()
         return
@@ -144,7 +136,7 @@ def emit_guarded(
 def emit_vector_copy(
     num_lanes: int, target: Any, target_index: Callable[[Any], Sequence[Any]], value: Callable[[Any], Any]
 ) -> None:
-    """Write `target[target_index(lane)] = value(lane)` for all lanes, in vectors as wide as they can be."""
+    """Emit `target[target_index(lane)] = value(lane)` for all lanes, in the widest possible vectors."""
     width = min(num_lanes, MAX_LOAD_BYTES // get_numpy_dtype(str(target.dtype)).itemsize)
     for first_lane in range(0, num_lanes, width):
         if width == 1:
@@ -155,16 +147,13 @@ def emit_vector_copy(
 
 
 def load_filters_to_smem(w: Conv, thread_tile: ThreadTile, thread_coords: ThreadCoords, K: Any) -> Any:
-    """Turn the filters of a block around in shared memory: (taps and input channels, output channels of the block).
+    """Copy a block's filters to shared memory, transposed to (taps and input channels, output channels of the block).
 
-    Neighbouring threads copy neighbouring output channels, which lie a filter apart: they store to neighbouring words,
-    and what they read of a sector is in the L1 cache for the taps that follow.
+    Neighbouring threads copy neighbouring output channels, whose filters are a filter apart in global memory. They
+    store to neighbouring words, and the L1 cache serves the other elements of the sectors that they read.
     """
-    block_channels, channels_per_group, plane_shape = (
-        thread_tile.channels.thread * thread_tile.vector,
-        w.C // w.groups,
-        PlaneShape.from_workload(w),
-    )
+    plane_shape = PlaneShape.from_workload(w)
+    block_channels, channels_per_group = thread_tile.channels.thread * thread_tile.vector, w.C // w.groups
     num_rows = plane_shape.num_taps * channels_per_group
     shared = IRBuilder.name("filters", T.sblock_alloc_buffer((num_rows, block_channels), w.storage, scope="shared"))
     num_copies = ceil_div(num_rows * block_channels, thread_tile.num_threads)

@@ -1,1 +1,1 @@
-"""Schedules for tensor cores: by rewriting alone, each instruction written, on Hopper, and for first layers."""
+"""Tensor-core schedules: by rewriting alone, with each instruction emitted, for Hopper, and for first layers."""

@@ -1,4 +1,4 @@
-"""What programs do to sums before they store them: the epilogue, for neighbouring channels of a pixel."""
+"""Epilogue operations of tensor-core kernels: applied to the accumulators of neighbouring channels before the store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def read_argument(
     num_channels: int,
     registers: Buffer,
 ) -> list[Expr]:
-    """Load an operation's argument for neighbouring output channels of a pixel.
+    """Load an epilogue operation's argument for neighbouring output channels of a pixel.
 
     Args:
-        w: the workload, in NHWC.
-        arguments: by name.
-        operation: of the epilogue; it takes an argument.
-        m: the pixel, of the whole batch.
-        o: the first output channel.
-        num_channels: how many channels; `o` is a multiple of it.
-        registers: uint32, at least 8: what is loaded is there until the next load.
+        w: The workload, in NHWC.
+        arguments: Argument buffers by name.
+        operation: Epilogue operation that takes an argument.
+        m: Index of the pixel in the whole batch.
+        o: First output channel, a multiple of `num_channels`.
+        num_channels: Number of channels.
+        registers: At least 8 uint32 registers; they hold the loaded values until the next load.
 
     Returns:
         The elements, in the accumulation dtype.
@@ -49,18 +49,18 @@ def apply_epilogue(
     registers: Buffer,
     prefetched: Mapping[str, Buffer] | None = None,
 ) -> None:
-    """Apply operations to neighbouring sums and round them to the storage dtype.
+    """Apply epilogue operations to the accumulators of neighbouring channels and round them to the storage dtype.
 
     Args:
-        w: the workload, in NHWC.
-        arguments: by name.
-        operations: of the epilogue, in order.
-        m: the pixel, of the whole batch.
-        o: the first output channel.
-        num_channels: how many channels.
-        accumulators: the sums, float32; their results lie there afterwards, before they are rounded.
-        registers: uint32, at least 8: the results are packed there.
-        prefetched: arguments that were loaded before, as `registers` would have them, by name.
+        w: The workload, in NHWC.
+        arguments: Argument buffers by name.
+        operations: Epilogue operations, in order.
+        m: Index of the pixel in the whole batch.
+        o: First output channel.
+        num_channels: Number of channels.
+        accumulators: Accumulators in float32; the unrounded results replace them.
+        registers: At least 8 uint32 registers, which receive the packed results.
+        prefetched: Arguments that were loaded earlier, by name, in the format of `registers`.
     """
     remaining_ops, relu = split_trailing_relu(operations, w.storage)
     for operation in remaining_ops:
@@ -70,13 +70,12 @@ def apply_epilogue(
         elif operation.argument_kind:
             argument_values = read_argument(w, arguments, operation, m, o, num_channels, registers)
         for e in range(num_channels):
-            store(
-                accumulators, e, operation.compute(accumulators[e], *([argument_values[e]] if argument_values else []))
-            )
+            value = [argument_values[e]] if argument_values else []
+            store(accumulators, e, operation.compute(accumulators[e], *value))
     pack(registers, 0, [accumulators[e] for e in range(num_channels)], w.storage, relu)
 
 
 def split_trailing_relu(ops: Sequence[epilogue.EpilogueOp], dtype: str) -> tuple[Sequence[epilogue.EpilogueOp], bool]:
-    """Operations without a ReLU at their end, if there is one and rounding to a dtype does that too."""
+    """Return the operations without a trailing ReLU, and whether the conversion to `dtype` applies that ReLU."""
     relu = dtype != "float32" and bool(ops) and ops[-1].name == "relu"
     return ops[:-1] if relu else ops, relu

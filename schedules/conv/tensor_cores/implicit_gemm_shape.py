@@ -1,4 +1,4 @@
-"""A convolution as a product of matrices: pixels × channels, summed over the channels of the input and the taps."""
+"""Shape of a convolution as a matrix product: pixels × output channels, summed over taps and input channels."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
-VECTOR_BYTES = 16  # bytes that an asynchronous copy and a row of `ldmatrix` have at most
-ACCUMULATOR_BYTES = 4  # of a float32
+VECTOR_BYTES = 16  # maximum number of bytes of one cp.async; also the bytes of an `ldmatrix` row
+ACCUMULATOR_BYTES = 4  # bytes of a float32 accumulator
 
 
 class ImplicitGemmShape(NamedTuple):
-    """The product of matrices that a convolution is, once for each group.
+    """Shape of the matrix product that computes a convolution, once for each group.
 
     Attributes:
-        m: pixels of the whole batch.
-        n: output channels of a group.
-        k: input channels of a group × taps.
-        channels_per_group: input channels of a group.
-        groups: how many products there are.
-        itemsize: bytes of an element of the operands.
-        min_bytes: that are moved from and to memory at least.
-        spatial_ndim: axes of space, of which each has a coordinate.
+        m: Number of pixels in the whole batch.
+        n: Output channels per group.
+        k: Input channels per group × taps.
+        channels_per_group: Input channels per group.
+        groups: Number of groups, each with its own product.
+        itemsize: Bytes of an operand element.
+        min_bytes: Minimum number of bytes moved from and to memory.
+        spatial_ndim: Number of spatial axes.
     """
 
     m: int
@@ -37,7 +37,7 @@ class ImplicitGemmShape(NamedTuple):
 
     @classmethod
     def from_workload(cls, w: Conv) -> ImplicitGemmShape:
-        """The product of a convolution."""
+        """Return the matrix product of a convolution."""
         channels_per_group = w.C // w.groups
         k = channels_per_group * math.prod(w.kernel)
         return cls(

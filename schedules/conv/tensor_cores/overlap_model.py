@@ -1,4 +1,4 @@
-"""How long work takes of which parts run side by side."""
+"""Latency of work whose parts overlap in time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-P_NORM_EXPONENT = 4  # the p of the norm
+P_NORM_EXPONENT = 4
 
 
 def combine_overlapping_times(*times: Any) -> Any:
-    """The longest of several times, smoothed by a p-norm: more where others come near to it."""
+    """Return the p-norm of several times: close to the longest one, and more if others are nearly as long."""
     return sum(np.asarray(time, float) ** P_NORM_EXPONENT for time in times) ** (1 / P_NORM_EXPONENT)

@@ -1,10 +1,9 @@
-"""Filters that cut the image into pieces, as a vision transformer's patches are, seen so that they are easy to copy.
+"""Space-to-depth rewrite of convolutions with non-overlapping filters, such as the patches of a vision transformer.
 
-Where the lines of a filter neither overlap nor leave gaps, and the channels come last, the elements under one line lie
-together in memory, in the input as in the weight. So they are the channels of a filter that is one element wide: of
-16×16 patches of three channels, 48 in place of 3. And what such a filter is high is an axis of its own, on which it has
-one place: images of lines of patches × lines of a patch × patches of a line. Nothing is moved: both are other views of
-the same arrays.
+If the positions of a filter neither overlap nor leave gaps and channels are last, the elements below one filter row are
+contiguous in memory, in the input as in the weight. They can be viewed as the channels of a filter of width one:
+patches of 16 × 16 × 3 have 48 channels instead of 3. The filter's height then becomes an axis of its own: the image is
+(rows of patches, rows of a patch, patches per row). No data moves, because both are views of the same arrays.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from tvmconv.workloads import Conv, Conv2d, Conv3d
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-MIN_ROW_BYTES = 128  # of channels, that a copy brings as one row
+MIN_ROW_BYTES = 128  # bytes of channels from which on a copied row is long enough
 
 
 def fold_filter_row_into_channels(w: Conv) -> Conv:
-    """The same convolution with a line of the filter as channels, where that is possible and channels are few."""
+    """Return the same convolution with filter rows as channels, if this is possible and channels are few."""
     filter_width, is_row_wide_enough = w.kernel[-1], w.C * get_numpy_dtype(w.storage).itemsize >= MIN_ROW_BYTES
     if (
         filter_width == 1
@@ -35,7 +34,7 @@ def fold_filter_row_into_channels(w: Conv) -> Conv:
 
 
 def split_filter_height(w: Conv) -> Conv:
-    """The same with the filter's height as an axis of its own, where TMA's steps are too short for it; or `w`."""
+    """Return the same convolution with the filter's height as an axis if its stride exceeds TMA's limit."""
     if (
         not isinstance(w, Conv2d)
         or w.R <= maps.MAX_ELEMENT_STRIDE
@@ -51,7 +50,7 @@ def split_filter_height(w: Conv) -> Conv:
 
 
 def _is_non_overlapping(w: Conv, axis: int) -> bool:
-    """Whether the filter's places along an axis neither overlap, nor leave gaps, nor leave the image."""
+    """Return whether filter positions along an axis do not overlap, leave no gaps and stay inside the image."""
     size, stride, dilation = w.kernel[axis], w.stride[axis], w.dilation[axis]
     return (
         size == stride and dilation == 1 and w.pad_low[axis] == w.pad_high[axis] == 0 and w.input_size[axis] % size == 0

@@ -1,25 +1,26 @@
-"""Tensor cores: a warp multiplies tiles of 16 × 16, whose operands are copied asynchronously, steps ahead.
+"""Tensor cores by rewriting alone: a warp multiplies tiles of 16 × 16, whose operands are copied asynchronously ahead.
 
-From `conflict_free`: the same product of matrices, pixels × channels, summed over the filter's taps and the input
-channels. What changes, each by a rewrite or two:
+It computes the same matrix product as `conflict_free`: pixels × channels, summed over the filter's taps and the input
+channels. Each difference is one or two rewrites:
 
-* What is multiplied at once are no two numbers but two tiles: `tensorize` replaces the innermost 16 × 16 × 16 products
-  (8 deep in TF32) by two mma.sync. Operands and sums lie in registers, spread over the 32 lanes of a warp as the
-  instruction wants them: buffers of the scope "warp". A block is a few warps, each with a rectangle of tiles; what it
-  loads once serves a whole row, or column, of them.
-* Operands go from shared memory to registers by ldmatrix, which reads eight rows of 16 bytes at a time. Rows have an
-  odd number of 16 bytes, the last of them unused: eight that follow each other lie in distinct banks.
-* Operands come to shared memory by cp.async, 16 bytes each, not through registers, and some steps of the reduction
-  ahead: a software pipeline holds `stages` of them. Eight neighbouring lanes copy the same 16 bytes of eight rows, to
-  distinct banks again. Sizes that tiles do not divide are padded with zeros on this way.
-* With `fragments` "ahead", registers are loaded one slice before they are multiplied: a pipeline inside of the other.
-* The sums leave through shared memory, so that neighbouring lanes store neighbouring outputs, with the epilogue.
-* `split_k` shares a tile's sums among blocks, for small images with many channels, as in `implicit_gemm`.
+* `tensorize` replaces the innermost 16 × 16 × 16 products (8 deep in TF32) by two mma.sync instructions. Operands and
+  accumulators are distributed over the registers of a warp's 32 lanes, in buffers of the scope "warp". A block consists
+  of a few warps, each with a rectangle of tiles, so that one load serves a whole row or column of tiles.
+* ldmatrix loads operands from shared memory to registers; it reads eight rows of 16 bytes at a time. A row has an odd
+  number of 16-byte units, the last of them unused, so eight successive rows lie in distinct banks.
+* cp.async copies operands to shared memory, 16 bytes each and without registers, some k-tiles ahead: a software
+  pipeline holds `stages` of them. Eight neighbouring lanes copy the same 16 bytes of eight rows, again to distinct
+  banks. Sizes that the tiles do not divide are padded with zeros during the copy.
+* With `fragments` "ahead", registers are loaded one slice before they are multiplied, in an inner pipeline.
+* The accumulators are stored through shared memory, so that neighbouring lanes store neighbouring outputs, after the
+  epilogue.
+* `split_k` distributes a tile's reduction over several blocks, for small images with many channels, as in
+  `implicit_gemm`.
 
-It wants channels last ("nhwc") and a multiple of 8 of them in a group (of 4 in TF32): 16 bytes then are neighbouring
-channels of one tap and pixel. It computes all else, too, with copies of single elements, which in 16 bits cannot be
-asynchronous; taps and channels are one axis then, so that an image of three channels is not padded to 16. Where
-channels are first, tiles are channels × pixels, and neighbouring lanes store neighbouring pixels.
+The schedule is made for channels-last layout ("nhwc") with a multiple of 8 channels per group (4 in TF32), so that 16
+bytes are neighbouring channels of one tap and pixel. Other shapes use copies of single elements, which cannot be
+asynchronous in 16 bits; taps and channels then form one axis, so that an image of three channels is not padded to 16.
+With channels first, tiles are channels × pixels, and neighbouring lanes store neighbouring pixels.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ from .tensorized_config import (
     is_channels_last,
 )
 
-LDMATRIX_ROWS = 8  # of 16 bytes, that ldmatrix reads together, and eight lanes copy
-STORE_VECTOR = 4  # neighbouring sums that a lane stores
+LDMATRIX_ROWS = 8  # rows of 16 bytes in one 8 × 8 matrix of ldmatrix, which eight lanes copy
+STORE_VECTOR = 4  # contiguous accumulators that a lane stores
 ZERO = const(0, "int32")
 
 
@@ -80,16 +81,16 @@ def has_reduction(w: Conv) -> bool:
     dtypes=("float16", "bfloat16", "tf32"),
     usage=compute_usage,
     condition=has_reduction,
-    search_if=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # of others, `mma_sync` is faster
+    search_if=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # `mma_sync` is faster for channels last
     device_kinds=("cuda",),
     min_arch=80,
 )
 def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
-    """Rows and columns are tiled as (block, warp, tile, row or column of it), the reduction as (step, slice, depth)."""
+    """Tile rows and columns as (block, warp, tile, element), and the reduction as (k_tile, slice, element)."""
     config, tensor_intrinsics = declare_knobs(k, w), register_intrinsics(w.storage)
     (block_rows, row_warps), (columns, column_warps) = config.rows_and_columns(w)
 
-    # A product of matrices, padded to whole tiles, of operands that are staged in shared memory.
+    # A matrix product, padded to whole tiles, whose operands are staged in shared memory.
     product = convert_to_matrix_product(s, w)
     s.pad_einsum(product, [1, block_rows, columns, 1, config.block_k * config.split_k])
     if config.split_k > 1:
@@ -98,7 +99,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     for smem_copy in smem_copies:
         inline_producers(s, smem_copy)
 
-    # Blocks, warps and steps, around the product of two tiles.
+    # The loops over blocks, warps and k-tiles enclose the product of two tiles.
     *outer_loops, row, column, tap, depth = s.get_loops(product)
     row, row_warp, row_tile, i = s.split(row, [None, row_warps, block_rows // row_warps // TILE_SIZE, TILE_SIZE])
     column, column_warp, column_tile, j = s.split(
@@ -113,7 +114,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     warp = s.fuse(row_warp, column_warp)
     s.bind(warp, "threadIdx.y")
 
-    # The way of the operands: shared memory at each step, registers at each slice. The way of the sums back.
+    # Operands are copied to shared memory once per k-tile and to registers once per slice; accumulators go back.
     smem_store = s.cache_write(product, 0, SHARED_SCOPE)
     accumulators = s.cache_write(product, 0, WARP_SCOPE)
     for block in (accumulators, smem_store):
@@ -126,7 +127,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         cooperative_copy_rows(s, w, smem_copy, config.warps, is_row_contiguous=by_row)
     cooperative_store(s, w, smem_store, is_final=config.split_k == 1)
 
-    # Tiles become instructions.
+    # Tiles are replaced by instructions.
     fragment_loaders = [
         (tensor_intrinsics.rows, tensor_intrinsics.rows_layout),
         (tensor_intrinsics.columns, tensor_intrinsics.columns_layout),
@@ -148,7 +149,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         tensor_intrinsics.multiply if is_channels_last(w) else tensor_intrinsics.multiply_columns,
     )
 
-    # Copies run ahead of the products.
+    # Copies run ahead of the products in software pipelines.
     last_stage = config.stages - 1
     if config.fragments == PREFETCH:
         annotate_pipeline(s, mma_k_slice, stages=[0, 0, 1], order=[0, 1, 2])
@@ -163,10 +164,10 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
 
 
 def convert_to_matrix_product(s: Schedule, w: Conv) -> SBlockRV:
-    """Turn the convolution into a product of matrices.
+    """Turn the convolution into a matrix product.
 
     Returns:
-        The block that sums, over (group, row, column; tap, depth). Its operands are views (group, tap, pixel, depth)
+        The reduction block, over (group, row, column; tap, depth). Its operands are views (group, tap, pixel, depth)
         and (group, tap, channel, depth).
     """
     conv = s.get_sblock("sum")
@@ -175,7 +176,7 @@ def convert_to_matrix_product(s: Schedule, w: Conv) -> SBlockRV:
     taps, channels = dict(zip(TAP_AXES[w.spatial_ndim], w.kernel, strict=True)), {"rc": w.C // w.groups}
     if can_copy_16_bytes(w):
         tap, depth = make_axis_strides(taps), make_axis_strides(channels)
-    else:  # in the order in which the weight lies in memory
+    else:  # in the weight's memory order
         tap, depth = {}, make_axis_strides({**taps, **channels} if is_channels_last(w) else {**channels, **taps})
     rows, columns = (pixel, channel) if is_channels_last(w) else (channel, pixel)
     operands = ((group, tap, pixel, depth), (group, tap, channel, depth))
@@ -190,21 +191,21 @@ def convert_to_matrix_product(s: Schedule, w: Conv) -> SBlockRV:
         s.transform_layout(conv, (kind, operand_idx), make_flattening_map([index.min.name for index in region], roles))
     iter_var_names = [axis.var.name for axis in s.get(conv).iter_vars]
     s.transform_block_layout(conv, make_flattening_map(iter_var_names, (group, rows, columns, tap, depth)))
-    # The output is written over (group, channel) from now on. Over all channels, TVM would forget which of a group's
-    # are padding, as soon as some are, and store them to the next group.
+    # The output keeps the axes (group, channel). With one axis over all channels, TVM would lose track of the padded
+    # channels of a group and store them to the next group.
     (output_block,) = s.get_consumers(conv)
     inline_consumers(s, output_block)
     return conv
 
 
-AxisStrides = Mapping[str, int]  # axes that are flattened into one, and how far apart their neighbours are there
+AxisStrides = Mapping[str, int]  # stride of each original axis within a flattened axis
 
 
 def make_axis_strides(extents_by_axis: Mapping[str, int]) -> AxisStrides:
-    """The role that all of these axes have together, the last of them innermost.
+    """Return the strides of axes within one flattened axis, the last of them innermost.
 
-    Axes of extent 1 have no part in it: TVM would find no index in it where all are. One of them that a view always has
-    is there for them.
+    Axes of extent 1 are left out, as TVM would find no index for a flattened axis of extent 1. If all have extent 1,
+    one axis that every view contains stands for them.
     """
     names, extents = list(extents_by_axis), list(extents_by_axis.values())
     axis_strides = {
@@ -214,7 +215,7 @@ def make_axis_strides(extents_by_axis: Mapping[str, int]) -> AxisStrides:
 
 
 def make_flattening_map(axis_names: Sequence[str], axis_strides: Sequence[AxisStrides]) -> IndexMap:
-    """The map from axes to one for each role."""
+    """Return the index map from the original axes to the flattened axes."""
 
     def index_map(*indices: Expr) -> list[Expr]:
         index_by_axis = dict(zip(axis_names, indices, strict=True))
@@ -227,7 +228,7 @@ def make_flattening_map(axis_names: Sequence[str], axis_strides: Sequence[AxisSt
 
 
 def split_k_over_blocks(s: Schedule, reduction_block: SBlockRV, num_parts: int) -> SBlockRV:
-    """Split a reduction into parts that are summed to scratch memory, and add these up in a step of its own.
+    """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
 
     Returns:
         The block of the partial sums, over (part, group, row, column; tap, depth).
@@ -241,14 +242,14 @@ def split_k_over_blocks(s: Schedule, reduction_block: SBlockRV, num_parts: int) 
 
 
 def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, *, is_row_contiguous: bool) -> None:
-    """Share a copy to shared memory among all warps, 16 bytes or one element at a time, to rows of odd lengths.
+    """Distribute a copy to shared memory among all warps, 16 bytes or one element per access, to padded rows.
 
     Args:
-        s: the schedule.
-        w: the workload.
-        copy: the block.
-        num_warps: of a block.
-        is_row_contiguous: whether elements of a row are neighbours in memory, rather than those of a column.
+        s: The schedule.
+        w: The workload.
+        copy: Block of the copy.
+        num_warps: Warps per block.
+        is_row_contiguous: Whether the elements of a row, not those of a column, are contiguous in memory.
     """
     row, column = s.get_loops(copy)[-2:]
     chunk_elements = COPY_BYTES // get_element_bytes(w)
@@ -268,7 +269,7 @@ def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, 
 
 
 def cooperative_store(s: Schedule, w: Conv, store: SBlockRV, *, is_final: bool) -> None:
-    """Let the lanes of a warp store its tile, with the epilogue if the sums are final, neighbours to neighbours."""
+    """Let the lanes of a warp store its tile to contiguous addresses, with the epilogue if the sums are final."""
     is_vectorizable = not is_final or (is_channels_last(w) and w.O // w.groups % STORE_VECTOR == 0)
     if is_final:
         inline_consumers(s, store)
@@ -280,7 +281,7 @@ def cooperative_store(s: Schedule, w: Conv, store: SBlockRV, *, is_final: bool) 
 
 
 def blockize_tiles(s: Schedule, block: SBlockRV, num_columns: int) -> SBlockRV:
-    """Cut the last two axes of a copy into tiles of 16 rows; returns the block of one tile."""
+    """Split the last two axes of a copy into tiles of 16 rows, and return the block of one tile."""
     i, j = s.get_loops(block)[-2:]
     i, row = s.split(i, [None, TILE_SIZE])
     j, column = s.split(j, [None, num_columns])
@@ -291,7 +292,7 @@ def blockize_tiles(s: Schedule, block: SBlockRV, num_columns: int) -> SBlockRV:
 
 
 def make_lane_map(layout: FragmentLayout, num_columns: int) -> Callable[..., list[Expr]]:
-    """The map from a matrix, its last two axes, to its tiles, each as (lane, register)."""
+    """Return the index map from a matrix (its last two axes) to its tiles, each as (lane, register)."""
 
     def index_map(*indices: Expr) -> list[Expr]:
         *outer, i, j = indices
@@ -301,6 +302,6 @@ def make_lane_map(layout: FragmentLayout, num_columns: int) -> Callable[..., lis
 
 
 def annotate_pipeline(s: Schedule, loop: LoopRV, *, stages: Sequence[int], order: Sequence[int]) -> None:
-    """Let the statements in a loop run ahead: each in its stage, within an iteration in this order."""
+    """Annotate a loop as a software pipeline, with the stage and the order of each of its statements."""
     s.annotate(loop, "software_pipeline_stage", list(stages))
     s.annotate(loop, "software_pipeline_order", list(order))

@@ -1,10 +1,9 @@
-"""Tensor cores for `s_tir.Schedule.tensorize`: what a warp loads, multiplies and stores, as TVM's intrinsics lack it.
+"""Tensor-core intrinsics for `s_tir.Schedule.tensorize`: loads, products and stores of a warp that TVM lacks.
 
-TVM has them for float16 and 8-bit numbers. These are of one kind for float16, bfloat16 and TF32: sums of 16 × 16
-outputs in float32, and one step of a product, of 32 bytes of depth. What the 32 lanes of a warp hold together is a
-buffer of the scope "warp", (lane, register): which lane has which element is a fragment's layout (PTX ISA, "Matrix
-Fragments for mma.m16n8k16", "mma.m16n8k8"). TF32 operands are loaded as they are; the tensor cores ignore the bits
-that they do not use.
+TVM provides them for float16 and 8-bit integers. These intrinsics treat float16, bfloat16 and TF32 alike: 16 × 16
+accumulators in float32, and products of 32 bytes of depth. The registers of a warp's 32 lanes are a buffer of the scope
+"warp", indexed (lane, register); a fragment layout maps an element to its lane and register (PTX ISA, "Matrix Fragments
+for mma.m16n8k16", "mma.m16n8k8"). TF32 operands are loaded unchanged, because tensor cores ignore the low bits.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv.gpu_specs import WARP_SIZE
 
-TILE_SIZE = 16  # rows and columns of a tile of sums
-ACCUMULATORS_PER_LANE = TILE_SIZE * TILE_SIZE // WARP_SIZE  # of a lane
-MMA_K_BYTES = 32  # of a row of an operand's tile
-SHARED_SCOPE, WARP_SCOPE = "shared.dyn", "warp"  # scopes
+TILE_SIZE = 16  # rows and columns of a tile of accumulators
+LANE_ACCUMS = TILE_SIZE * TILE_SIZE // WARP_SIZE  # accumulators of a tile per lane
+MMA_K_BYTES = 32  # bytes of a row of an operand's tile
+SHARED_SCOPE, WARP_SCOPE = "shared.dyn", "warp"
 
 Index = Any  # an int or an expression
-FragmentLayout = Callable[[Index, Index], tuple[Index, Index]]  # from a row and a column to a lane and its register
+FragmentLayout = Callable[[Index, Index], tuple[Index, Index]]  # from (row, column) to (lane, register)
 
-# The shape of one instruction and what PTX calls the operands' type, by element type in memory.
+# Instruction shape and PTX name of the operand type, by element dtype in memory.
 _INSTRUCTIONS = {"float16": ("m16n8k16", "fp16"), "bfloat16": ("m16n8k16", "bf16"), "float32": ("m16n8k8", "tf32")}
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 class TensorIntrinsics(NamedTuple):
-    """The names of the intrinsics for operands of one type, and their layouts.
+    """Names and fragment layouts of the intrinsics for operands of one dtype.
 
     Attributes:
-        mma_k: elements of a row of an operand's tile.
-        rows: loads the tile of (row of sums, depth).
-        columns: loads the tile of (column of sums, depth).
-        clear: sets sums to 0.
-        multiply: adds the products of rows with columns.
-        multiply_columns: adds the products of columns with rows, written in this order.
-        store: moves sums to shared memory.
-        rows_layout: where `rows` puts an element.
-        columns_layout: where `columns` puts an element.
+        mma_k: Number of elements in a row of an operand's tile.
+        rows: Intrinsic that loads a tile of the left operand (row, depth).
+        columns: Intrinsic that loads a tile of the right operand (column, depth).
+        clear: Intrinsic that sets accumulators to 0.
+        multiply: Intrinsic that accumulates rows × columns.
+        multiply_columns: Intrinsic that accumulates columns × rows, in this order of the operands.
+        store: Intrinsic that stores accumulators to shared memory.
+        rows_layout: Fragment layout of `rows`.
+        columns_layout: Fragment layout of `columns`.
     """
 
     mma_k: int
@@ -58,18 +57,18 @@ class TensorIntrinsics(NamedTuple):
 
 
 def accumulator_layout(i: Index, j: Index) -> tuple[Index, Index]:
-    """The lane and the register of a sum of a tile."""
+    """Return the lane and the register of an accumulator at (i, j) of its tile."""
     return 4 * (i % 8) + j % 8 // 2, 4 * (j // 8) + i // 8 * 2 + j % 2
 
 
 def _accumulator_position(lane: Index, register: Index) -> tuple[Index, Index]:
-    """The row and the column of a lane's sum: the inverse of `accumulator_layout`."""
+    """Return the row and the column of a lane's accumulator: the inverse of `accumulator_layout`."""
     return 8 * (register % 4 // 2) + lane // 4, 8 * (register // 4) + lane % 4 * 2 + register % 2
 
 
 @functools.cache
 def register_intrinsics(dtype: str) -> TensorIntrinsics:
-    """Those for operands of an element type in memory, registered with TVM at the first call."""
+    """Return the intrinsics for operands of an element dtype; the first call registers them with TVM."""
     element_bytes = _ELEMENT_BYTES[dtype]
     depth, chunk, word = MMA_K_BYTES // element_bytes, MMA_K_BYTES // element_bytes // 2, 4 // element_bytes
 
@@ -79,8 +78,8 @@ def register_intrinsics(dtype: str) -> TensorIntrinsics:
     def columns_layout(i: Index, j: Index) -> tuple[Index, Index]:
         return 4 * (i % 8) + j % chunk // word, word * (2 * (i // 8) + j // chunk) + j % word
 
-    # The four 8 × 8 matrices of a load: the next eight rows come second for rows, and third for columns, so that eight
-    # columns, which is what an instruction multiplies, are neighbouring registers.
+    # ldmatrix loads four 8 × 8 matrices. The second one holds the next eight rows of the left operand; for the right
+    # operand these come third, so that the eight columns of one instruction lie in neighbouring registers.
     def row_address(lane: Index, stride: Index) -> Index:
         return lane % 16 * stride + lane // 16 * chunk
 
@@ -116,27 +115,23 @@ def register_intrinsics(dtype: str) -> TensorIntrinsics:
 def _make_load_intrinsic(
     dtype: str, depth: int, layout: FragmentLayout, row_address: Callable[[Index, Index], Index]
 ) -> tuple[Any, Any]:
-    """A tile from shared memory to registers, by ldmatrix.
+    """Return the description and the implementation of a tile load from shared memory to registers by ldmatrix.
 
     Args:
-        dtype: the element type.
-        depth: elements of a row.
-        layout: where the elements go.
-        row_address: of a lane, and the distance of two rows: where the row of 16 bytes begins that the lane names.
+        dtype: Element dtype.
+        depth: Elements per row.
+        layout: Fragment layout of the loaded elements.
+        row_address: Function from the lane and the row stride to the offset of the 16-byte row that the lane addresses.
     """
-    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+    frag_size = TILE_SIZE * depth // WARP_SIZE
 
     @T.prim_func(s_tir=True)
     def described(to: T.handle, tile: T.handle) -> None:
-        S = T.match_buffer(
-            tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=elements_per_lane, scope=SHARED_SCOPE
-        )
-        R = T.match_buffer(
-            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=frag_size, scope=SHARED_SCOPE)
+        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            T.writes(R[0:WARP_SIZE, 0:frag_size])
             for i, j in T.grid(TILE_SIZE, depth):
                 with T.sblock("load"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -153,16 +148,14 @@ def _make_load_intrinsic(
             (TILE_SIZE, depth),
             dtype,
             align=64,
-            offset_factor=elements_per_lane,
+            offset_factor=frag_size,
             scope=SHARED_SCOPE,
             strides=[row, column],
         )
-        R = T.match_buffer(
-            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            T.writes(R[0:WARP_SIZE, 0:frag_size])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 T.evaluate(
                     T.ptx_legacy.ldmatrix(
@@ -170,7 +163,7 @@ def _make_load_intrinsic(
                         4,
                         ".b16",
                         R.data,
-                        R.elem_offset + elements_per_lane * lane,
+                        R.elem_offset + frag_size * lane,
                         S.access_ptr("r"),
                         row_address(lane, row),
                         dtype=dtype,
@@ -181,21 +174,16 @@ def _make_load_intrinsic(
 
 
 def _make_clear_intrinsic() -> tuple[Any, Any]:
-    """Sums of 0."""
+    """Return the description and the implementation of setting accumulators to 0."""
 
     @T.prim_func(s_tir=True)
     def described(sums: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads()
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("clear"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -207,18 +195,13 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def implemented(sums: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads()
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
-                for register in range(ACCUMULATORS_PER_LANE):
+                for register in range(LANE_ACCUMS):
                     C[lane, register] = T.float32(0)
 
     return described, implemented
@@ -227,16 +210,16 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
 def _make_multiply_intrinsic(
     dtype: str, depth: int, first_layout: FragmentLayout, second_layout: FragmentLayout, *, columns_first: bool = False
 ) -> tuple[Any, Any]:
-    """The products of 16 rows and 16 columns, by two instructions of 8 columns.
+    """Return the description and the implementation of a 16 × 16 product by two instructions of 8 columns.
 
     Args:
-        dtype: the element type of the operands.
-        depth: elements of a row or column.
-        first_layout: the layout of the first factor.
-        second_layout: that of the second.
-        columns_first: whether the first factor is the columns.
+        dtype: Element dtype of the operands.
+        depth: Elements per row or column.
+        first_layout: Fragment layout of the first operand.
+        second_layout: Fragment layout of the second operand.
+        columns_first: Whether the first operand holds the columns.
     """
-    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+    frag_size = TILE_SIZE * depth // WARP_SIZE
     shape, operand = _INSTRUCTIONS[dtype]
 
     def widen_to_float32(value: Any) -> Any:
@@ -244,27 +227,18 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def described(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(
-            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
-        B = T.match_buffer(
-            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads(
-                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
-                A[0:WARP_SIZE, 0:elements_per_lane],
-                B[0:WARP_SIZE, 0:elements_per_lane],
+                C[0:WARP_SIZE, 0:LANE_ACCUMS],
+                A[0:WARP_SIZE, 0:frag_size],
+                B[0:WARP_SIZE, 0:frag_size],
             )
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for i, j, k in T.grid(TILE_SIZE, TILE_SIZE, depth):
                 with T.sblock("multiply"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
@@ -279,27 +253,18 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def implemented(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(
-            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
-        B = T.match_buffer(
-            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads(
-                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
-                A[0:WARP_SIZE, 0:elements_per_lane],
-                B[0:WARP_SIZE, 0:elements_per_lane],
+                C[0:WARP_SIZE, 0:LANE_ACCUMS],
+                A[0:WARP_SIZE, 0:frag_size],
+                B[0:WARP_SIZE, 0:frag_size],
             )
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             rows, columns = T.meta_var((B, A) if columns_first else (A, B))
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for half in range(2):
@@ -312,11 +277,11 @@ def _make_multiply_intrinsic(
                             operand,
                             "fp32",
                             rows.data,
-                            rows.elem_offset + lane * elements_per_lane,
+                            rows.elem_offset + lane * frag_size,
                             columns.data,
-                            columns.elem_offset + lane * elements_per_lane + half * (elements_per_lane // 2),
+                            columns.elem_offset + lane * frag_size + half * (frag_size // 2),
                             C.data,
-                            C.elem_offset + lane * ACCUMULATORS_PER_LANE + half * (ACCUMULATORS_PER_LANE // 2),
+                            C.elem_offset + lane * LANE_ACCUMS + half * (LANE_ACCUMS // 2),
                             False,
                             dtype="float32",
                         )
@@ -326,21 +291,16 @@ def _make_multiply_intrinsic(
 
 
 def _make_store_intrinsic() -> tuple[Any, Any]:
-    """Sums from registers to shared memory."""
+    """Return the description and the implementation of storing accumulators to shared memory."""
 
     @T.prim_func(s_tir=True)
     def described(sums: T.handle, tile: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", align=64, offset_factor=1, scope=SHARED_SCOPE)
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("store"):
@@ -354,12 +314,7 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
     def implemented(sums: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         S = T.match_buffer(
             tile,
@@ -371,10 +326,10 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
             strides=[row, column],
         )
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
-                for pair in range(ACCUMULATORS_PER_LANE // 2):
+                for pair in range(LANE_ACCUMS // 2):
                     for one in T.vectorized(2):
                         i, j = T.meta_var(_accumulator_position(lane, 2 * pair))
                         S[i, j + one] = C[lane, 2 * pair + one]

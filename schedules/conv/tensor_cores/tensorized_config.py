@@ -1,18 +1,18 @@
-"""What there is to choose in `tensor_core`, what choices go together, what they use of a GPU, and the defaults.
+"""Knobs, constraints, resource usage and defaults of the schedule `tensor_core`.
 
-A `TensorizedTileConfig` holds one config as numbers, or many as columns, as in `plan`.
+A `TensorizedTileConfig` holds one config as numbers or many configs as columns, as `direct_config` does.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmconv import gpu_specs
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.gpu_specs import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
@@ -21,56 +21,55 @@ from ..axis_tiles import get_element_bytes
 from ..direct_config import ACCUMULATOR_BYTES, MAX_SPLIT_K_BLOCKS, SPLIT_K_CHOICES
 from .tensor_intrinsics import MMA_K_BYTES, TILE_SIZE
 
-COPY_BYTES = 16  # bytes, by one cp.async
-ACCUMULATOR_ROW_PADDING_WORDS = (
-    8  # words by which a row of sums begins behind a multiple of all banks: pairs of sums meet in none
-)
+COPY_BYTES = 16  # bytes of one cp.async
+# Offset in words of a row of accumulators from a multiple of all banks, so that stores of pairs have no conflicts.
+ACCUMULATOR_ROW_PADDING_WORDS = 8
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # of a block's tile
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # pixels or channels of a block's tile
 WARPS_CHOICES = (1, 2, 4, 8)
 STAGES_CHOICES = (2, 3, 4, 5, 6)
 NO_PREFETCH, PREFETCH = "now", "ahead"
 
 MAX_ACCUMULATORS = 128
-OVERHEAD_REGISTERS = 40  # of a thread besides its accumulators, at least
+OVERHEAD_REGISTERS = 40  # minimum number of registers per thread besides the accumulators
 MIN_THREADS = 64
 
-# Default tiles, the largest first: pixels, channels, warps along each. Chosen is the first that makes enough blocks to
-# occupy a GPU; where none does, the third, with the reduction split.
+# Default tiles, the largest first: pixels, channels, warps along each. The first one with enough blocks to occupy a GPU
+# is the default; if none has enough, the third one is, with a split reduction.
 DEFAULT_TILES = ((128, 128, 2, 4), (128, 64, 2, 2), (64, 64, 2, 2), (64, 32, 2, 2), (32, 32, 2, 2))
 SPLIT_TILE = DEFAULT_TILES[2]
 MIN_BLOCKS = 96
-PORTABLE_SHARED_BYTES = 99 << 10  # that a launch may ask for, of the architectures since sm_80
+PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that all architectures since sm_80 allow
 
 
 def is_channels_last(w: Conv) -> bool:
-    """Whether neighbouring outputs are of neighbouring channels, which then are the columns of the product."""
+    """Return whether channels are last in memory; the channels are then the columns of the product."""
     return w.layout == "nhwc"
 
 
 def can_copy_16_bytes(w: Conv) -> bool:
-    """Whether 16 bytes of an operand are neighbouring input channels of one tap."""
+    """Return whether 16 bytes of an operand are neighbouring input channels of one tap."""
     return is_channels_last(w) and w.C // w.groups * get_element_bytes(w) % COPY_BYTES == 0
 
 
 def get_reduction_extents(w: Conv) -> tuple[int, int]:
-    """The extents of the two axes of the reduction: taps and input channels, or 1 and all of them as one axis."""
+    """Return the extents of the two reduction axes: (taps, channels), or (1, taps × channels) if they form one axis."""
     taps, channels = math.prod(w.kernel), w.C // w.groups
     return (taps, channels) if can_copy_16_bytes(w) else (1, taps * channels)
 
 
 class TensorizedTileConfig(NamedTuple):
-    """One config, or many as columns.
+    """One config, or many configs as columns.
 
     Attributes:
-        block_m: pixels of a block.
-        block_n: output channels of a block.
-        block_k: input channels of a step; where taps and channels are one axis, elements of that.
-        warps_m: warps along the pixels.
-        warps_n: warps along the output channels.
-        stages: steps whose operands are in shared memory or on their way there.
-        fragments: whether registers are loaded just `now`, or one slice `ahead`.
-        split_k: blocks that share the sums of a tile.
+        block_m: Pixels per block.
+        block_n: Output channels per block.
+        block_k: Input channels per k-tile; elements of the joint axis if taps and channels form one axis.
+        warps_m: Warps along the pixels.
+        warps_n: Warps along the output channels.
+        stages: Number of pipeline stages in shared memory.
+        fragments: When registers are loaded: just before the product (`now`) or one slice earlier (`ahead`).
+        split_k: Number of blocks that share the reduction of a tile.
     """
 
     block_m: Any
@@ -84,42 +83,40 @@ class TensorizedTileConfig(NamedTuple):
 
     @property
     def warps(self) -> Any:
-        """Warps of a block."""
+        """Warps per block."""
         return self.warps_m * self.warps_n
 
     @property
     def num_accumulators(self) -> Any:
-        """Sums of a thread."""
+        """Accumulator registers per thread."""
         return self.block_m * self.block_n // (self.warps * WARP_SIZE)
 
     def rows_and_columns(self, w: Conv) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """Rows and columns of a block's tile, each with the warps along them."""
+        """Return the rows and the columns of a block's tile, each with the number of warps along them."""
         pixels, channels = (self.block_m, self.warps_m), (self.block_n, self.warps_n)
         return (pixels, channels) if is_channels_last(w) else (channels, pixels)
 
     def k_tiles_per_block(self, w: Conv) -> Any:
-        """Steps of a block."""
+        """Return the number of k-tiles per block."""
         taps, num_channels = get_reduction_extents(w)
         return taps * ceil_div(num_channels, self.block_k * self.split_k)
 
     def dynamic_smem_bytes(self, w: Conv) -> Any:
-        """Shared memory of a block: what is staged of both operands, whose place the sums take in the end."""
-        element_size_bytes = get_element_bytes(w)
-        row_bytes = self.block_k * element_size_bytes + COPY_BYTES
+        """Return the shared memory per block in bytes: the stages, whose memory the accumulators reuse at the end."""
+        itemsize = get_element_bytes(w)
+        row_bytes = self.block_k * itemsize + COPY_BYTES
         operand_bytes = [self.stages * size * row_bytes for size in (self.block_m, self.block_n)]
         (rows, _), (columns, _) = self.rows_and_columns(w)
-        accumulator_bytes = (
-            ACCUMULATOR_BYTES * rows * (columns + (ACCUMULATOR_ROW_PADDING_WORDS - columns) % gpu_specs.NUM_BANKS)
-        )
-        if element_size_bytes < ACCUMULATOR_BYTES:
+        accumulator_bytes = ACCUMULATOR_BYTES * rows * (columns + (ACCUMULATOR_ROW_PADDING_WORDS - columns) % NUM_BANKS)
+        if itemsize < ACCUMULATOR_BYTES:
             return np.maximum(sum(operand_bytes), accumulator_bytes)
-        # Of the operands' own type, they take the place of one operand alone, which grows if it has to: of the larger
-        # one (tirx.transform.StorageRewrite).
+        # TVM's StorageRewrite lets accumulators of the operands' own dtype reuse the memory of one operand, the larger
+        # one, which grows if necessary.
         return np.minimum(*operand_bytes) + np.maximum(np.maximum(*operand_bytes), accumulator_bytes)
 
 
 def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
-    """Ask for the knobs, with defaults that fit the workload."""
+    """Declare the knobs, with defaults that fit the workload, and return their values."""
     default, mma_k = select_default_config(w), MMA_K_BYTES // get_element_bytes(w)
     config = TensorizedTileConfig(
         block_m=k.choice("block_m", BLOCK_SIZES, default.block_m),
@@ -131,61 +128,60 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
         fragments=k.choice("fragments", (NO_PREFETCH, PREFETCH), default.fragments),
         split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
     )
+
+    def prune(description: str, predicate: Callable[[TensorizedTileConfig], Any]) -> None:
+        k.prune(description, lambda c: predicate(config_from_columns(c)))
+
     k.require(
         "warps have whole tiles of 16 pixels and 16 channels",
         lambda c: (c["block_m"] % (TILE_SIZE * c["warps_m"]) == 0) & (c["block_n"] % (TILE_SIZE * c["warps_n"]) == 0),
     )
     k.require(
-        "fragments are loaded ahead where a step has two slices, and there are three stages and steps for them",
+        "fragments are loaded ahead only with two slices per k-tile, three stages and enough k-tiles",
         lambda c: (c["fragments"] == NO_PREFETCH) | can_prefetch_fragments(w, config_from_columns(c)),
     )
     _, extent = get_reduction_extents(w)
-    k.prune("a step is not mostly padding", lambda c: c["block_k"] * c["split_k"] < 2 * extent)
-    k.prune(
-        "a reduction is split where blocks are few",
-        lambda c: (c["split_k"] == 1) | (count_tiles(w, config_from_columns(c)) <= MAX_SPLIT_K_BLOCKS),
+    prune("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent)
+    prune(
+        "a reduction is split only if blocks are few",
+        lambda t: (t.split_k == 1) | (count_tiles(w, t) <= MAX_SPLIT_K_BLOCKS),
     )
-    k.prune(
-        "as many stages as steps at most",
-        lambda c: c["stages"] <= np.maximum(config_from_columns(c).k_tiles_per_block(w), STAGES_CHOICES[0]),
+    prune(
+        "at most as many stages as k-tiles",
+        lambda t: t.stages <= np.maximum(t.k_tiles_per_block(w), STAGES_CHOICES[0]),
     )
-    k.prune("few enough accumulators", lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS)
-    k.prune(f"at least {MIN_THREADS} threads", lambda c: config_from_columns(c).warps * WARP_SIZE >= MIN_THREADS)
-    k.prune(
-        "all threads' registers fit",
-        lambda c: (
-            (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS) * config_from_columns(c).warps * WARP_SIZE
-            <= gpu_specs.REGISTERS_PER_MULTIPROCESSOR
-        ),
+    prune(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
+    prune(f"at least {MIN_THREADS} threads", lambda t: t.warps * WARP_SIZE >= MIN_THREADS)
+    prune(
+        "the registers of all threads fit",
+        lambda t: (t.num_accumulators + OVERHEAD_REGISTERS) * t.warps * WARP_SIZE <= REGISTERS_PER_MULTIPROCESSOR,
     )
     return config
 
 
 def config_from_columns(columns: Columns) -> TensorizedTileConfig:
-    """The plans of many configs."""
+    """Return the configs of columns."""
     return TensorizedTileConfig(**{name: columns[name] for name in TensorizedTileConfig._fields})
 
 
 def can_prefetch_fragments(w: Conv, config: TensorizedTileConfig) -> Any:
-    """Whether registers can be loaded a slice ahead: TVM's pipeline has no constant to wait for otherwise."""
+    """Return whether registers can be loaded a slice ahead, which TVM's pipeline needs enough k-tiles for."""
     mma_k_per_k_tile = config.block_k * get_element_bytes(w) // MMA_K_BYTES
     return (mma_k_per_k_tile >= 2) & (config.stages >= 3) & (config.k_tiles_per_block(w) >= config.stages - 1)
 
 
 def count_tiles(w: Conv, config: TensorizedTileConfig) -> Any:
-    """Tiles of the output, of all groups."""
+    """Return the number of output tiles of all groups."""
     pixels, channels = w.N * math.prod(w.output_size), w.O // w.groups
     return w.groups * ceil_div(pixels, config.block_m) * ceil_div(channels, config.block_n)
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     config = config_from_columns(columns)
     num_blocks, k_tiles = config.split_k * count_tiles(w, config), config.k_tiles_per_block(w)
-    staged_elements, macs_per_k_tile = (
-        (config.block_m + config.block_n) * config.block_k,
-        config.block_m * config.block_n * config.block_k,
-    )
+    staged_elements = (config.block_m + config.block_n) * config.block_k
+    macs_per_k_tile = config.block_m * config.block_n * config.block_k
     return ResourceUsage(
         threads=config.warps * WARP_SIZE,
         shared_bytes=0 * config.warps,
@@ -201,7 +197,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def select_default_config(w: Conv) -> TensorizedTileConfig:
-    """Tiles that fit the shape, in the shared memory of every architecture."""
+    """Return a config that fits the shape and the shared memory of every architecture."""
     pixels, channels = w.N * math.prod(w.output_size), w.O // w.groups
     _, extent = get_reduction_extents(w)
     mma_k = MMA_K_BYTES // get_element_bytes(w)
@@ -210,9 +206,7 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
         block_m, warps_m = shrink_tile_side(pixels, tile[0], tile[2])
         block_n, warps_n = shrink_tile_side(channels, tile[1], tile[3])
         block_k_multiples = (2, 1) if block_m * block_n > SPLIT_TILE[0] * SPLIT_TILE[1] else (4, 2, 1)
-        block_k = min(
-            (mma_k * n for n in block_k_multiples), key=lambda size: round_up(extent, size)
-        )  # with the fewest zeros
+        block_k = min((mma_k * n for n in block_k_multiples), key=lambda n: round_up(extent, n))  # the least padding
         return TensorizedTileConfig(block_m, block_n, block_k, warps_m, warps_n, stages, NO_PREFETCH, split_k)
 
     candidates = [make_config(tile) for tile in DEFAULT_TILES]
@@ -233,7 +227,7 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
 
 
 def shrink_tile_side(extent: int, size: int, warps: int) -> tuple[int, int]:
-    """A side of a tile, and the warps along it, halved while half of it covers the extent."""
+    """Return a side of a tile and the warps along it, halved as long as half of the side covers the extent."""
     while size > TILE_SIZE and size // 2 >= extent:
         size, warps = size // 2, max(warps // 2, 1) if size // 2 < TILE_SIZE * warps else warps
     return size, warps

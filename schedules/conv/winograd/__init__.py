@@ -1,3 +1,3 @@
-"""Winograd's algorithm, fewer products for more bytes: in three kernels, fused in one, and on Hopper's tensor cores."""
+"""Winograd's algorithm, fewer products for more bytes: in three kernels, in one, and on Hopper's tensor cores."""
 
-from . import schedule, fused, hopper  # noqa: F401, I001  (in the ladder's order)
+from . import schedule, fused, hopper  # noqa: F401, I001  (in the order of the optimizations)

@@ -1,11 +1,11 @@
-"""The matrices of minimal filtering F(m, r), by the algorithm of Cook and Toom, in exact rationals.
+"""Matrices of minimal filtering F(m, r) by the Cook-Toom algorithm, in exact rationals.
 
-m outputs of a filter of r taps depend on α = m + r - 1 inputs. Where the product of polynomials of degree m - 1 and
-r - 1 is found from its values at α - 1 points and at infinity, the transposed algorithm computes those outputs with α
-multiplications in place of m·r. Along two axes it is applied to rows and columns.
+m outputs of a filter of r taps depend on α = m + r - 1 inputs. The product of polynomials of degrees m - 1 and r - 1
+follows from its values at α - 1 points and at infinity. The transposed algorithm computes the m outputs with α
+multiplications instead of m·r; it is applied to rows and columns.
 
 Sources: Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin, Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015 (arXiv:1509.09308), whose A, B and G these are; the points: Barabasz, Anderson, Soodhalter, Gregg,
+Networks", 2015 (arXiv:1509.09308), with the same A, B and G; for the points: Barabasz, Anderson, Soodhalter, Gregg,
 "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2018 (arXiv:1803.10986).
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 FractionMatrix = tuple[tuple[Fraction, ...], ...]
 
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
-# Taken in this order, so many as are needed; those of TVM's templates. At six and more, points that are each other's
-# negatives or reciprocals err least.
+# The points of TVM's templates; F(m, r) uses the first α - 1 of them. With six and more points, pairs of negatives and
+# reciprocals have the smallest errors.
 INTERPOLATION_POINTS = {
     **dict.fromkeys(range(3, 7), (0, -1, 1, _HALF, -2, -_HALF)),
     **dict.fromkeys(range(7, 11), (0, -1, 1, _HALF, -_HALF, 2, -2, -_QUARTER, 4, Fraction(3, 4))),
@@ -31,12 +31,12 @@ INTERPOLATION_POINTS = {
 
 
 class WinogradMatrices(NamedTuple):
-    """The matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d)).
+    """Matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d)).
 
     Attributes:
-        A: of the outputs, (α, m).
-        B: of the inputs, (α, α).
-        G: of the filter, (α, r).
+        A: Output transform (α, m).
+        B: Input transform (α, α).
+        G: Filter transform (α, r).
     """
 
     A: FractionMatrix
@@ -46,8 +46,12 @@ class WinogradMatrices(NamedTuple):
 
 @functools.cache
 def make_winograd_matrices(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> WinogradMatrices:
-    """The matrices for m outputs of a filter of r taps, from m + r - 2 points, by default the first of the
-    `INTERPOLATION_POINTS`.
+    """Return the matrices for m outputs of a filter of r taps.
+
+    Args:
+        m: Outputs per tile.
+        r: Filter taps.
+        points: m + r - 2 interpolation points; by default the first of `INTERPOLATION_POINTS`.
     """
     alpha = m + r - 1
     fractions = [Fraction(point) for point in points or INTERPOLATION_POINTS[alpha - 1][: alpha - 1]]
@@ -69,9 +73,9 @@ def make_winograd_matrices(m: int, r: int, points: tuple[Fraction, ...] | None =
 
 
 def compute_error_growth(matrices: WinogradMatrices) -> float:
-    """How many times as large an error of the size of the products is in the outputs, relatively: along each axis.
+    """Return the factor by which rounding errors of the products grow in the outputs, relatively and along each axis.
 
-    That is the root of Σ A²·|B|²·|G|² / r: what the transforms enlarge, they have to cancel in the end.
+    The factor is the root of Σ A²·|B|²·|G|² / r: what the transforms enlarge must cancel in the end.
     """
     A, B, G = (np.array(matrix, np.float64) ** 2 for matrix in matrices)
     return float((A * (B.sum(axis=0) * G.sum(axis=1))[:, None]).sum(axis=0).mean() / G.shape[1])
@@ -82,7 +86,7 @@ def _list_powers(point: Fraction, num_powers: int) -> tuple[Fraction, ...]:
 
 
 def _polynomial_from_roots(polynomial_roots: list[Fraction]) -> list[Fraction]:
-    """The coefficients, constant first, of the polynomial with these roots whose leading coefficient is 1."""
+    """Return the coefficients, constant first, of the monic polynomial with these roots."""
     polynomial = [Fraction(1)]
     for root in polynomial_roots:
         shifted, scaled = [Fraction(0), *polynomial], [*(-root * c for c in polynomial), Fraction(0)]

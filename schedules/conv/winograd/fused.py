@@ -1,18 +1,18 @@
 """Winograd's convolution in one kernel: neither the transformed inputs nor the products ever pass through memory.
 
-`winograd` writes and reads α²/m² times the inputs and as many times the outputs: little on an H200, where it was faster
-on all layers that were measured, more on a GPU with less bandwidth for its arithmetic. Here a block computes all α²
-products of a tile of output channels × output tiles. For every few input channels its threads transform the inputs that
-the block sees, straight into shared memory, beside the filters, which are transformed once by a kernel of its own; then
-they multiply. In the end the products meet in shared memory, some channels at a time, and become outputs there. Blocks
-of other output channels transform the same inputs again.
+`winograd` writes and reads α²/m² times the inputs and as many times the outputs. This matters little on an H200, where
+`winograd` was faster on all measured layers, and more on a GPU with less bandwidth per arithmetic. Here a block
+computes all α² products of a tile of output channels × output tiles. For every few input channels, its threads
+transform the block's inputs directly to shared memory, copy the filters, which a separate kernel transforms once, and
+multiply. At the end the products are exchanged through shared memory, some channels at a time, and transformed to
+outputs. Blocks of other output channels transform the same inputs again.
 
-A thread has the sums of one or several of the α² places, for some channels and tiles. Threads are (place, channel,
-tile), the tiles innermost, so that a warp's threads read few distinct words.
+A thread accumulates one or several of the α² points, for some channels and tiles. Threads are ordered (point, channel,
+tile), tiles innermost, so that the threads of a warp read few distinct words.
 
-Tensor expressions cannot say this: the products' tiles are of a flat axis, which the outputs' are not. It is written as
-TIR. Source of the idea: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; Yan, Wang, Chu,
-"Optimizing Batched Winograd Convolution on GPUs", 2020.
+Tensor expressions cannot express this, because the tiles of the products divide a flat axis, unlike those of the
+outputs. It is emitted as TIR. Sources: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; Yan,
+Wang, Chu, "Optimizing Batched Winograd Convolution on GPUs", 2020.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from .fused_config import WinogradTileConfig, compute_usage, declare_knobs
 from .knobs import is_supported
 from .te_stages import transpose, weighted_sum
 
-FILTER_TRANSFORM_THREADS = 128  # threads of a block that transforms filters
+FILTER_TRANSFORM_THREADS = 128  # threads per block
 
 
 @schedule("conv2d", dtypes=DTYPES, usage=compute_usage, condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported))
 def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """A block's tile is output channels × output tiles, each (thread, local), for all places."""
+    """Tile output channels × output tiles per block, each as (thread, local), for all points."""
     fused_schedule = build_schedule(w, WinogradFusedKernels(declare_knobs(w, k)).emit)
     mark_constant_args(fused_schedule, "K")
     keep_allocated_sizes(fused_schedule)
@@ -70,7 +70,7 @@ def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
 
 class WinogradFusedKernels:
-    """The kernels of a tile."""
+    """The two kernels of `winograd_fused`."""
 
     def __init__(self, config: WinogradTileConfig) -> None:
         self.config = config
@@ -79,13 +79,11 @@ class WinogradFusedKernels:
         self.A, self.B, self.G = make_winograd_matrices(self.grid.m, self.w.R)
 
     def emit(self, arguments: dict[str, Buffer]) -> None:
-        """Write both kernels."""
+        """Emit both kernels."""
         self.arguments = arguments
         config = self.config
         channel_blocks, tile_blocks = config.grid_shape
-        self.padded_output_channels = (
-            channel_blocks * config.block_channels
-        )  # with those of zeros that fill the last block
+        self.padded_output_channels = channel_blocks * config.block_channels  # includes zeros in the last block
         self.transformed_filters = allocate(
             "U", config.num_points * config.padded_channels * self.padded_output_channels, ACCUMULATOR, "global"
         )
@@ -95,10 +93,10 @@ class WinogradFusedKernels:
             thread = stack.enter_context(thread_axis(config.num_threads, "threadIdx.x"))
             self.emit_main_kernel(block_x, block_y, thread)
 
-    # The filters
+    # --- filter transform ---
 
     def transform_filters(self) -> None:
-        """Each thread transforms one filter of one channel, or writes zeros beyond the last of them."""
+        """Emit the filter transform: a thread transforms one filter of one channel, or writes padding zeros."""
         config, w = self.config, self.w
         num_filters = config.padded_channels * self.padded_output_channels
         num_blocks = ceil_div(num_filters, FILTER_TRANSFORM_THREADS)
@@ -107,10 +105,8 @@ class WinogradFusedKernels:
             thread_axis(FILTER_TRANSFORM_THREADS, "threadIdx.x") as thread,
         ):
             filter_idx = block_idx * FILTER_TRANSFORM_THREADS + thread
-            channel_in, channel_out = (
-                filter_idx // self.padded_output_channels,
-                filter_idx % self.padded_output_channels,
-            )
+            channel_in = filter_idx // self.padded_output_channels
+            channel_out = filter_idx % self.padded_output_channels
             is_inside = logical_and(channel_in < w.C, channel_out < w.O)
             with if_(filter_idx < num_filters), open_block("filters"):
                 values = transform_both_axes(
@@ -120,19 +116,19 @@ class WinogradFusedKernels:
                     store(self.transformed_filters, point * num_filters + filter_idx, value)
 
     def read_element(self, name: str, is_inside: Expr, index: Sequence[Expr]) -> Expr:
-        """An element of X or K, whose axes are given channels second; zero where it is not there."""
+        """Return an element of X or K, indexed with channels second; zero if it is not inside."""
         value = T.Cast(ACCUMULATOR, self.arguments[name][tuple(to_storage_order(self.w.layout, index))])
         return T.if_then_else(is_inside, value, T.float32(0))
 
-    # The products
+    # --- products ---
 
     def emit_main_kernel(self, block_x: Expr, block_y: Expr, thread: Expr) -> None:
-        """Emit the body of the kernel that transforms, multiplies and transforms back."""
+        """Emit the kernel that transforms inputs, multiplies and transforms outputs."""
         config = self.config
         self.thread_idx = thread
         self.tile_offset, self.channel_offset = block_x * config.block_tiles, block_y * config.block_channels
         self.smem = allocate("staged", config.shared_bytes // ACCUMULATOR_BYTES, ACCUMULATOR, "shared")
-        self.inputs_offset = config.num_points * config.block_k * config.block_channels  # behind the filters
+        self.inputs_offset = config.num_points * config.block_k * config.block_channels  # after the filters
         threads_x, threads_y = config.threads_x, config.threads_y
         self.thread_tile_idx, self.thread_channel_idx = thread % threads_x, thread // threads_x % threads_y
         self.thread_point_idx = thread // (threads_x * threads_y)
@@ -145,7 +141,7 @@ class WinogradFusedKernels:
         self.transform_outputs()
 
     def load_filters(self, k_tile: Expr) -> None:
-        """Copy the filters of some input channels, four neighbouring output channels a thread at a time."""
+        """Copy the filters of some input channels, in vectors of neighbouring output channels."""
         config = self.config
         row_elements, vector_elements = config.block_channels, config.vector_elements
         num_vectors = config.num_points * config.block_k * row_elements // vector_elements
@@ -167,7 +163,7 @@ class WinogradFusedKernels:
                     store(self.smem, vector_idx * vector_elements + lane, self.transformed_filters[source + lane])
 
     def transform_inputs(self, k_tile: Expr) -> None:
-        """Each thread transforms the inputs of one tile and channel, or of several."""
+        """Transform the inputs of one k-tile to shared memory; a thread transforms pairs of tile and channel."""
         config, grid, w = self.config, self.grid, self.w
         num_transforms = config.block_k * config.block_tiles
         with serial_loop(ceil_div(num_transforms, config.num_threads), "i") as i:
@@ -190,7 +186,7 @@ class WinogradFusedKernels:
                     store(self.smem, self.inputs_offset + point * num_transforms + transform_idx, value)
 
     def multiply_points(self) -> None:
-        """Add the products of the input channels in shared memory to the sums."""
+        """Accumulate the products of the input channels in shared memory."""
         config = self.config
         num_channels, num_tiles = config.local_y, config.local_x
         filter_regs, input_regs = allocate("u", num_channels, ACCUMULATOR), allocate("v", num_tiles, ACCUMULATOR)
@@ -210,12 +206,12 @@ class WinogradFusedKernels:
                 accum_idx = (b * num_channels + i) * num_tiles + j
                 store(self.accum, accum_idx, self.accum[accum_idx] + filter_regs[i] * input_regs[j])
 
-    # The outputs
+    # --- output transform ---
 
     def transform_outputs(self) -> None:
-        """Let the products of some channels meet in shared memory, and each thread make the outputs of a tile there."""
+        """Exchange the products of some channels in shared memory, where each thread transforms a tile's outputs."""
         config, tiles_per_block = self.config, self.config.block_tiles
-        channels_per_thread = config.exchanged_channels // config.threads_y  # of a thread's channels
+        channels_per_thread = config.exchanged_channels // config.threads_y
         num_items = config.exchanged_channels * tiles_per_block
         for exchange_idx in range(config.local_y // channels_per_thread):
             with (
@@ -263,7 +259,7 @@ class WinogradFusedKernels:
                     )
 
     def apply_epilogue_ops(self, value: Expr, output_index: Sequence[Expr], output_channel: Expr) -> Expr:
-        """Return the value after the epilogue operations of one output."""
+        """Return the value of one output after the epilogue operations."""
 
         def read_argument(name: str) -> Expr:
             tensor = self.arguments[name]
@@ -273,9 +269,9 @@ class WinogradFusedKernels:
 
 
 def transform_both_axes(read: Callable[[int, int], Expr], matrix: FractionMatrix) -> Iterator[Expr]:
-    """The elements of matrixᵀ · X · matrix, one row after another.
+    """Yield the elements of matrixᵀ · X · matrix, row by row.
 
-    X is read a column at a time, so that few of its elements are in registers together.
+    X is read one column at a time, so that few of its elements are in registers at once.
     """
     columns, size = transpose(matrix), len(matrix)
     half = allocate("half", len(columns) * size, ACCUMULATOR)
@@ -290,7 +286,7 @@ def transform_both_axes(read: Callable[[int, int], Expr], matrix: FractionMatrix
 
 
 def store_in_registers(name: str, values: Iterable[Expr]) -> list[Expr]:
-    """Values in registers, computed in their order."""
+    """Store values in registers, in order, and return these."""
     expressions = list(values)
     registers = allocate(name, len(expressions), ACCUMULATOR)
     for i, value in enumerate(expressions):

@@ -1,4 +1,4 @@
-"""What there is to choose in `winograd_fused`, and what it uses of a GPU: of one config or of many as columns."""
+"""Knobs of `winograd_fused`: choices, constraints and resource usage, for one config or as columns for many."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .knobs import WinogradTileGrid, list_output_tile_sizes, select_default_outp
 
 SIZE_CHOICES = (1, 2, 4, 8, 16)
 BLOCK_K_CHOICES = (1, 2, 4, 8)
-POINTS_PER_THREAD_CHOICES = (1, 2, 3, 4, 6, 7, 8, 9)  # those that divide α² of some m and R
-OVERHEAD_REGISTERS = 48  # of a thread besides its sums, at least: a transform's
+POINTS_PER_THREAD_CHOICES = (1, 2, 3, 4, 6, 7, 8, 9)  # divisors of α² for some m and R
+OVERHEAD_REGISTERS = 48  # minimum number of registers per thread besides the accumulators: those of a transform
 
 
 @dataclass(frozen=True)
 class WinogradTileConfig:
-    """A block's part.
+    """Tile of a block.
 
     Attributes:
-        w: the workload.
-        grid: of its output tiles.
-        points_per_thread: of the α² places, those of a thread.
-        threads_y: threads along the output channels.
-        local_y: output channels of a thread.
-        threads_x: threads along the output tiles.
-        local_x: output tiles of a thread.
-        block_k: input channels between two barriers.
-        channels_per_exchange: of a thread's channels, those whose products are in shared memory together, in the end.
+        w: The workload.
+        grid: Grid of output tiles.
+        points_per_thread: Points, of the α² of a tile, per thread.
+        threads_y: Threads along the output channels.
+        local_y: Output channels per thread.
+        threads_x: Threads along the output tiles.
+        local_x: Output tiles per thread.
+        block_k: Input channels between two barriers.
+        channels_per_exchange: Channels per thread whose products are in shared memory at a time in the output
+            transform.
     """
 
     w: Conv2d
@@ -50,48 +51,48 @@ class WinogradTileConfig:
 
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> WinogradTileConfig:
-        """The tiles of many configs."""
+        """Return the configs of columns."""
         knob_names = ("places", "threads_y", "local_y", "threads_x", "local_x", "taps", "exchanged")
         return cls(w, WinogradTileGrid.from_workload(w, columns["tile_m"]), *(columns[name] for name in knob_names))
 
     @property
     def num_points(self) -> Any:
-        """Places in a tile of inputs, α²."""
+        """Points of an input tile, α²."""
         return self.grid.alpha**2
 
     @property
     def num_threads(self) -> Any:
-        """Of a block."""
+        """Threads per block."""
         return self.num_points // self.points_per_thread * self.threads_y * self.threads_x
 
     @property
     def block_channels(self) -> Any:
-        """Output channels of a block."""
+        """Output channels per block."""
         return self.threads_y * self.local_y
 
     @property
     def block_tiles(self) -> Any:
-        """Output tiles of a block."""
+        """Output tiles per block."""
         return self.threads_x * self.local_x
 
     @property
     def grid_shape(self) -> tuple[Any, Any]:
-        """Along the output channels, and along the output tiles."""
+        """Blocks along the output channels and along the output tiles."""
         return ceil_div(self.w.O, self.block_channels), ceil_div(self.grid.count, self.block_tiles)
 
     @property
     def num_accumulators(self) -> Any:
-        """Of a thread."""
+        """Accumulators per thread."""
         return self.points_per_thread * self.local_y * self.local_x
 
     @property
     def padded_channels(self) -> Any:
-        """Input channels, with those of zeros that fill the last step."""
+        """Input channels, rounded up to whole k-tiles."""
         return round_up(self.w.C, self.block_k)
 
     @property
     def exchanged_channels(self) -> Any:
-        """Output channels whose products are in shared memory together."""
+        """Output channels whose products are in shared memory at a time."""
         return self.threads_y * self.channels_per_exchange
 
     @property
@@ -101,19 +102,16 @@ class WinogradTileConfig:
 
     @property
     def shared_bytes(self) -> Any:
-        """Of a block: filters and inputs of a step, whose place the products take in the end."""
-        staged_rows, exchanged_rows = (
-            self.block_k * (self.block_channels + self.block_tiles),
-            self.exchanged_channels * self.block_tiles,
-        )
+        """Shared memory per block in bytes: operands of a k-tile, whose memory the products reuse at the end."""
+        staged_rows = self.block_k * (self.block_channels + self.block_tiles)
+        exchanged_rows = self.exchanged_channels * self.block_tiles
         return ACCUMULATOR_BYTES * self.num_points * np.maximum(staged_rows, exchanged_rows)
 
 
 def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
-    """Ask for everything."""
-    grid = WinogradTileGrid.from_workload(
-        w, k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
-    )
+    """Declare the knobs and return their values."""
+    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    grid = WinogradTileGrid.from_workload(w, m)
     alpha = grid.alpha
     points_choices = [
         n for n in POINTS_PER_THREAD_CHOICES if alpha**2 % n == 0 and alpha**2 // n * 16 <= MAX_THREADS_PER_BLOCK
@@ -130,45 +128,41 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
         channels_per_exchange=k.choice("exchanged", SIZE_CHOICES[:-1], 1),
     )
 
-    def config_from_columns(columns: Columns) -> WinogradTileConfig:
+    def configs(columns: Columns) -> WinogradTileConfig:
         return WinogradTileConfig.from_columns(w, columns)
 
-    k.require("places are shared out evenly", lambda c: config_from_columns(c).num_points % c["places"] == 0)
-    k.require("a thread's channels are exchanged in equal parts", lambda c: c["local_y"] % c["exchanged"] == 0)
-    k.prune("few enough accumulators", lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS)
-    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: config_from_columns(c).num_threads >= 2 * MIN_THREADS)
+    k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["places"] == 0)
+    k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["exchanged"] == 0)
     k.prune(
-        "all threads' registers fit",
+        f"at most {MAX_ACCUMULATORS} accumulators per thread",
+        lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
+    )
+    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: configs(c).num_threads >= 2 * MIN_THREADS)
+    k.prune(
+        "the registers of all threads fit",
         lambda c: (
-            (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS)
-            * ceil_div(config_from_columns(c).num_threads, WARP_SIZE)
-            * WARP_SIZE
+            (configs(c).num_accumulators + OVERHEAD_REGISTERS) * ceil_div(configs(c).num_threads, WARP_SIZE) * WARP_SIZE
             <= REGISTERS_PER_MULTIPROCESSOR
         ),
     )
     k.prune(
-        "the products of a step are few enough to be unrolled",
-        lambda c: config_from_columns(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
+        f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
+        lambda c: configs(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
     )
     k.prune(
-        "a block's part is less than twice what there is",
-        lambda c: (
-            (config_from_columns(c).block_channels < 2 * w.O)
-            & (config_from_columns(c).block_tiles < 2 * config_from_columns(c).grid.count)
-        ),
+        "tiles are less than twice as large as the product",
+        lambda c: (configs(c).block_channels < 2 * w.O) & (configs(c).block_tiles < 2 * configs(c).grid.count),
     )
     return config
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
-    """What configs use of a device, but for the transform of the filters."""
+    """Return the resources that configs use, without those of the filter transform."""
     config = WinogradTileConfig.from_columns(w, columns)
     channel_blocks, tile_blocks = config.grid_shape
     k_tiles = config.padded_channels // config.block_k
-    staged_elements, macs_per_k_tile = (
-        config.block_k * (config.block_channels + config.block_tiles),
-        config.block_k * config.block_channels * config.block_tiles,
-    )
+    staged_elements = config.block_k * (config.block_channels + config.block_tiles)
+    macs_per_k_tile = config.block_k * config.block_channels * config.block_tiles
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,

@@ -1,6 +1,7 @@
-"""What there is to choose in `winograd`, what choices go together, and what they use of a GPU.
+"""Knobs of `winograd`: choices, constraints, resource usage and defaults.
 
-Source of the six knobs behind `tile_m`: TVM 0.7 to 0.19, `topi/cuda/conv2d_winograd.py`.
+Source of the knobs tile_b, tile_y, tile_x, tile_rc, auto_unroll_max_step and unroll_explicit: TVM 0.7 to 0.19,
+`topi/cuda/conv2d_winograd.py`.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from ..direct_config import (
 from .cook_toom import compute_error_growth, make_winograd_matrices
 
 OUTPUT_TILE_SIZES = (2, 4, 6)
-POINT_LEVELS = ("block", "vthread", "thread", "local")  # of the product's batch, the places in a tile; all blocks
+POINT_LEVELS = ("block", "vthread", "thread", "local")  # of the α² points of a tile, all of which are blocks
 UNROLL_CHOICES = (0, 128, 1500)  # statements
 COPY_ORDERS = ("interleaved", "vectors", "blocked")
 MAX_OVERHANG_FRACTION, MAX_FEW_TILES, MAX_OVERHANG_FRACTION_OF_FEW_TILES = 0.15, 1024, 0.35
-MAX_PADDING_FRACTION = 0.25  # of the tiles and channels, at most, are added for blocks to be whole
-MIN_SAVED_FLOPS_PER_BYTE = 10  # operations for a byte, of which GPUs do 10 to 40 while they move one
-MIN_FLOPS = 1e8  # of which several launches are a small part
-ERROR_MARGIN = 1.15  # of an expected error against the tolerance
+MAX_PADDING_FRACTION = 0.25  # maximum fraction of tiles and channels that are added so that blocks are whole
+MIN_SAVED_FLOPS_PER_BYTE = 10  # GPUs do 10 to 40 operations in the time of moving one byte
+MIN_FLOPS = 1e8  # the additional launches take a small part of the time of such workloads
+ERROR_MARGIN = 1.15  # minimum ratio of the tolerance to the expected error
 
 
 class WinogradTileGrid(NamedTuple):
-    """The tiles of an output, of one config or of many as columns.
+    """Grid of output tiles, for one config or as columns for many.
 
     Attributes:
-        m: outputs of a tile along each axis.
-        alpha: inputs that they need.
-        rows: tiles down an image.
-        columns: tiles across it.
-        count: tiles of the whole batch.
+        m: Outputs of a tile along each axis.
+        alpha: Inputs of a tile along each axis.
+        rows: Tiles per image column.
+        columns: Tiles per image row.
+        count: Tiles of the whole batch.
     """
 
     m: Any
@@ -58,31 +59,28 @@ class WinogradTileGrid(NamedTuple):
 
     @classmethod
     def from_workload(cls, w: Conv2d, m: Any) -> WinogradTileGrid:
-        """The tiles of m × m outputs."""
+        """Return the grid of tiles of m × m outputs."""
         num_rows, num_columns = ceil_div(w.P, m), ceil_div(w.Q, m)
         return cls(m, m + w.R - 1, num_rows, num_columns, w.N * num_rows * num_columns)
 
     def tile_origin(self, tile_idx: Any) -> tuple[Any, Any, Any]:
-        """The image that a tile is of, by its number, and the first row and column of its outputs."""
+        """Return the image of a tile, and the first row and column of its outputs."""
         tiles_per_image = self.rows * self.columns
-        return (
-            tile_idx // tiles_per_image,
-            tile_idx % tiles_per_image // self.columns * self.m,
-            tile_idx % self.columns * self.m,
-        )
+        row = tile_idx % tiles_per_image // self.columns
+        return tile_idx // tiles_per_image, row * self.m, tile_idx % self.columns * self.m
 
 
 def is_supported(w: Conv2d) -> bool:
-    """Whether the filter is square, of 3 to 7 taps, is applied to each pixel, and some tile is right."""
+    """Whether the filter is square, with 3 to 7 taps and stride 1, and some tile size is accurate enough."""
     is_plain = w.groups == 1 and set(w.stride) == {1} and set(w.dilation) == {1}
     return is_plain and w.R == w.S and 3 <= w.R <= 7 and bool(list_output_tile_sizes(w))
 
 
 def is_promising(w: Conv2d) -> bool:
-    """Whether it saves enough arithmetic for the bytes of the transformed operands, and for its launches.
+    """Return whether the saved arithmetic outweighs the bytes of the transformed operands and the additional launches.
 
-    For each tile 2·(m²·R² - α²)·C·O operations are saved, and the 4·α²·(C + O) bytes of its transformed inputs and of
-    its products are written and read.
+    Each tile saves 2·(m²·R² - α²)·C·O operations. The 4·α²·(C + O) bytes of its transformed inputs and of its products
+    are written and read.
     """
     m = select_default_output_tile(w)
     alpha = m + w.R - 1
@@ -91,9 +89,9 @@ def is_promising(w: Conv2d) -> bool:
 
 
 def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
-    """The outputs of a tile along each axis, of those whose error is within the tolerance of float32.
+    """Return the options for outputs per tile and axis whose error is within the tolerance of float32.
 
-    And of those whose transformed inputs and products have indices of 32 bits, tiles that fill a block up included.
+    The transformed inputs and products must also have 32-bit indices, including the padding of whole blocks.
     """
     return tuple(
         m
@@ -105,32 +103,31 @@ def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
 
 
 def estimate_relative_error(m: int, r: int, num_channels: int) -> float:
-    """The relative L2 error of F(m × m, r × r) in float32, on random inputs and weights.
+    """Return the expected relative L2 error of F(m × m, r × r) in float32, on random inputs and weights.
 
-    An error of the size of the products grows along each axis (`compute_error_growth`). The sum over the channels adds
-    to the roundoff of 2^-24 what grows with its root; both numbers there were fitted to emulations with 16 to 1,280
-    channels, m of 2, 4 and 6 and r of 3 to 7, which they tell within 5%.
+    Rounding errors of the products grow along each axis (`compute_error_growth`). The sum over the channels adds a term
+    to the roundoff of 2^-24 that grows with the root of their number. Both constants were fitted to emulations with 16
+    to 1,280 channels, m of 2, 4 and 6 and r of 3 to 7, which they predict within 5 %.
     """
     return float(2.0**-24 * compute_error_growth(make_winograd_matrices(m, r)) * math.sqrt(1.6 + 0.09 * num_channels))
 
 
 def select_default_output_tile(w: Conv2d) -> int:
-    """AutoTVM's, which goes by the height alone; a smaller one, where that is not right enough."""
+    """Return AutoTVM's choice, which depends on the height alone, or a smaller tile if its error is too large."""
     autotvm_size = 4 if w.H % 8 == 0 else 2
     sizes = list_output_tile_sizes(w)
     return max((m for m in sizes if m <= autotvm_size), default=min(sizes))
 
 
 def make_product_workload(w: Conv2d) -> Conv2d:
-    """The workload in the dtype of the product, whose operands are float32 whatever those of the workload are."""
+    """Return the workload in the dtype of the product, whose operands are always float32."""
     return dataclasses.replace(w, dtype=ACCUMULATOR)
 
 
 def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConfig]:
-    """Ask for everything: the tiles of outputs, and the plan of the product."""
-    grid = WinogradTileGrid.from_workload(
-        w, k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
-    )
+    """Declare the knobs, and return the grid of output tiles and the config of the product."""
+    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    grid = WinogradTileGrid.from_workload(w, m)
     k.tile("tile_b", grid.alpha**2, POINT_LEVELS)
     max_overhang_fraction = MAX_OVERHANG_FRACTION_OF_FEW_TILES if grid.count <= MAX_FEW_TILES else MAX_OVERHANG_FRACTION
     config = DirectTileConfig(
@@ -154,20 +151,20 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConf
         weight_pad_words=0,
     )
     k.prune(
-        "a tile of the product is less than twice what there is",
+        "tiles are less than twice as large as the product",
         lambda c: c["tile_x"][:, 1:].prod(axis=1) < 2 * WinogradTileGrid.from_workload(w, c["tile_m"]).count,
     )
-    k.require("each place in a tile is a block of its own", lambda c: np.all(c["tile_b"][:, 1:] == 1, axis=1))
+    k.require("each point of a tile has its own blocks", lambda c: np.all(c["tile_b"][:, 1:] == 1, axis=1))
     config.add_constraints(k, lambda c: configs_from_columns(w, c)[1])
     k.require(
-        f"vectors of {VECTOR_ELEMENTS} fill the tiles, and the threads copy as many each",
+        f"vector copies need tiles and copies per thread in multiples of {VECTOR_ELEMENTS} elements",
         lambda c: (c["fetch"] != "vectors") | _can_copy_vectors(configs_from_columns(w, c)[1]),
     )
     return grid, dataclasses.replace(config, output=tuple(map(round_up_tile, config.output)))
 
 
 def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid, DirectTileConfig]:
-    """The grids and plans of many configs."""
+    """Return the grids and the product configs of columns."""
     grid = WinogradTileGrid.from_workload(w, columns["tile_m"])
     tiles = [
         Tile.from_column(extent, OUTPUT_LEVELS, columns[knob])
@@ -187,13 +184,13 @@ def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid,
 
 
 def round_up_tile(tile: Tile) -> Tile:
-    """A tile of an axis that was made longer for it, so that none overhangs."""
+    """Return a tile of an axis whose extent is rounded up to whole blocks, so that nothing overhangs."""
     num_blocks = ceil_div(tile.extent, tile.size)
     return Tile(num_blocks * tile.size, {**tile.factors, "block": num_blocks})
 
 
 def _can_copy_vectors(config: DirectTileConfig) -> Any:
-    """Whether each operand's part of a step is so many vectors for each thread."""
+    """Return whether each thread copies whole vectors of each operand's part of a k-tile."""
     rows_per_k_tile = config.sliced_k * config.reduction[0].tap
     is_filled = [
         (tile.size % VECTOR_ELEMENTS == 0) & (rows_per_k_tile * tile.size % (VECTOR_ELEMENTS * config.num_threads) == 0)
@@ -203,10 +200,9 @@ def _can_copy_vectors(config: DirectTileConfig) -> Any:
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
-    """What the products of configs use of a device; the transforms' blocks are small."""
+    """Return the resources that the product uses; those of the transforms are small."""
     grid, config = configs_from_columns(w, columns)
     y, x = (tile.size for tile in config.output)
     rows_per_k_tile = config.sliced_k * config.reduction[0].tap
-    return config.compute_usage(
-        make_product_workload(w), (rows_per_k_tile * x, rows_per_k_tile * y), num_outer_blocks=grid.alpha**2
-    )
+    elements = rows_per_k_tile * x, rows_per_k_tile * y
+    return config.compute_usage(make_product_workload(w), elements, num_outer_blocks=grid.alpha**2)

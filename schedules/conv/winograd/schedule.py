@@ -1,20 +1,21 @@
 """AutoTVM's Winograd convolution: fewer products, as a product of matrices for each place in a tile of outputs.
 
-Tiles of m × m outputs take α² multiplications, α = m + R - 1, in place of m²·R²: for 3×3 filters 2.25 times fewer with
-m = 2, 4 times with m = 4, 5.06 times with m = 6, at the price of digits, and of transformed operands that pass through
-memory. It pays from some 32 channels on, and the more there are, the more; with three or four, `direct` is faster.
+Tiles of m × m outputs take α² multiplications, α = m + R - 1, instead of m²·R². For 3×3 filters these are 2.25 times
+fewer with m = 2, 4 times with m = 4 and 5.06 times with m = 6. The cost is a loss of accuracy, and transformed operands
+that pass through memory. It is faster from about 32 channels on, and increasingly so with more; `direct` is faster for
+three or four channels.
 
-Four kernels: one transforms the filters, which a caller whose weights stay the same does once; one transforms the
+It has four kernels: one transforms the filters, once if the weights do not change between calls; one transforms the
 inputs; one multiplies; one transforms the outputs and applies the epilogue. The knobs tile_b, tile_y, tile_x, tile_rc,
-auto_unroll_max_step and unroll_explicit mean what they mean in AutoTVM's template `conv2d_nchw_winograd.cuda`: tile_b
-are the α² products, tile_y output channels, tile_x tiles of outputs, tile_rc input channels. With the other knobs at
-their defaults the kernels are AutoTVM's. What those are for:
+auto_unroll_max_step and unroll_explicit have the meaning of AutoTVM's template `conv2d_nchw_winograd.cuda`: tile_b is
+the α² points, tile_y output channels, tile_x output tiles, tile_rc input channels. With the other knobs at their
+defaults the kernels are AutoTVM's. The other knobs are:
 
-* tile_m: m; AutoTVM took 4 where the image's height is divisible by 8, and else 2.
+* tile_m: m; AutoTVM uses 4 if the image's height is divisible by 8, otherwise 2.
 * slices, pipeline: as in `direct`.
-* fetch: `vectors`: a thread copies four neighbouring elements at once.
+* fetch: with `vectors`, a thread copies four neighbouring elements at once.
 
-Where a tile of the product overhangs an axis, that axis is made longer in memory, so that nothing is tested for.
+If a tile of the product overhangs an axis, that axis is extended in memory, so that no guards are needed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..reduction import DTYPES
 from .knobs import WinogradTileGrid, compute_usage, declare_knobs, is_promising, is_supported
 from .te_stages import declare_winograd
 
-TRANSFORM_THREADS = 128  # of a block that transforms
+TRANSFORM_THREADS = 128  # threads per block of a transform
 
 
 @schedule(
@@ -48,7 +49,7 @@ TRANSFORM_THREADS = 128  # of a block that transforms
     search_if=is_promising,
 )
 def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """Tiles of channels and of output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
+    """Tile channels and output tiles as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     grid, config = declare_knobs(k, w)
     channels, tiles = (tile.extent for tile in config.output)
     s = Schedule(te.create_prim_func(list(declare_winograd(w, grid, channels, tiles))))
@@ -62,7 +63,7 @@ def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
 
 def _schedule_transform(s: Schedule, source_name: str, half_name: str, whole_name: str) -> None:
-    """Let each thread transform one channel's part of an operand, along both axes."""
+    """Let each thread transform one channel's part of an operand along both axes."""
     source, along_columns, along_both = (s.get_sblock(name) for name in (source_name, half_name, whole_name))
     u, v, *position_loops = s.get_loops(along_both)
     store = s.cache_write(along_both, 0, "local")
@@ -77,7 +78,7 @@ def _schedule_transform(s: Schedule, source_name: str, half_name: str, whole_nam
 
 
 def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
-    """Multiply the matrices of all places, each by blocks of its own, from shared memory."""
+    """Multiply the matrices of all points from shared memory; each point has its own blocks."""
     products = s.get_sblock("M")
     u, v, channel, tile, channel_loop = s.get_loops(products)
     blocks = split_reduction(s, products, s.fuse(u, v), [channel, tile], [channel_loop], config, stores_output=False)
@@ -90,7 +91,7 @@ def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
 
 
 def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -> None:
-    """Let each thread transform one tile of outputs, and store it with the epilogue."""
+    """Let each thread transform one output tile and store it with the epilogue."""
     s.compute_inline(s.get_sblock("sum"))
     outputs = s.get_sblock("Y")
     axes = dict(zip(to_storage_order(w.layout, "nopq"), s.get_loops(outputs), strict=True))
@@ -108,7 +109,7 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -
 
 
 def _bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
-    """Share these loops out to threads, in blocks of `TRANSFORM_THREADS`; returns the threads' loop."""
+    """Distribute loops over threads, in blocks of `TRANSFORM_THREADS`, and return the thread loop."""
     fused = s.fuse(*loops)
     block, thread = s.split(fused, [None, min(TRANSFORM_THREADS, get_loop_extent(s, fused))])
     s.bind(block, "blockIdx.x")
@@ -117,7 +118,7 @@ def _bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
 
 
 def _unroll_inside_thread(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
-    """Let TVM unroll all that a thread does, so that each statement knows which of a matrix's entries it has."""
+    """Let TVM unroll all loops inside a thread, so that the matrix entries become constants."""
     outer = s.get(thread).loop_var
     for block in blocks:
         path = s.get_loops(block)

@@ -1,15 +1,14 @@
-"""A convolution by minimal filtering in tensor expressions: the stages of `winograd`.
+"""Winograd convolution in tensor expressions: the stages of `winograd`.
 
-With m × m outputs from α × α inputs, the tiles of the whole batch numbered by p and all sums in float32:
+With m × m outputs from α × α inputs, tiles of the whole batch indexed by p, and all sums in float32:
 
-- `declare_padded`, `declare_weight`: views of the operands, as in every declaration; `declare_padded` has more zeros,
-  for whole tiles.
-- `g` (C, O, R, S): the filters; `gG` the same, transformed along their rows, and `U` (α, α, C, O) along both: G g Gᵀ.
-- `d` (C, tiles, α, α): the inputs of each tile; `Bd` the same, transformed along its columns.
-- `V` (α, α, C, tiles): transformed along both: Bᵀ d B.
-- `M` (α, α, O, tiles): the products of `U` and `V`, summed over the input channels.
-- `MA` (O, tiles, α, m) and `AMA` (O, tiles, m, m): the outputs of each tile: Aᵀ M A.
-- `sum`, which picks each output from its tile, and `Y`, its epilogue.
+- `padded` and `weight` are views of the operands, as for other convolutions; `padded` has more zeros, for whole tiles.
+- `g` (C, O, R, S) is the filters; `gG` is transformed along their rows, and `U` (α, α, C, O) along both axes: G g Gᵀ.
+- `d` (C, tiles, α, α) is the inputs of each tile; `Bd` is transformed along its columns.
+- `V` (α, α, C, tiles) is transformed along both axes: Bᵀ d B.
+- `M` (α, α, O, tiles) is the products of `U` and `V`, summed over the input channels.
+- `MA` (O, tiles, α, m) and `AMA` (O, tiles, m, m) are the outputs of each tile: Aᵀ M A.
+- `sum` selects each output from its tile, and `Y` applies the epilogue.
 
 Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308).
 """
@@ -32,13 +31,13 @@ from .knobs import WinogradTileGrid
 
 
 def declare_winograd(w: Conv2d, grid: WinogradTileGrid, num_channels: int, num_tiles: int) -> tuple[te.Tensor, ...]:
-    """The convolution by tiles.
+    """Declare the convolution by tiles.
 
     Args:
-        w: the workload.
-        grid: of its tiles.
-        num_channels: at least its output channels: those beyond have filters of zeros.
-        num_tiles: at least so many as it has: those beyond have inputs of zeros.
+        w: The workload.
+        grid: Grid of output tiles.
+        num_channels: Output channels, possibly padded; the additional ones have zero filters.
+        num_tiles: Tiles, possibly padded; the additional ones have zero inputs.
 
     Returns:
         A tensor for each argument of the workload.
@@ -49,7 +48,7 @@ def declare_winograd(w: Conv2d, grid: WinogradTileGrid, num_channels: int, num_t
 def _declare_outputs(
     w: Conv2d, grid: WinogradTileGrid, channels: int, tiles: int, X: te.Tensor, K: te.Tensor
 ) -> te.Tensor:
-    """The sums, by tiles."""
+    """Declare the sums by tiles."""
     m, (A, B, G) = grid.m, make_winograd_matrices(grid.m, w.R)
     U, V = _declare_filters(w, grid, channels, transpose(G), K), _declare_inputs(w, grid, tiles, B, X)
     c = te.reduce_axis((0, w.C), "c")
@@ -75,7 +74,7 @@ def _declare_outputs(
 
 
 def _declare_filters(w: Conv2d, grid: WinogradTileGrid, channels: int, G: FractionMatrix, K: te.Tensor) -> te.Tensor:
-    """The transformed filters, `U`."""
+    """Declare the transformed filters, `U`."""
     filters = declare_weight(w, K)
     g = te.compute(
         (w.C, channels, w.R, w.S),
@@ -92,7 +91,7 @@ def _declare_filters(w: Conv2d, grid: WinogradTileGrid, channels: int, G: Fracti
 
 
 def _declare_inputs(w: Conv2d, grid: WinogradTileGrid, tiles: int, B: FractionMatrix, X: te.Tensor) -> te.Tensor:
-    """The transformed inputs, `V`."""
+    """Declare the transformed inputs, `V`."""
     m, alpha = grid.m, grid.alpha
     top, left, bottom, right = w.padding
     extra_sizes = grid.rows * m - w.P, grid.columns * m - w.Q
@@ -113,16 +112,16 @@ def _declare_inputs(w: Conv2d, grid: WinogradTileGrid, tiles: int, B: FractionMa
 
 
 def _zero_beyond(index: tirx.Var, num_valid: int, value: tirx.Expr) -> tirx.Expr:
-    """Zero from an index on."""
+    """Return the value, or zero if the index is not below `num_valid`."""
     return te.if_then_else(index < num_valid, value, tirx.const(0.0, ACCUMULATOR))
 
 
 def multiply_row_by_matrix(
     get_element: Callable[[int], tirx.Expr], matrix: FractionMatrix, column: tirx.Expr
 ) -> tirx.Expr:
-    """An element of a vector times a matrix: the matrix is written out, as zeros and ones cost nothing then.
+    """Return an element of a vector times a constant matrix, written out so that zeros and ones cost nothing.
 
-    Where the loop over `column` is unrolled, one of the sums is left.
+    If the loop over `column` is unrolled, only one of the sums remains.
     """
     column_sums = [weighted_sum(get_element, weights) for weights in transpose(matrix)]
     selected = column_sums[-1]
@@ -132,7 +131,7 @@ def multiply_row_by_matrix(
 
 
 def weighted_sum(get_element: Callable[[int], tirx.Expr], weights: Sequence[Fraction]) -> tirx.Expr:
-    """The sum of a vector's elements, weighted; one that has weight 1 comes first, if there is one."""
+    """Return the weighted sum of a vector's elements; an element of weight 1, if any, comes first."""
     first_index, *other_indices = sorted(
         (i for i, weight in enumerate(weights) if weight), key=lambda i: (weights[i] != 1, i)
     )
@@ -154,5 +153,5 @@ def _make_constant(value: Fraction) -> tirx.Expr:
 
 
 def transpose(matrix: FractionMatrix) -> FractionMatrix:
-    """Its columns as rows."""
+    """Return the transposed matrix."""
     return tuple(zip(*matrix, strict=True))

@@ -1,3 +1,3 @@
-"""`hopper`: TMA copies, warpgroups that multiply by wgmma, and persistent blocks, for sm_90 alone."""
+"""`hopper`: persistent blocks with TMA copies and wgmma instructions, for sm_90 only."""
 
 from . import schedule  # noqa: F401

@@ -1,4 +1,4 @@
-"""What the parts of `hopper` have in common: numbers of a block, its arrays, its barriers, the tile that it is at."""
+"""Common state of the `hopper` kernel: sizes of a CTA, its buffers and barriers, and its current work tile."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ TMA_LOAD_MNEMONIC = "cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.m
 
 
 class HopperKernelBase:
-    """A block of the grid.
+    """State that the parts of the `hopper` kernel share for one CTA.
 
     Args:
-        w: the workload.
-        tiles: how it is cut up.
-        arguments: by name.
+        w: The workload.
+        tiles: The tile config.
+        arguments: Argument buffers by name.
     """
 
     def __init__(self, w: Conv, tiles: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
@@ -48,32 +48,26 @@ class HopperKernelBase:
         self.arguments = arguments
         gemm, config = self.gemm, tiles
         self.block_m, self.block_k = int(config.block_m), int(config.block_k(gemm.itemsize))
-        self.multicast_slice_m, self.multicast_slice_n = (
-            self.block_m // config.sharers_n,
-            config.block_n // config.sharers_m,
-        )  # that a block fetches
+        # Rows of each operand that this CTA loads and multicasts.
+        self.multicast_slice_m = self.block_m // config.sharers_n
+        self.multicast_slice_n = config.block_n // config.sharers_m
         self.swizzle_bytes = int(config.swizzle_bytes)
         self.num_k_atoms, self.atom_k = config.row_bytes // self.swizzle_bytes, self.swizzle_bytes // gemm.itemsize
-        self.taps_share_copy = config.taps > 1  # all taps of a line read one copy
-        self.num_input_copies = self.block_m // WGMMA_M if self.taps_share_copy else 1  # copies of the pixels of a step
-        self.pixels_per_copy = (
-            WGMMA_M + config.halo_width if self.taps_share_copy else self.multicast_slice_m
-        )  # pixels of each
+        self.taps_share_copy = config.taps > 1  # all taps of a filter row read the same copy
+        self.num_input_copies = self.block_m // WGMMA_M if self.taps_share_copy else 1  # input copies per k-tile
+        self.pixels_per_copy = WGMMA_M + config.halo_width if self.taps_share_copy else self.multicast_slice_m
         self.input_copy_bytes = int(config.smem_rows_per_wgmma) * self.swizzle_bytes
         self.input_bytes = int(config.smem_rows_per_wgmma) * (self.block_m // WGMMA_M) * config.row_bytes
         self.stage_bytes = int(config.stage_bytes())
         self.transaction_bytes = (
             self.num_input_copies * self.pixels_per_copy * config.sharers_n + config.block_n * config.taps
         ) * config.row_bytes
-        self.k_tile_taps_shape = (*w.kernel[:-1], 1) if self.taps_share_copy else w.kernel  # what steps walk over
+        self.k_tile_taps_shape = (*w.kernel[:-1], 1) if self.taps_share_copy else w.kernel  # taps that k-tiles visit
         self.num_k_tile_taps = math.prod(self.k_tile_taps_shape)
         self.k_tiles_per_cta, self.total_k_tiles = int(config.k_tiles_per_cta(gemm)), int(config.total_k_tiles(gemm))
         self.k_tiles_per_tap = int(config.k_tiles_per_tap(gemm))
-        self.num_tiles_m, self.num_tiles_n, self.num_tiles = (
-            int(config.num_tiles_m(gemm)),
-            int(config.num_tiles_n(gemm)),
-            int(config.num_tiles(gemm)),
-        )
+        self.num_tiles_m, self.num_tiles_n = int(config.num_tiles_m(gemm)), int(config.num_tiles_n(gemm))
+        self.num_tiles = int(config.num_tiles(gemm))
         self.uses_smem_reduction = bool(config.uses_smem_reduction(w))
         self.num_work_ctas = int(config.num_ctas(w)) // config.split_k
         self.tiles_per_cta = 1 if self.uses_smem_reduction else ceil_div(self.num_tiles, self.num_work_ctas)
@@ -82,19 +76,17 @@ class HopperKernelBase:
         self.channel_args = [
             o.name for o in self.epilogue_ops if o.argument_kind == "channel" and not self.uses_smem_reduction
         ]
-        self.epilogue_row_bytes, self.epilogue_stages = (
-            int(config.epilogue_row_bytes(gemm.itemsize)),
-            int(config.epilogue_stages(w)),
-        )
+        self.epilogue_row_bytes = int(config.epilogue_row_bytes(gemm.itemsize))
+        self.epilogue_stages = int(config.epilogue_stages(w))
         self.epilogue_tile_n = self.epilogue_row_bytes // gemm.itemsize  # channels
         self.epilogue_stage_bytes = round_up(WGMMA_M * self.epilogue_row_bytes, SWIZZLE_ALIGNMENT_BYTES)
         self.channel_args_offset = int(config.mainloop_smem_bytes() + config.epilogue_smem_bytes(w))
         self.barriers_offset = int(config.barrier_offset_bytes(w))
-        self.num_consumer_threads = config.warpgroups * WARPGROUP_THREADS  # threads
+        self.num_consumer_threads = config.warpgroups * WARPGROUP_THREADS
         self.vector_channels = math.gcd(gemm.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
 
     def bind_axes(self, axes: ExitStack) -> None:
-        """Open the loops of blocks and threads."""
+        """Open the loops over CTAs and threads."""
         config, bind = self.config, axes.enter_context
         self.split_k_idx = bind(thread_axis(int(config.split_k), "blockIdx.z"))
         if config.split_k > 1:
@@ -108,7 +100,7 @@ class HopperKernelBase:
         )
 
     def declare_tensor_maps(self) -> None:
-        """Tell TMA of the arrays."""
+        """Declare the TMA descriptors of the arrays."""
         w, gemm = self.w, self.gemm
         dtype, itemsize = w.storage, gemm.itemsize
         channels, extents = w.C, tuple(reversed(w.input_size))
@@ -117,7 +109,7 @@ class HopperKernelBase:
             and w.output_size == w.input_size
             and self.multicast_slice_m <= maps.MAX_BOX_ELEMENTS
         )
-        if self.taps_share_copy:  # pieces of lines of the image, with zeros beyond
+        if self.taps_share_copy:  # tiled copies of image row segments, zero-filled outside the image
             sizes = (channels, *extents, w.N)
             row_strides = tuple(math.prod(sizes[:axis]) for axis in range(1, len(sizes)))
             input_box = (self.atom_k, self.pixels_per_copy, *(1,) * w.spatial_ndim)
@@ -165,20 +157,19 @@ class HopperKernelBase:
         self.tensor_maps.append(self.output_map)
 
     def allocate_buffers(self) -> None:
-        """Name the registers and the shared memory."""
+        """Allocate registers and shared memory."""
         config, w = self.config, self.w
         self.lane_idx, self.warpgroup_idx = self.thread_idx % WARP_SIZE, self.thread_idx // WARPGROUP_THREADS
         self.accum = allocate("sums", int(config.num_accumulators), "float32")
-        self.smem_base = allocate("memory", 1, "uint32")  # the address of shared memory, from a whole line on
-        self.mainloop_state = allocate("slot", 2, "int32")  # of the ring: which stage is next, and its turn's parity
-        self.epilogue_state = allocate("out", 2, "int32")  # of the slabs: which buffer is next, and its turn's parity
-        self.pixel_coords = allocate(
-            "first", self.num_input_copies * (w.spatial_ndim + 1), "int32"
-        )  # where a copy's first tap is, its image
-        self.tap_coords = allocate("tap", w.spatial_ndim, "int32")  # of the filter
-        self.channel_offset = allocate("depth", 1, "int32")  # the first of a step's channels
-        self.descriptor_low = allocate("operand", 2, "uint32")  # lower halves of matrix descriptors
-        self.remote_address = allocate("remote", 1, "uint32")  # this address in another block of the cluster
+        self.smem_base = allocate("memory", 1, "uint32")  # address of shared memory, aligned for swizzles
+        self.mainloop_state = allocate("slot", 2, "int32")  # mainloop pipeline: stage index and phase bit
+        self.epilogue_state = allocate("out", 2, "int32")  # epilogue pipeline: stage index and phase bit
+        # Image coordinates of each copy's first pixel at the first tap, and its image index.
+        self.pixel_coords = allocate("first", self.num_input_copies * (w.spatial_ndim + 1), "int32")
+        self.tap_coords = allocate("tap", w.spatial_ndim, "int32")
+        self.channel_offset = allocate("depth", 1, "int32")  # first channel of the k-tile
+        self.descriptor_low = allocate("operand", 2, "uint32")  # lower halves of the matrix descriptors
+        self.remote_address = allocate("remote", 1, "uint32")  # shared-memory address in another CTA of the cluster
         self.packed = allocate("words", 8, "uint32")
         self.values = allocate("value", max(8, 4 + 2 * len(self.channel_args)), "float32")
         self.residual_words = allocate("read", 16, "uint32")
@@ -189,7 +180,7 @@ class HopperKernelBase:
         self.smem = allocate("shared", int(config.dynamic_smem_bytes(w)) // 4, "uint32", "shared.dyn")
 
     def emit_prologue(self) -> None:
-        """Get the barriers ready, and wait for what the launch before this one leaves."""
+        """Initialize the barriers and wait for the results of the previous launch."""
         config = self.config
         smem_address = T.cuda.cvta_generic_to_shared(self.smem.access_ptr("rw"))
         store(
@@ -202,10 +193,8 @@ class HopperKernelBase:
         store(self.mainloop_state, 1, 0)
         store(self.epilogue_state, 0, 0)
         store(self.epilogue_state, 1, 0)
-        num_writer_ctas = config.sharers_m + config.sharers_n - 1  # blocks whose copies go into a stage of this one
-        with if_(
-            self.thread_idx == self.num_consumer_threads
-        ):  # who copies: the tensor maps come while barriers are made ready
+        num_writer_ctas = config.sharers_m + config.sharers_n - 1  # CTAs that copy into a stage of this CTA
+        with if_(self.thread_idx == self.num_consumer_threads):  # the producer prefetches during the initialization
             for tensor_map in self.tensor_maps:
                 emit_ptx("prefetch.tensormap", tensor_map)
         with if_(self.thread_idx == 0):
@@ -227,7 +216,7 @@ class HopperKernelBase:
         emit_ptx("griddepcontrol.launch_dependents")
 
     def for_each_work_tile(self, emit_body: Callable[[], None]) -> None:
-        """Do something for each tile of this block, in their order: channels, pixels, groups."""
+        """Emit a body for each work tile of this CTA; tiles are ordered by channels, then pixels, then groups."""
         if self.tiles_per_cta == 1:
             self.set_work_tile(self.cta_idx)
             emit_body()
@@ -240,7 +229,7 @@ class HopperKernelBase:
                 emit_body()
 
     def set_work_tile(self, tile_idx: Expr) -> None:
-        """Turn to a tile: the parts below are about it. Those of a cluster are neighbours."""
+        """Set the work tile that the following statements compute; the tiles of a cluster are neighbours."""
         config = self.config
         cluster_tiles_n, cluster_tiles_m = self.num_tiles_n // config.sharers_n, self.num_tiles_m // config.sharers_m
         cluster_tile_idx = tile_idx // config.multicast_size
@@ -252,50 +241,50 @@ class HopperKernelBase:
         self.group_idx = cluster_tile_idx // (cluster_tiles_n * cluster_tiles_m)
 
     def num_own_k_tiles(self) -> Expr:
-        """How many steps this block has of a tile."""
+        """Return the number of k-tiles that this CTA computes of a tile."""
         if self.total_k_tiles % self.k_tiles_per_cta == 0:
             return self.k_tiles_per_cta
         return T.min(self.k_tiles_per_cta, self.total_k_tiles - self.split_k_idx * self.k_tiles_per_cta)
 
     def compute_cta_rank(self, rank_m: Any, rank_n: Any) -> Expr:
-        """The rank in the cluster of a block."""
+        """Return a CTA's cluster rank from its ranks along pixels and channels; True stands for this CTA's rank."""
         return (self.cta_rank_m if rank_m is True else rank_m) * self.config.sharers_n + (
             self.cta_rank_n if rank_n is True else rank_n
         )
 
     def stage_address(self) -> Expr:
-        """Where the next stage lies."""
+        """Return the shared-memory address of the current mainloop stage."""
         return self.smem_base[0] + to_uint32(self.mainloop_state[0] * self.stage_bytes)
 
     def barrier_address(self, barrier_idx: Expr) -> Expr:
-        """Where an mbarrier lies."""
+        """Return the shared-memory address of an mbarrier."""
         return self.smem_base[0] + to_uint32(self.barriers_offset) + to_uint32(barrier_idx * BARRIER_BYTES)
 
     def full_barrier(self, stage: Expr) -> Expr:
-        """The barrier that a stage's operands have come."""
+        """Return the barrier that signals that a stage's operands have arrived."""
         return self.barrier_address(stage)
 
     def empty_barrier(self, stage: Expr) -> Expr:
-        """The barrier that a stage's operands have been multiplied, in all blocks that have them."""
+        """Return the barrier that signals that all CTAs that share a stage's operands have multiplied them."""
         return self.barrier_address(self.config.stages + stage)
 
     def residual_full_barrier(self, stage: Expr) -> Expr:
-        """The barrier that a slab of the residual has come."""
+        """Return the barrier that signals that an epilogue stage's residual has arrived."""
         return self.barrier_address(2 * self.config.stages + stage)
 
     def residual_empty_barrier(self, stage: Expr) -> Expr:
-        """The barrier that a slab has been stored."""
+        """Return the barrier that signals that an epilogue stage has been stored."""
         return self.barrier_address(2 * self.config.stages + self.config.warpgroups * self.epilogue_stages + stage)
 
     def advance_pipeline_state(self, state: Buffer, num_stages: int) -> None:
-        """Go on to the next place of a ring; the parity changes with each turn."""
+        """Advance a pipeline state to the next stage; the phase bit flips at each wrap-around."""
         store(state, 0, state[0] + 1)
         with if_(state[0] == num_stages):
             store(state, 0, 0)
             store(state, 1, state[1] ^ 1)
 
     def sync_warpgroup(self) -> None:
-        """Wait for the threads of this warpgroup; barrier 0 is that of the whole block."""
+        """Synchronize the threads of this warpgroup by a named barrier; barrier 0 is that of the whole CTA."""
         emit_ptx("bar.sync", to_uint32(1 + self.warpgroup_idx), T.uint32(WARPGROUP_THREADS))
 
     def emit_tma_load(
@@ -309,7 +298,7 @@ class HopperKernelBase:
         offsets: Sequence[Expr],
         multicast_mask: Expr,
     ) -> None:
-        """One copy by TMA, to this block or to several of its cluster."""
+        """Emit a TMA load to this CTA, or to several CTAs of its cluster if `multicast_mask` is given."""
         multicast = multicast_mask is not None
         mnemonic = TMA_LOAD_MNEMONIC.format(rank=ndim, mode=mode, multicast=".multicast::cluster" if multicast else "")
         emit_ptx(

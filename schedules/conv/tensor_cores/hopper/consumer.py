@@ -1,4 +1,4 @@
-"""How `hopper` multiplies: wgmma on operands where they lie, one step in the tensor cores while the next is begun."""
+"""Consumer of `hopper`: wgmma on operands in shared memory, with one k-tile in flight while the next is issued."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .base import HopperKernelBase
 from .tma_requirements import WARPGROUP_THREADS, WGMMA_K_BYTES
 
 WGMMA_OPERAND_TYPE = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
-DESCRIPTOR_SWIZZLE_MODE = {128: 1, 64: 2, 32: 3}  # of a matrix descriptor, by bytes
+DESCRIPTOR_SWIZZLE_MODE = {128: 1, 64: 2, 32: 3}  # field of a matrix descriptor, by swizzle width in bytes
 
 
 class HopperConsumer(HopperKernelBase):
-    """The warpgroups that multiply, each as soon as a stage is full."""
+    """Warpgroups that multiply each stage as soon as it is full."""
 
     def run_mainloop(self) -> None:
-        """Multiply a tile's steps, each as soon as it is there; one is in the tensor cores while the next is begun."""
+        """Multiply the k-tiles of a tile as they arrive; one k-tile is in flight while the next is issued."""
         config = self.config
         with serial_loop(self.num_own_k_tiles(), "step") as k_tile:
             emit_call(T.cuda.mbarrier_wait(self.full_barrier(self.mainloop_state[0]), self.mainloop_state[1]))
@@ -29,12 +29,12 @@ class HopperConsumer(HopperKernelBase):
         self.consumer_release()
 
     def issue_wgmmas(self, k_tile: Expr) -> None:
-        """Begin all multiplications of a step; the first of a tile forget what the sums were."""
+        """Issue all wgmmas of a k-tile; the first one of a tile overwrites the accumulators."""
         config, w, itemsize = self.config, self.w, self.gemm.itemsize
         accum_per_m_tile = int(config.num_accumulators) // config.rows
         mnemonic = f"wgmma.mma_async.sync.aligned.m64n{config.block_n}k{WGMMA_K_BYTES // itemsize}.f32"
         mnemonic = f"{mnemonic}.{WGMMA_OPERAND_TYPE[w.dtype]}.{WGMMA_OPERAND_TYPE[w.dtype]}"
-        signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # as they are, neither operand negated or transposed
+        signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # neither operand is negated or transposed
         warpgroup_offset_bytes = self.warpgroup_idx * (config.rows * self.input_copy_bytes)
         for operand_idx, address in enumerate(
             (
@@ -43,9 +43,8 @@ class HopperConsumer(HopperKernelBase):
             )
         ):
             store(self.descriptor_low, operand_idx, T.shift_right(address, T.uint32(4)) | T.uint32(1 << 16))
-        descriptor_high = (8 * self.swizzle_bytes >> 4) | DESCRIPTOR_SWIZZLE_MODE[
-            self.swizzle_bytes
-        ] << 30  # 8 rows to the next 8, and the swizzle
+        # The upper half of a descriptor has the stride of 8 rows, in units of 16 bytes, and the swizzle mode.
+        descriptor_high = (8 * self.swizzle_bytes >> 4) | DESCRIPTOR_SWIZZLE_MODE[self.swizzle_bytes] << 30
 
         def make_descriptor(operand_idx: int, offset_bytes: int) -> Expr:
             low = T.Cast("uint64", self.descriptor_low[operand_idx] + T.uint32(offset_bytes >> 4))
@@ -73,7 +72,7 @@ class HopperConsumer(HopperKernelBase):
         emit_call(T.ptx.wgmma.commit_group.sync.aligned())
 
     def consumer_release(self) -> None:
-        """Tell all who copy into the stage before the next one that it is empty."""
+        """Arrive at the empty barriers of the previous stage, in all CTAs that copy into it."""
         config = self.config
         stage = T.Select(self.mainloop_state[0] == 0, config.stages - 1, self.mainloop_state[0] - 1)
         warpgroup_thread = self.thread_idx % WARPGROUP_THREADS

@@ -1,4 +1,4 @@
-"""What becomes of the sums of `hopper`: stored by TMA, slab by slab, or added up over a cluster first."""
+"""Epilogue of `hopper`: accumulators are stored by TMA in epilogue tiles, or reduced over a cluster first."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TMA_STORE_MNEMONIC = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group
 
 
 class HopperEpilogue(HopperKernelBase):
-    """The end of a tile: the epilogue, and its way to memory."""
+    """The end of a tile: the epilogue and the store to global memory."""
 
     # --- store ---
 
     def prefetch_channel_args(self) -> None:
-        """Ask for what the epilogue reads for each channel; it comes while the tile is multiplied."""
+        """Prefetch per-channel epilogue arguments to registers; they arrive during the mainloop."""
         config, gemm = self.config, self.gemm
         for name in self.channel_args:
             for i in range(ceil_div(config.block_n, WARPGROUP_THREADS)):
@@ -57,11 +57,11 @@ class HopperEpilogue(HopperKernelBase):
                     store(self.channel_arg_regs[name], i, T.reinterpret("float32", self.packed[0]))
 
     def is_valid_channel(self, n: Expr) -> Expr:
-        """Whether a channel is one of the group's, and not of the last tile's overhang."""
+        """Return whether a channel is inside its group, not in the overhang of the last tile."""
         return True if self.gemm.n % self.config.block_n == 0 and self.config.sharers_n == 1 else n < self.gemm.n
 
     def store_channel_args_to_smem(self) -> None:
-        """Put what is read for each channel where all threads of the warpgroup find it."""
+        """Store the prefetched per-channel arguments to shared memory for all threads of the warpgroup."""
         config = self.config
         if not self.channel_args:
             return
@@ -73,7 +73,7 @@ class HopperEpilogue(HopperKernelBase):
         self.sync_warpgroup()
 
     def channel_arg_address(self, name: str, n: Expr) -> Expr:
-        """Where in shared memory the epilogue's number lies for a channel of the tile."""
+        """Return the shared-memory address of a per-channel argument of the tile."""
         arg_idx = self.warpgroup_idx * len(self.channel_args) + self.channel_args.index(name)
         return (
             self.smem_base[0]
@@ -82,7 +82,7 @@ class HopperEpilogue(HopperKernelBase):
         )
 
     def store_tile(self) -> None:
-        """Finish a tile and store it, slab by slab: while one is on its way, the next is put together."""
+        """Apply the epilogue to a tile and store it in epilogue tiles; one is stored while the next is computed."""
         config = self.config
         is_leader = self.thread_idx % WARPGROUP_THREADS == 0
         num_tiles_n = config.block_n // self.epilogue_tile_n
@@ -123,7 +123,7 @@ class HopperEpilogue(HopperKernelBase):
                 self.advance_pipeline_state(self.epilogue_state, self.epilogue_stages)
 
     def epilogue_stage_address(self, stage: Expr) -> Expr:
-        """Where a buffer of this warpgroup lies."""
+        """Return the shared-memory address of an epilogue stage of this warpgroup."""
         stage_idx = self.warpgroup_idx * self.epilogue_stages + stage
         return (
             self.smem_base[0]
@@ -132,21 +132,19 @@ class HopperEpilogue(HopperKernelBase):
         )
 
     def swizzled_offset(self, row: Expr, chunk: Expr) -> Expr:
-        """Where a chunk of a slab lies, against the buffer, as TMA has it."""
-        rows_per_128_bytes = (
-            MAX_EPILOGUE_ROW_BYTES // self.epilogue_row_bytes
-        )  # rows that lie side by side in 128 bytes
+        """Return the offset of a 16-byte chunk in an epilogue tile, in TMA's swizzle."""
+        rows_per_128_bytes = MAX_EPILOGUE_ROW_BYTES // self.epilogue_row_bytes
         return to_uint32(row * self.epilogue_row_bytes) + to_uint32(
             (chunk ^ (row // rows_per_128_bytes % (self.epilogue_row_bytes // VECTOR_BYTES))) * VECTOR_BYTES
         )
 
     def apply_epilogue_to_tile(self, m_tile: int, n_tile: int, stage_address: Expr) -> None:
-        """Apply the epilogue to a slab of the sums, and put it into a buffer."""
+        """Apply the epilogue to an epilogue tile of the accumulators, and store the result to an epilogue stage."""
         config = self.config
         warp_row = self.thread_idx % WARPGROUP_THREADS // WARP_SIZE * 16
         first_accum = m_tile * (int(config.num_accumulators) // config.rows) + n_tile * self.epilogue_tile_n // 8 * 4
         if self.gemm.itemsize == 2:
-            addresses = [  # each of 16 pixels × 16 channels of a warp
+            addresses = [  # one address per 16 pixels × 16 channels of a warp
                 stage_address
                 + self.swizzled_offset(warp_row + self.lane_idx % 16, channel_group * 2 + self.lane_idx // 16)
                 for channel_group in range(self.epilogue_tile_n // 16)
@@ -176,7 +174,7 @@ class HopperEpilogue(HopperKernelBase):
                         )
                 emit_ptx(STMATRIX_MNEMONIC, address, *(self.packed[e] for e in range(4)))
             return
-        for channel_group in range(self.epilogue_tile_n // 8):  # 8 pixels × 8 channels of a warp, twice
+        for channel_group in range(self.epilogue_tile_n // 8):  # two 8 × 8 tiles (pixels × channels) per warp
             channel_values = self.load_channel_args(n_tile * self.epilogue_tile_n + channel_group * 8)
             for pixel_half in range(2):
                 row, chunk = warp_row + self.lane_idx // 4 + pixel_half * 8, channel_group * 2 + self.lane_idx % 4 // 2
@@ -190,12 +188,12 @@ class HopperEpilogue(HopperKernelBase):
                 emit_ptx("st.shared.v2.b32", address, self.packed[0], self.packed[1])
 
     def unpack_halves(self, word: Expr) -> list[Expr]:
-        """Two neighbouring elements of 16 bits."""
+        """Return the two 16-bit elements of a word, in the accumulation dtype."""
         store(self.packed, 7, word)
         return unpack([self.packed[7]], 2, self.w.storage)
 
     def load_channel_args(self, n: int) -> dict[str, list[Expr]]:
-        """What the epilogue reads for the two channels of this thread, of 8 from one on."""
+        """Load the per-channel arguments of this thread's two channels among 8 channels that start at `n`."""
         channel_values: dict[str, list[Expr]] = {}
         for arg_idx, name in enumerate(self.channel_args):
             address = self.channel_arg_address(name, n + self.lane_idx % 4 * 2)
@@ -210,7 +208,7 @@ class HopperEpilogue(HopperKernelBase):
         residual_values: list[Expr],
         packed_idx: int,
     ) -> None:
-        """Apply the epilogue to two neighbouring sums, and round them into registers."""
+        """Apply the epilogue to two neighbouring accumulators and pack the rounded results."""
         ops, applies_relu = split_trailing_relu(self.epilogue_ops, self.w.storage)
         for e in range(2):
             arguments = {name: pair[e] for name, pair in channel_values.items()}
@@ -221,7 +219,7 @@ class HopperEpilogue(HopperKernelBase):
         pack(self.packed, packed_idx, [self.values[e] for e in range(2)], self.w.storage, applies_relu)
 
     def load_residual(self) -> None:
-        """Have a tile's residual copied, each slab as soon as its buffer has been stored."""
+        """Copy a tile's residual by TMA, each epilogue tile as soon as its stage has been stored."""
         config = self.config
         num_tiles_n = config.block_n // self.epilogue_tile_n
         with unrolled_loop(config.rows, "i") as m_tile, unrolled_loop(num_tiles_n, "j") as n_tile:
@@ -242,12 +240,12 @@ class HopperEpilogue(HopperKernelBase):
                 self.emit_tma_load(3, "", destination, self.residual_map, coords, full_barrier, (), None)
             self.advance_pipeline_state(self.epilogue_state, self.epilogue_stages)
 
-    # --- meet ---
+    # --- cluster reduction ---
 
     def reduce_over_cluster(self) -> None:
-        """Have the sums of all blocks of the cluster meet, each share of the pixels in one block, which stores it."""
+        """Reduce the partial sums of all CTAs of a cluster; each CTA reduces and stores a share of the pixels."""
         is_consumer = self.thread_idx < self.num_consumer_threads
-        self.sync_reduction_ctas()  # all stages have been multiplied: sums may lie where they were
+        self.sync_reduction_ctas()  # the partial sums reuse the stages, which must have been multiplied
         with if_(is_consumer):
             self.store_partials_to_dsmem()
         self.sync_reduction_ctas()
@@ -255,13 +253,13 @@ class HopperEpilogue(HopperKernelBase):
             self.reduce_and_store()
 
     def sync_reduction_ctas(self) -> None:
-        """Wait for all threads of the blocks that share a sum."""
+        """Synchronize all threads of the CTAs that share a reduction."""
         emit_call(T.cuda.cluster_sync() if self.config.split_k > 1 else T.cuda.cta_sync())
 
     def store_partials_to_dsmem(self) -> None:
-        """Put this thread's sums into the shared memory of those who add them up.
+        """Store this thread's accumulators to the shared memory of the CTAs that reduce them.
 
-        Stores to other blocks are not waited for one by one, as loads from them would be.
+        Remote stores are used because a thread does not wait for each of them, unlike remote loads.
         """
         config = self.config
         accum_per_m_tile = int(config.num_accumulators) // config.rows
@@ -297,10 +295,10 @@ class HopperEpilogue(HopperKernelBase):
                     )
 
     def partial_address(self, split_k_idx: Expr, row: Expr, column: Expr) -> Expr:
-        """Where a sum of a block's share lies that one of the parts has come to, in pieces of 4 pixels × 8 channels.
+        """Return the shared-memory offset of a partial sum, in pieces of 4 pixels × 8 channels.
 
-        Half a warp stores pairs of one piece at a time, and a quarter of a warp loads one in vectors of four: both are
-        all banks, once.
+        Half a warp stores the pairs of one piece at a time, and a quarter of a warp loads a piece in vectors of four.
+        Both access each bank once.
         """
         config = self.config
         piece_idx = (split_k_idx * int(config.reduce_rows_per_cta) + row) // REDUCE_PIECE_M * (
@@ -310,13 +308,10 @@ class HopperEpilogue(HopperKernelBase):
         return to_uint32((piece_idx * (REDUCE_PIECE_M * REDUCE_PIECE_N) + element_in_piece) * ACCUMULATOR_BYTES)
 
     def reduce_and_store(self) -> None:
-        """Add up the sums of this block's share of the pixels, finish them, and store them in vectors of channels."""
+        """Reduce this CTA's share of the pixels, apply the epilogue and store the results in vectors of channels."""
         config, gemm, w = self.config, self.gemm, self.w
-        vectors_per_piece_row, pieces_per_row, rows_per_cta = (
-            REDUCE_PIECE_N // self.vector_channels,
-            config.block_n // REDUCE_PIECE_N,
-            int(config.reduce_rows_per_cta),
-        )  # of pieces
+        vectors_per_piece_row, pieces_per_row = REDUCE_PIECE_N // self.vector_channels, config.block_n // REDUCE_PIECE_N
+        rows_per_cta = int(config.reduce_rows_per_cta)
         num_vectors = rows_per_cta * config.block_n // self.vector_channels
         with serial_loop(ceil_div(num_vectors, self.num_consumer_threads), "i") as i:
             vector_idx = i * self.num_consumer_threads + self.thread_idx
@@ -349,7 +344,7 @@ class HopperEpilogue(HopperKernelBase):
                 store_global(self.arguments["Y"], pixel * w.O + output_channel, self.packed, self.vector_channels)
 
     def accumulate_partials(self, row: Expr, column: Expr) -> None:
-        """Load neighbouring sums of the share, and add up what the blocks of the cluster have of them."""
+        """Load neighbouring partial sums and add up those of all CTAs of the cluster."""
         for split_k_idx in range(self.config.split_k):
             address = self.smem_base[0] + self.partial_address(split_k_idx, row, column)
             load_shared(self.packed if split_k_idx else self.values, address, self.vector_channels * ACCUMULATOR_BYTES)

@@ -1,4 +1,4 @@
-"""The kernel of `hopper`: a warp that copies, warpgroups that multiply and store, and a warp for a residual."""
+"""Kernel of `hopper`: a producer warp, consumer warpgroups, and a warp that loads the residual."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tma_requirements import WARPGROUP_THREADS
 
 
 class HopperKernel(HopperProducer, HopperConsumer, HopperEpilogue):
-    """The kernel: who does what."""
+    """The kernel with its warp-specialized roles."""
 
     def emit(self) -> None:
         """Emit the kernel."""
@@ -30,9 +30,7 @@ class HopperKernel(HopperProducer, HopperConsumer, HopperEpilogue):
             with if_(warp_idx < self.num_consumer_threads // WARP_SIZE):
                 self.for_each_work_tile(self.run_consumer)
                 if not self.uses_smem_reduction:
-                    with if_(
-                        self.thread_idx % WARPGROUP_THREADS == 0
-                    ):  # what is stored has been read; it arrives by itself
+                    with if_(self.thread_idx % WARPGROUP_THREADS == 0):  # TMA reads shared memory until here
                         emit_ptx("cp.async.bulk.wait_group.read", 0)
             with if_(logical_and(warp_idx == self.num_consumer_threads // WARP_SIZE, self.lane_idx == 0)):
                 self.for_each_work_tile(self.run_producer)
@@ -41,11 +39,11 @@ class HopperKernel(HopperProducer, HopperConsumer, HopperEpilogue):
                     self.for_each_work_tile(self.load_residual)
             if self.uses_smem_reduction:
                 self.reduce_over_cluster()
-            elif config.multicast_size > 1:  # a block's shared memory is there until nobody hands anything to it
+            elif config.multicast_size > 1:  # a CTA must not exit before the others stop writing to its shared memory
                 emit_call(T.cuda.cluster_sync())
 
     def run_consumer(self) -> None:
-        """What a warpgroup does with a tile."""
+        """Emit a warpgroup's work for one tile."""
         self.prefetch_channel_args()
         self.run_mainloop()
         if self.uses_smem_reduction:

@@ -1,4 +1,4 @@
-"""The tiles of `hopper` from knobs: what is worth searching, and what they use."""
+"""Knobs of `hopper`: choices, search pruning and resource usage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import KNOB_NAMES, KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
 from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
 
-MAX_LATENCY_RATIO = 2.5  # times the best estimate
+MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best estimate
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     config, gemm = HopperTileConfig.from_columns(columns, w), ImplicitGemmShape.from_workload(w)
     k_tiles, num_tiles = config.k_tiles_per_cta(gemm), config.num_tiles(gemm)
     smem_bytes = config.dynamic_smem_bytes(w)
@@ -50,7 +50,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
-    """The tiles from knobs; the defaults suit the workload."""
+    """Declare the knobs, with defaults that suit the workload, and return their values."""
     default = select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
     values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
@@ -61,7 +61,7 @@ def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
 
 
 def _add_constraints(k: Knobs, w: Conv) -> None:
-    """State what the choices have to fulfil together, and what is worth searching."""
+    """Add the constraints between knobs, and prune configs that are not worth searching."""
 
     def make_predicate(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
         return lambda c: predicate(HopperTileConfig.from_columns(c, w))
@@ -73,30 +73,36 @@ def _add_constraints(k: Knobs, w: Conv) -> None:
 
 
 def pruning_constraints(w: Conv) -> list[ConstraintRule]:
-    """What is worth searching."""
+    """Return the conditions under which a config is worth searching."""
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w)
     return [
         (
-            "tiles are not twice the product",
+            "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),
         ),
-        ("rows are not twice the channels", lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16)),
         (
-            "no more stages than steps",
+            "rows are less than twice as long as the channels",
+            lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16),
+        ),
+        (
+            "there are at most as many stages as k-tiles",
             lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
         ),
         (
-            "a reduction is split where tiles are few",
+            "a reduction is split only if tiles are few",
             lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= NUM_MULTIPROCESSORS),
         ),
         (
-            "operands are shared where tiles are many",
+            "operands are shared only if tiles are many",
             lambda t: (t.multicast_size == 1) | (2 * t.num_tiles(gemm) >= NUM_MULTIPROCESSORS),
         ),
-        ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (gemm.n > t.block_n)),
         (
-            f"estimated to take at most {MAX_LATENCY_RATIO} times the best",
+            "CTAs share the input only if channels fill several tiles",
+            lambda t: (t.sharers_n == 1) | (gemm.n > t.block_n),
+        ),
+        (
+            f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
             lambda t: estimate_latency_us(t, w) <= MAX_LATENCY_RATIO * best_latency_us,
         ),
     ]

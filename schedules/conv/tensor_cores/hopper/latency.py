@@ -1,4 +1,4 @@
-"""How long tiles of `hopper` take, about, and those that take the least: the defaults."""
+"""Analytic latency of `hopper` configs, and the default config with the lowest latency."""
 
 from __future__ import annotations
 
@@ -18,26 +18,40 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 
 
 class HopperLatencyParams(NamedTuple):
-    """What `estimate_latency_us` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond.
+    """Parameters of `estimate_latency_us` for one GPU; times in microseconds, traffic in bytes per microsecond.
 
-    The numbers were fitted to 8,792 timings in float16 and bfloat16 on H200s: 363 layers of ResNet-50, d2l-tvm's,
-    YOLOv8s, EfficientNet-B0, ConvNeXt-T, Stable Diffusion 1.5, fifteen networks of torchvision's and others, at batch 1
-    to 32. Half of all estimates are within 8 % of what was measured. Of what was measured of a layer, the config with
-    the best estimate takes 1.05 times the fastest one's time (geometric mean; more than 1.15 times for 24 of the 278
-    layers of which twelve configs or more were measured).
+    The numbers were fitted to 8,792 timings in float16 and bfloat16 on H200s: 363 layers of ResNet-50, d2l-tvm,
+    YOLOv8s, EfficientNet-B0, ConvNeXt-T, Stable Diffusion 1.5, fifteen networks of torchvision and others, at batch
+    sizes 1 to 32. Half of all estimates are within 8 % of the measurement. Among the measured configs of a layer, the
+    one with the best estimate takes 1.05 times the fastest time (geometric mean). It takes more than 1.15 times for 24
+    of the 278 layers with at least twelve measured configs.
+
+    Attributes:
+        mma_per_us: 16-bit multiply-adds per SM.
+        smem_bytes_per_us: Shared-memory traffic per SM.
+        tma_rows_per_us: Rows (pixels and output channels) that TMA copies per SM.
+        dram_bytes_per_us: Compulsory traffic of global memory.
+        k_tile_us: Fixed cost of a k-tile.
+        stage_reuse_k_tiles: Number of k-tiles after which a stage is full again.
+        cluster_wait_us: Additional latency of a stage that the CTAs of a cluster share.
+        epilogue_us_per_accumulator: Cost of a tile's epilogue per accumulator of a thread.
+        reduction_us_per_element: Cost of a cluster reduction per element of the tile.
+        tile_start_us: Cost of starting a tile in a CTA that computes several.
+        split_k_cluster_us: Cost of a split-K cluster.
+        launch_us: Cost of a launch.
     """
 
-    mma_per_us: float = 5.24e6  # 16-bit multiply-adds of a multiprocessor
-    smem_bytes_per_us: float = 2.53e5  # shared memory of a multiprocessor
-    tma_rows_per_us: float = 1.21e3  # pixels and channels that are copied, of a multiprocessor
-    dram_bytes_per_us: float = 3.73e6  # global memory, for what has to be moved
-    k_tile_us: float = 0.129  # of a step whatever is in it
-    stage_reuse_k_tiles: float = 3.03  # steps after which a stage can be multiplied again
-    cluster_wait_us: float = 0.788  # more until then, where blocks of a cluster wait for each other
-    epilogue_us_per_accumulator: float = 0.00751  # of a tile, for each accumulator of a thread
-    reduction_us_per_element: float = 1.04e-4  # of a tile whose sums meet, for each of them
-    tile_start_us: float = 0.158  # of a tile, where a block has several
-    split_k_cluster_us: float = 0.654  # of a cluster that shares sums
+    mma_per_us: float = 5.24e6
+    smem_bytes_per_us: float = 2.53e5
+    tma_rows_per_us: float = 1.21e3
+    dram_bytes_per_us: float = 3.73e6
+    k_tile_us: float = 0.129
+    stage_reuse_k_tiles: float = 3.03
+    cluster_wait_us: float = 0.788
+    epilogue_us_per_accumulator: float = 0.00751
+    reduction_us_per_element: float = 1.04e-4
+    tile_start_us: float = 0.158
+    split_k_cluster_us: float = 0.654
     launch_us: float = 1.49
 
 
@@ -45,11 +59,11 @@ H200_PARAMS = HopperLatencyParams()
 
 
 def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatencyParams | None = None) -> Any:
-    """Microseconds that a launch takes, about: to begin with, and to leave out what cannot be good.
+    """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
-    Blocks run in rounds. Each step of a block takes what limits it most: the tensor cores, shared memory, the copy
-    engine, which takes row by row, or what every step takes. A stage is at hand again when it has been multiplied
-    and filled, `stage_wait_us` steps later: with fewer stages the block waits.
+    CTAs run in waves. Each k-tile takes the time of its bottleneck: tensor cores, shared memory, TMA (which processes
+    row by row) or the fixed cost. A stage is full again `stage_reuse_k_tiles` k-tiles after its use; with fewer stages
+    the CTA waits.
     """
     params, gemm = params or H200_PARAMS, ImplicitGemmShape.from_workload(w)
     ctas_per_sm = config.ctas_per_sm(w)
@@ -84,7 +98,7 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatency
 
 @functools.lru_cache(maxsize=256)
 def select_default_config(w: Conv) -> HopperTileConfig:
-    """The default tiles: those of the best estimate."""
+    """Return the config with the best estimate."""
     tiles, latencies_us = _list_candidates(w)
     best_index = int(np.argmin(latencies_us))
     return HopperTileConfig(
@@ -94,13 +108,13 @@ def select_default_config(w: Conv) -> HopperTileConfig:
 
 
 def min_latency_us(w: Conv) -> float:
-    """The best estimate."""
+    """Return the best latency estimate in microseconds."""
     return float(np.min(_list_candidates(w)[1]))
 
 
 @functools.lru_cache(maxsize=16)
 def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
-    """All tiles that are legal for a workload, as columns, and their estimates."""
+    """Return all legal configs of a workload, as columns, and their estimates."""
     option_grid = np.meshgrid(*KNOB_OPTIONS, list_taps_per_copy(w), indexing="ij")
     columns = {name: column.ravel() for name, column in zip((*KNOB_NAMES, "taps"), option_grid, strict=True)}
     tiles = HopperTileConfig(**columns, halo_width=compute_halo_width(w))

@@ -1,4 +1,4 @@
-"""How `hopper` brings its operands: one thread has TMA copy them, each as soon as a stage is empty."""
+"""Producer of `hopper`: one thread issues the TMA copies of a stage as soon as the stage is empty."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .tma_requirements import WGMMA_M
 
 
 class HopperProducer(HopperKernelBase):
-    """The warp that has operands copied, stage by stage."""
+    """The producer warp, which copies operands stage by stage."""
 
     def run_producer(self) -> None:
-        """Have the operands of a tile's steps copied, each as soon as a stage is empty."""
+        """Copy the operands of a tile's k-tiles, each as soon as a stage is empty."""
         config = self.config
         self.init_pixel_coords()
         self.init_k_iterator()
@@ -34,7 +34,7 @@ class HopperProducer(HopperKernelBase):
             self.advance_pipeline_state(self.mainloop_state, config.stages)
 
     def init_pixel_coords(self) -> None:
-        """Find where the first of the pixels lies of each copy that this block fetches of a tile."""
+        """Compute the coordinates of the first pixel of each input copy that this CTA issues for a tile."""
         w = self.w
         for copy_idx in range(self.num_input_copies):
             pixel = self.tile_offset_m + self.cta_rank_n * self.multicast_slice_m + copy_idx * WGMMA_M
@@ -50,7 +50,7 @@ class HopperProducer(HopperKernelBase):
             )
 
     def init_k_iterator(self) -> None:
-        """Find the tap and the channels of this block's first step."""
+        """Compute the tap and the channels of this CTA's first k-tile."""
         w, k_tile = self.w, self.split_k_idx * self.k_tiles_per_cta
         tap_idx = k_tile // self.k_tiles_per_tap
         for axis in range(w.spatial_ndim):
@@ -62,7 +62,7 @@ class HopperProducer(HopperKernelBase):
         store(self.channel_offset, 0, k_tile % self.k_tiles_per_tap * self.block_k)
 
     def advance_k(self) -> None:
-        """Go on to the next channels, and behind the last to the next tap."""
+        """Advance to the next channels, and after the last ones to the next tap."""
         store(self.channel_offset, 0, self.channel_offset[0] + self.block_k)
         if self.num_k_tile_taps == 1:
             return
@@ -71,7 +71,7 @@ class HopperProducer(HopperKernelBase):
             self.advance_tap(self.w.spatial_ndim - 1)
 
     def advance_tap(self, axis: int) -> None:
-        """Move to the next tap along an axis, and carry over to the axis before it."""
+        """Advance to the next tap along an axis, with a carry to the axis before it."""
         store(self.tap_coords, axis, self.tap_coords[axis] + 1)
         if axis > 0:
             with if_(self.tap_coords[axis] == self.k_tile_taps_shape[axis]):
@@ -79,12 +79,10 @@ class HopperProducer(HopperKernelBase):
                 self.advance_tap(axis - 1)
 
     def load_input(self) -> None:
-        """Copy this block's part of a step's pixels, to all blocks that have the same."""
+        """Copy this CTA's slice of a k-tile's pixels to all CTAs that share it."""
         w, config = self.w, self.config
-        full_barrier, mask = (
-            self.full_barrier(self.mainloop_state[0]),
-            self.multicast_mask([(True, rank_n) for rank_n in range(config.sharers_n)]),
-        )
+        full_barrier = self.full_barrier(self.mainloop_state[0])
+        mask = self.multicast_mask([(True, rank_n) for rank_n in range(config.sharers_n)])
         if self.taps_share_copy:
             for copy_idx in range(self.num_input_copies):
                 destination = self.stage_address() + to_uint32(copy_idx * self.input_copy_bytes)
@@ -127,12 +125,10 @@ class HopperProducer(HopperKernelBase):
             )
 
     def load_weights(self) -> None:
-        """Copy this block's part of a step's weights, to all blocks that have the same."""
+        """Copy this CTA's slice of a k-tile's weights to all CTAs that share it."""
         config, w = self.config, self.w
-        full_barrier, mask = (
-            self.full_barrier(self.mainloop_state[0]),
-            self.multicast_mask([(rank_m, True) for rank_m in range(config.sharers_m)]),
-        )
+        full_barrier = self.full_barrier(self.mainloop_state[0])
+        mask = self.multicast_mask([(rank_m, True) for rank_m in range(config.sharers_m)])
         first_tap: Expr = 0
         for axis in range(w.spatial_ndim):
             first_tap = first_tap * w.kernel[axis] + self.tap_coords[axis]
@@ -156,7 +152,7 @@ class HopperProducer(HopperKernelBase):
             )
 
     def multicast_mask(self, ctas: Sequence[tuple[Any, Any]]) -> Expr:
-        """The mask of blocks of the cluster, each by its place along pixels and channels: True for this one's own."""
+        """Return the multicast mask of CTAs, each given by its two ranks; True stands for this CTA's own rank."""
         if len(ctas) == 1:
             return None
         mask: Expr = T.uint32(0)

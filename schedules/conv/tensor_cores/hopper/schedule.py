@@ -1,27 +1,28 @@
-"""Convolution on Hopper's tensor cores: one warp has TMA copy operands, warpgroups multiply them where they lie.
+"""Convolution on Hopper's tensor cores: a producer warp issues TMA copies, warpgroups multiply them from shared memory.
 
-Nobody computes an address of an operand. The copy engine (TMA) is told of the input as an image of which it takes the
-pixels under one tap of the filter (im2col): padding, stride, dilation and the ends of lines and images are its own.
-Of both operands it brings rows of up to 128 bytes of channels, swizzled as `wgmma` reads them from shared memory. Three
-parts of a block are at work at a time, and tell each other by barriers in shared memory what is full and what is empty:
+The kernel computes no operand addresses. TMA treats the input as an image and copies the pixels below one filter tap
+(im2col mode); it handles padding, stride, dilation and the ends of rows and images. It copies rows of up to 128 bytes
+of channels of both operands, in the swizzle that `wgmma` reads from shared memory. The roles of a CTA run concurrently
+and signal full and empty stages by mbarriers in shared memory:
 
+``` producer, one thread             pipeline stages                consumer warpgroups, 128 threads each for each
+k-tile (tap, channels): +---------+---------+---       for each k-tile: wait until the stage is empty  | pixels  |
+pixels  | ...        wait until the stage is full TMA: pixels  × channels   ---> | ------- | ------- |      --->  wgmma:
+accumulators += pixels × weights TMA: weights × channels   ---> | weights | weights | ...        release the previous
+stage
+                                  +---------+---------+---       for each epilogue tile:
+                                                                   epilogue; accumulators to shared memory
+                                                                   TMA: epilogue tile to the output
 ```
- producer, one thread            ring of stages                 warpgroups of 128 threads
- for each step (tap, channels):  +---------+---------+---       for each step:
-   wait until a stage is empty   | pixels  | pixels  | ...        wait until the stage is full
-   TMA: pixels  × channels  ---> | ------- | ------- |      --->  wgmma: sums += pixels × weights
-   TMA: weights × channels  ---> | weights | weights | ...        tell that the step before is empty
-                                 +---------+---------+---       for each slab of channels:
-                                                                  epilogue; sums to shared memory
-                                                                  TMA: slab to the output
-```
 
-- As many blocks as the GPU runs at a time take tiles in turn: while a tile is stored, the next one's operands come.
-- Blocks of a cluster with neighbouring tiles share operands: each fetches a part, and TMA hands it to all of them.
-- Where tiles are few, the blocks of a cluster share the reduction of one tile instead, and add up their sums through
-  each other's shared memory.
-- A residual comes by TMA as well, into the slabs that become the output; biases lie in shared memory by then.
-- `griddepcontrol` lets the next launch begin while this one ends.
+- The grid is persistent: as many CTAs as the GPU runs at a time process work tiles in turn, and the next tile's
+  operands are loaded while a tile is stored.
+- CTAs of a cluster with neighbouring tiles share operands: each loads a slice, and TMA multicasts it to all of them.
+- If tiles are few, the CTAs of a cluster split the reduction of one tile instead, and reduce partial sums through
+  distributed shared memory.
+- A residual is also loaded by TMA, into the epilogue stages that become the output. Biases are prefetched to shared
+  memory.
+- `griddepcontrol` lets the next launch start while this one ends (programmatic dependent launch).
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Tensors: im2col mode",
 "mbarrier"; NVIDIA CUTLASS, `sm90_mma_tma_gmma_ss_warpspecialized` (the roles).
@@ -46,12 +47,12 @@ DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def view_for_tma(w: Conv) -> Conv:
-    """The workload as TMA sees it: the same arrays, of other axes where the filter cuts the image into patches."""
+    """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap."""
     return split_filter_height(fold_filter_row_into_channels(w))
 
 
 def can_load_view_by_tma(w: Conv) -> bool:
-    """Whether TMA can copy the operands: rows of whole chunks, filters that its corners and offsets have room for."""
+    """Whether TMA can copy the operands: channels of a group fill 16-byte chunks, and the filter fits TMA's offsets."""
     return can_load_by_tma(view_for_tma(w))
 
 
@@ -66,7 +67,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     exact_arch=90,
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
-    """A producer, a ring of stages, warpgroups that multiply, and tiles stored behind them."""
+    """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
     return build_schedule(w, lambda arguments: HopperKernel(viewed_workload, config, arguments).emit())

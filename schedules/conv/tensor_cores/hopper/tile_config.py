@@ -1,7 +1,7 @@
-"""How `hopper` cuts up a convolution, pixels × channels × taps, and what a block has of it.
+"""Tile config of `hopper`: how CTAs and warpgroups divide a convolution, pixels × channels × taps.
 
-A `HopperTileConfig` holds one config as numbers, or many configs as columns: each formula is written once, and serves
-the program, the limits of a search and the choice of the defaults.
+A `HopperTileConfig` holds one config as numbers or many configs as columns, so that the kernel, the search limits and
+the latency estimate use the same formulas.
 """
 
 from __future__ import annotations
@@ -19,48 +19,45 @@ from tvmconv.workloads import Conv, epilogue
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tma_requirements import WARPGROUP_THREADS, WGMMA_M, can_store_by_tma, compute_halo_width, find_residual
 
-SWIZZLE_ALIGNMENT_BYTES = 1024  # bytes: 8 rows of 128, after which a swizzle repeats
+SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
 BARRIER_BYTES = 8
 
 WARPGROUP_CHOICES = (1, 2, 3)
 WGMMA_M_TILES_CHOICES = (1, 2)
 BLOCK_N_CHOICES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BLOCK_K_BYTES_CHOICES = (32, 64, 128, 256)
-MAX_SWIZZLE_BYTES = 128  # of a row that lie together, at most: the widest swizzle
+MAX_SWIZZLE_BYTES = 128  # the widest swizzle
 STAGES_CHOICES = (2, 3, 4, 5, 6, 8)
 SPLIT_K_CHOICES = (1, 2, 3, 4, 5, 6, 8)
 CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 
-# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200, by how many a cluster has. A cluster stays in
-# one group of 16 or 18 multiprocessors, of which some are left over. Elsewhere some blocks wait for others. Those of 2,
-# 4 and 8 are cuOccupancyMaxActiveClusters'; with one cluster of 3, 5 or 6 more than here kernels took twice as long.
+# Maximum number of active CTAs, one per SM, on an H100 SXM or H200, by cluster size. A cluster stays within a GPC of 16
+# or 18 SMs, some of which remain unused. The values for 2, 4 and 8 are those of cuOccupancyMaxActiveClusters; with one
+# more cluster of 3, 5 or 6 CTAs than listed here, kernels took twice as long.
 NUM_MULTIPROCESSORS = 132
 MAX_ACTIVE_CTAS = np.array([0, NUM_MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
-OVERHEAD_REGISTERS = 28  # of a thread, besides its accumulators
-SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_CTA = (
-    228 << 10,
-    1 << 10,
-)  # of a multiprocessor, and of it the driver's for each block
-MAX_RESIDENT_THREADS = 2048  # of a multiprocessor
-MAX_EPILOGUE_ROW_BYTES = 128  # of channels that are stored at a time, at most
-REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels whose sums lie together where sums meet
+OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
+SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_CTA = 228 << 10, 1 << 10  # per SM, and the driver's part for each CTA
+MAX_RESIDENT_THREADS = 2048  # per SM
+MAX_EPILOGUE_ROW_BYTES = 128  # maximum bytes of channels per epilogue tile
+REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous in shared memory for a reduction
 
 
 @dataclass(frozen=True)
 class HopperTileConfig:
-    """The tile of a block, and who works on it.
+    """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster.
 
     Attributes:
-        warpgroups: that multiply; each has 64 × `rows` pixels.
-        rows: wgmmas of a warpgroup along the pixels.
-        block_n: output channels of a block.
-        row_bytes: of the reduction that a step stages for each pixel and channel, in panels as wide as a swizzle.
-        stages: steps that are in shared memory at a time: being multiplied, or on their way.
-        split_k: blocks of a cluster that share the sums of one output, each over a part of the steps.
-        sharers_m: blocks of a cluster, of neighbouring pixels, that share the weights: each fetches a part for all.
-        sharers_n: blocks of a cluster, of neighbouring channels, that share the input in the same way.
-        taps: of a filter's line that read the same copy of the pixels, each a little further on: one, or all.
-        halo_width: pixels by which the last of these taps is further on than the first.
+        warpgroups: Consumer warpgroups, each of which computes 64 × `rows` pixels.
+        rows: Number of wgmma tiles of a warpgroup along the pixels.
+        block_n: Output channels per CTA.
+        row_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a swizzle.
+        stages: Pipeline stages in shared memory.
+        split_k: CTAs of a cluster that share the reduction of an output, each with a part of the k-tiles.
+        sharers_m: CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice.
+        sharers_n: CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice.
+        taps: Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
+        halo_width: Distance in pixels from the first to the last of these taps.
     """
 
     warpgroups: Any
@@ -76,7 +73,7 @@ class HopperTileConfig:
 
     @classmethod
     def from_columns(cls, columns: Columns, w: Conv) -> HopperTileConfig:
-        """The tiles of many configs."""
+        """Return the configs of columns."""
         return cls(
             **{name: columns[name] for name in KNOB_NAMES},
             taps=columns.get("taps", 1),
@@ -85,110 +82,113 @@ class HopperTileConfig:
 
     @property
     def block_m(self) -> Any:
-        """Pixels of a block."""
+        """Pixels per CTA."""
         return self.warpgroups * self.rows * WGMMA_M
 
     @property
     def multicast_size(self) -> Any:
-        """Blocks of a cluster that share operands."""
+        """CTAs of a cluster that share operands."""
         return self.sharers_m * self.sharers_n
 
     @property
     def cluster_size(self) -> Any:
-        """Blocks of a cluster."""
+        """CTAs per cluster."""
         return self.multicast_size * self.split_k
 
     @property
     def max_active_ctas(self) -> Any:
-        """Blocks that run at a time, one on a multiprocessor."""
-        return np.take(MAX_ACTIVE_CTAS, self.cluster_size, mode="clip")  # no more than eight are legal
+        """Maximum number of CTAs that run at a time, one per SM."""
+        return np.take(MAX_ACTIVE_CTAS, self.cluster_size, mode="clip")  # legal clusters have at most eight CTAs
 
     @property
     def num_accumulators(self) -> Any:
-        """Sums of a thread."""
+        """Accumulator registers per thread."""
         return self.rows * self.block_n // 2
 
     @property
     def num_threads(self) -> Any:
-        """Threads of a block, but for those that fetch a residual: the warpgroups, and the warp that copies."""
+        """Threads per CTA without the residual warp: the warpgroups and the producer warp."""
         return self.warpgroups * WARPGROUP_THREADS + WARP_SIZE
 
     def threads_with_residual_warp(self, w: Conv) -> Any:
-        """Threads of a block, with the warp that fetches a residual where that comes by TMA."""
+        """Return the threads per CTA, including the warp that loads a residual by TMA."""
         return self.num_threads + np.where(self.uses_smem_reduction(w), 0, WARP_SIZE if find_residual(w) else 0)
 
     def block_k(self, itemsize: int) -> Any:
-        """Elements of the reduction that a step stages."""
+        """Return the elements of the reduction per k-tile."""
         return self.row_bytes // itemsize
 
     @property
     def swizzle_bytes(self) -> Any:
-        """Bytes of a row that lie together, and among which chunks are swizzled."""
+        """Width of the swizzle in bytes."""
         return np.minimum(self.row_bytes, MAX_SWIZZLE_BYTES)
 
     def num_tiles_m(self, gemm: ImplicitGemmShape) -> Any:
-        """Tiles along the pixels, of whole clusters."""
+        """Return the number of tiles along the pixels, rounded up to whole clusters."""
         return ceil_div(gemm.m, self.block_m * self.sharers_m) * self.sharers_m
 
     def num_tiles_n(self, gemm: ImplicitGemmShape) -> Any:
-        """Tiles along the channels of a group, of whole clusters."""
+        """Return the number of tiles along the channels of a group, rounded up to whole clusters."""
         return ceil_div(gemm.n, self.block_n * self.sharers_n) * self.sharers_n
 
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
-        """Tiles of the output."""
+        """Return the number of output tiles."""
         return gemm.groups * self.num_tiles_m(gemm) * self.num_tiles_n(gemm)
 
     def k_tiles_per_tap(self, gemm: ImplicitGemmShape) -> Any:
-        """Steps that the channels under one tap take."""
+        """Return the number of k-tiles per tap."""
         return ceil_div(gemm.channels_per_group, self.block_k(gemm.itemsize))
 
     def total_k_tiles(self, gemm: ImplicitGemmShape) -> Any:
-        """Steps of the whole reduction."""
+        """Return the number of k-tiles of the whole reduction."""
         return gemm.k // gemm.channels_per_group // self.taps * self.k_tiles_per_tap(gemm)
 
     def k_tiles_per_cta(self, gemm: ImplicitGemmShape) -> Any:
-        """Steps of a block, for one tile."""
+        """Return the number of k-tiles per CTA and tile."""
         return ceil_div(self.total_k_tiles(gemm), self.split_k)
 
     def stage_bytes(self) -> Any:
-        """Shared memory of one stage: both operands."""
+        """Return the shared memory of one pipeline stage in bytes, for both operands."""
         return (self.smem_rows_per_wgmma * (self.block_m // WGMMA_M) + self.block_n * self.taps) * self.row_bytes
 
     @property
     def smem_rows_per_wgmma(self) -> Any:
-        """Rows in shared memory of the 64 pixels of a wgmma, with those that further taps reach: whole swizzles."""
+        """Rows in shared memory for the 64 pixels of a wgmma and the halo of further taps, in whole swizzles."""
         return np.where(self.taps > 1, round_up(WGMMA_M + self.halo_width, 8), WGMMA_M)
 
     def epilogue_row_bytes(self, itemsize: int) -> Any:
-        """Bytes of channels that are stored at a time: those that divide the block's, of a whole swizzle."""
+        """Return the bytes of channels per epilogue tile, which divide the CTA's channels into whole swizzles."""
         return np.gcd(self.block_n * itemsize, MAX_EPILOGUE_ROW_BYTES)
 
     def num_epilogue_tiles(self, itemsize: int) -> Any:
-        """What a warpgroup stores one after another of a tile: 64 pixels × a slab of channels each."""
+        """Return the number of epilogue tiles (64 pixels × some channels) that a warpgroup stores per tile."""
         return self.rows * (self.block_n * itemsize // self.epilogue_row_bytes(itemsize))
 
     def num_ctas(self, w: Conv) -> Any:
-        """Blocks of the grid: as many as run at a time, if each takes tiles in turn."""
+        """Return the number of CTAs in the grid; a persistent grid has as many as run at a time."""
         gemm = ImplicitGemmShape.from_workload(w)
         persistent_ctas = np.minimum(self.num_tiles(gemm), self.max_active_ctas)
         return np.where(self.uses_smem_reduction(w), self.num_tiles(gemm) * self.split_k, persistent_ctas)
 
     def uses_smem_reduction(self, w: Conv) -> Any:
-        """Whether sums meet in shared memory before they are stored: of several blocks, or where TMA cannot store."""
+        """Return whether partial sums are reduced in shared memory before the store.
+
+        This is the case if the reduction is split over CTAs, or if TMA cannot store the output.
+        """
         return (self.split_k > 1) | np.asarray(not can_store_by_tma(w))
 
     @property
     def reduce_rows_per_cta(self) -> Any:
-        """Pixels of a tile whose sums one block of its cluster adds up."""
+        """Pixels of a tile that one CTA of the cluster reduces."""
         return ceil_div(self.block_m, self.split_k * REDUCE_PIECE_M) * REDUCE_PIECE_M
 
     def epilogue_stages(self, w: Conv) -> Any:
-        """Slabs of a warpgroup in shared memory on their way out; with a residual, also on their way in."""
+        """Return the epilogue tiles per warpgroup in shared memory, for stores and for residual loads."""
         epilogue_tiles = self.num_epilogue_tiles(ImplicitGemmShape.from_workload(w).itemsize)
         return np.minimum(epilogue_tiles, 4) if find_residual(w) else np.minimum(epilogue_tiles, 2)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
-        """Shared memory of the slabs."""
+        """Return the shared memory of the epilogue stages in bytes."""
         epilogue_tile_bytes = WGMMA_M * self.epilogue_row_bytes(ImplicitGemmShape.from_workload(w).itemsize)
         return np.where(
             self.uses_smem_reduction(w),
@@ -200,22 +200,26 @@ class HopperTileConfig:
         )
 
     def channel_arg_bytes(self, w: Conv) -> Any:
-        """Shared memory of what the epilogue reads for each channel, of every warpgroup."""
+        """Return the shared memory of the per-channel epilogue arguments of all warpgroups in bytes."""
         num_channel_args = sum(op.argument_kind == "channel" for op in epilogue.get_ops(w.epilogue))
         return np.where(
             self.uses_smem_reduction(w), 0, self.warpgroups * num_channel_args * self.block_n * ACCUMULATOR_BYTES
         )
 
     def num_barriers(self, w: Conv) -> Any:
-        """mbarriers: two of each stage, and two of each slab that a residual comes in."""
+        """Return the number of mbarriers: two per mainloop stage, and two per epilogue stage with a residual."""
         return 2 * self.stages + (2 * self.warpgroups * self.epilogue_stages(w) if find_residual(w) else 0)
 
     def mainloop_smem_bytes(self) -> Any:
-        """Shared memory of all stages, in whole lines: slabs lie behind them."""
+        """Return the shared memory of all mainloop stages in bytes, aligned for the epilogue stages that follow."""
         return round_up(self.stages * self.stage_bytes(), SWIZZLE_ALIGNMENT_BYTES)
 
     def barrier_offset_bytes(self, w: Conv) -> Any:
-        """Shared memory before the barriers: the stages, and what is stored behind them or, when sums meet, in them."""
+        """Return the shared-memory offset of the barriers in bytes.
+
+        They follow the mainloop stages, the epilogue stages and the per-channel arguments. Partial sums of a reduction
+        reuse the memory of the mainloop stages.
+        """
         reduction_bytes = np.maximum(
             self.mainloop_smem_bytes(), self.split_k * self.reduce_rows_per_cta * self.block_n * ACCUMULATOR_BYTES
         )
@@ -226,15 +230,15 @@ class HopperTileConfig:
         )
 
     def dynamic_smem_bytes(self, w: Conv) -> Any:
-        """Dynamic shared memory of a block, with what it takes to begin at a whole line."""
+        """Return the dynamic shared memory per CTA in bytes, including the alignment of its start."""
         return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes(w) + self.num_barriers(w) * BARRIER_BYTES
 
     def estimate_registers(self) -> Any:
-        """Registers of a thread, about."""
+        """Return the estimated registers per thread."""
         return self.num_accumulators + OVERHEAD_REGISTERS
 
     def ctas_per_sm(self, w: Conv) -> Any:
-        """Blocks that a multiprocessor runs at a time, if there are as many; of those that take tiles in turn, one."""
+        """Return the number of resident CTAs per SM; a persistent grid has one."""
         gemm = ImplicitGemmShape.from_workload(w)
         occupancy = np.minimum(
             SM_SHARED_BYTES // (self.dynamic_smem_bytes(w) + RESERVED_SHARED_BYTES_PER_CTA),

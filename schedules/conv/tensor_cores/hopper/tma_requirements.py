@@ -1,4 +1,4 @@
-"""What `hopper` asks of a workload: what TMA can copy and store, and which taps can share a copy."""
+"""Requirements of `hopper` on a workload: what TMA can copy and store, and which taps can share a copy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 
-WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that a wgmma is of
-WGMMA_M = 64  # pixels of a wgmma
-WGMMA_K_BYTES = 32  # of the reduction, of a wgmma
+WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
+WGMMA_M = 64  # pixels per wgmma
+WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
 
 
 def can_load_by_tma(w: Conv) -> bool:
-    """Whether TMA can copy the operands: rows of whole chunks, filters that its corners and offsets have room for."""
+    """Return whether TMA can copy the operands: channels fill 16-byte chunks, and corners and offsets are in range."""
     gemm = ImplicitGemmShape.from_workload(w)
     tensor_ndim = w.spatial_ndim + 2
     max_corner, max_offset = maps.CORNER_LIMITS[tensor_ndim], maps.OFFSET_LIMITS[tensor_ndim]
@@ -35,36 +35,36 @@ def can_load_by_tma(w: Conv) -> bool:
 
 
 def is_promising(w: Conv) -> bool:
-    """Whether the channels of a group fill wgmmas to some extent."""
+    """Return whether each group has enough input and output channels for wgmma."""
     gemm = ImplicitGemmShape.from_workload(w)
     return can_load_by_tma(w) and gemm.channels_per_group * gemm.itemsize >= WGMMA_K_BYTES and gemm.n >= 16
 
 
 def can_share_taps(w: Conv) -> bool:
-    """Whether the taps of a line read neighbouring pixels, and the pixels of a wgmma lie in one line of the output."""
+    """Return whether a filter row's taps read neighbouring pixels and a wgmma's pixels lie in one output row."""
     has_aligned_rows = w.output_size[-1] % WGMMA_M == 0 and w.stride[-1] == 1
     return has_aligned_rows and w.kernel[-1] > 1 and WGMMA_M + compute_halo_width(w) <= maps.MAX_BOX_ELEMENTS
 
 
 def list_taps_per_copy(w: Conv) -> tuple[int, ...]:
-    """How many taps of a line may share a copy of the pixels."""
+    """Return the options for the number of taps of a filter row that share a copy of the pixels."""
     return (1, w.kernel[-1]) if can_share_taps(w) else (1,)
 
 
 def compute_halo_width(w: Conv) -> int:
-    """Pixels by which the last tap of a filter's line is further on than the first."""
+    """Return the distance in pixels from the first to the last tap of a filter row."""
     return w.dilation[-1] * (w.kernel[-1] - 1)
 
 
 def can_store_by_tma(w: Conv) -> bool:
-    """Whether the output's rows are whole chunks, for each group, and at most one tensor like it is read."""
+    """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
     return gemm.n * gemm.itemsize % VECTOR_BYTES == 0 and len(residual_ops) <= 1
 
 
 def find_residual(w: Conv) -> str | None:
-    """The operation that reads a tensor like the output; None if none does, or several do."""
+    """Return the name of the epilogue operation that reads a residual; None if none does or several do."""
     residual_names = [
         operation.name for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"
     ]

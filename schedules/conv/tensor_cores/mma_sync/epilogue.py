@@ -1,4 +1,4 @@
-"""What becomes of the sums of `mma_sync`: put together in shared memory and stored, or left in scratch memory."""
+"""Epilogue of `mma_sync`: accumulators are staged in shared memory and stored, or stored to a workspace."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .base import MmaSyncKernelBase
 from .tile_config import MMA_M, MMA_N
 
-VECTORS_IN_FLIGHT = 4  # vectors of outputs that a thread has at a time, at most
-STAGED_TILE = "staged"  # what a vector is called that only passes through
+VECTORS_IN_FLIGHT = 4  # maximum number of output vectors that a thread holds at a time
+STAGED_TILE = "staged"  # name of a vector that is copied from shared memory unchanged
 
 
 class MmaSyncEpilogue(MmaSyncKernelBase):
-    """The end of a tile: the epilogue, and its way to memory."""
+    """The end of a tile: the epilogue and the store to global memory."""
 
     def store_partials_to_workspace(self, workspace: Buffer) -> None:
-        """Store this block's sums to scratch memory: (blocks that share an output, pixels, channels)."""
+        """Store this block's accumulators to the workspace (parts, pixels, channels)."""
         gemm = self.gemm
         num_channels = math.gcd(gemm.n, 2)
         with (
@@ -63,7 +63,7 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
                     )
 
     def store_accumulators_to_smem(self) -> None:
-        """Put the tile into shared memory, where the threads that store it find neighbouring channels."""
+        """Store the accumulators to shared memory, from which threads read neighbouring channels."""
         itemsize = self.staged_itemsize
         ops, applies_relu = split_trailing_relu(
             self.accum_ops, "float32" if self.stores_raw_accumulators else self.w.storage
@@ -104,7 +104,7 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
                 emit_ptx("st.shared.b32", destination, self.packed[0])
 
     def apply_accum_ops(self, ops: Sequence[epilogue.EpilogueOp], value: Expr, channel_idx: Expr) -> Expr:
-        """A sum of one of this thread's channels with operations applied in registers, but for what it began with."""
+        """Return an accumulator after the operations on accumulators, except the residual that initialized it."""
         for op in ops:
             if op.argument_kind == "channel":
                 value = op.compute(value, self.channel_arg_regs[op.name][channel_idx])
@@ -113,9 +113,10 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
         return value
 
     def store_tile(self) -> None:
-        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels.
+        """Store the tile from shared memory in vectors of channels; each block of a cluster stores a share of the
+        pixels.
 
-        A thread has several vectors at a time: it asks for all that it reads before it waits for any.
+        A thread holds several vectors at a time: it issues all loads before it waits for any.
         """
         config, gemm, w = self.config, self.gemm, self.w
         num_vectors = config.block_m // config.split_k * (config.block_n // self.vector_elements)
@@ -170,7 +171,7 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
                     store_global(self.arguments["Y"], pixel * w.O + channel, packed_outputs, self.vector_elements)
 
     def locate_output_vector(self, vector_idx: Expr, num_vectors: int) -> tuple[Expr, Expr, Expr, Expr]:
-        """Whether a vector of the tile is to be stored, its place in shared memory, its pixel and first channel."""
+        """Return whether an output vector is stored, its offset in shared memory, its pixel and its first channel."""
         config, vectors_per_row = self.config, self.config.block_n // self.vector_elements
         row, column = (
             self.split_k_idx * (config.block_m // config.split_k) + vector_idx // vectors_per_row,
@@ -189,7 +190,7 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
         return is_inside, smem_offset, pixel, self.group_idx * self.gemm.n + channel
 
     def accumulate_partials(self, smem_offset: Expr) -> None:
-        """Load neighbouring sums of the tile, in a cluster added up over its blocks."""
+        """Load neighbouring accumulators of the tile, summed over the blocks of a cluster."""
         if self.config.split_k == 1:
             load_shared(self.values, self.smem_base[0] + smem_offset, self.vector_elements * ACCUMULATOR_BYTES)
             return

@@ -1,4 +1,4 @@
-"""Where `mma_sync` applies the parts of an epilogue: to sums in registers, or to vectors of outputs."""
+"""Split of the epilogue of `mma_sync`: operations on accumulators in registers, and operations on output vectors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from .tile_config import MmaSyncTileConfig
 def split_epilogue(
     w: Conv, starts_with_residual: bool, owns_whole_sum: bool
 ) -> tuple[list[epilogue.EpilogueOp], list[epilogue.EpilogueOp]]:
-    """The operations of the epilogue that are applied in registers, to sums, and those applied to vectors of outputs.
+    """Return the epilogue operations that are applied to accumulators, and those that are applied to output vectors.
 
-    What the first ones add is added in any order. A residual is among them where sums begin with it. It comes in pairs
-    of channels then, as registers hold the sums; and in vectors where it is added at the end.
+    Additions in the first list may be applied in any order. A residual is in the first list if it initializes the
+    accumulators; it is then loaded in pairs of channels, as registers hold them. Otherwise it is loaded in vectors at
+    the end.
 
     Args:
-        w: the workload.
-        starts_with_residual: whether sums begin with a residual.
-        owns_whole_sum: whether the sums are the block's alone: only then may there be anything but adding.
+        w: The workload.
+        starts_with_residual: Whether the residual initializes the accumulators.
+        owns_whole_sum: Whether the block computes whole sums; only then may the first list contain more than additions.
     """
     ops = epilogue.get_ops(w.epilogue)
     additive_ops = list(itertools.takewhile(lambda op: op.is_addition, ops))
@@ -36,7 +37,10 @@ def split_epilogue(
 
 
 def stores_raw_accumulators(w: Conv, tiles: MmaSyncTileConfig) -> Any:
-    """Whether the tile in shared memory is of sums: where others have a part in them, or more is read for outputs."""
+    """Return whether the tile in shared memory holds raw accumulators.
+
+    This is the case if other blocks add to them, or if the epilogue reads further arguments for output vectors.
+    """
     has_vector_ops_after_residual, has_vector_ops = (
         bool(split_epilogue(w, starts_with_residual, owns_whole_sum=True)[1]) for starts_with_residual in (True, False)
     )
@@ -46,12 +50,12 @@ def stores_raw_accumulators(w: Conv, tiles: MmaSyncTileConfig) -> Any:
 
 
 def compute_staged_itemsize(w: Conv, tiles: MmaSyncTileConfig) -> Any:
-    """Bytes of an element of the tile in shared memory."""
+    """Return the bytes of an element of the tile in shared memory."""
     return np.where(stores_raw_accumulators(w, tiles), ACCUMULATOR_BYTES, ImplicitGemmShape.from_workload(w).itemsize)
 
 
 def count_channel_args(w: Conv, tiles: MmaSyncTileConfig) -> Any:
-    """How many numbers each channel has in shared memory: of operations that are applied in registers."""
+    """Return the number of per-channel arguments in shared memory, which operations on accumulators read."""
 
     def count_args(starts_with_residual: bool, owns_whole_sum: bool) -> int:
         return sum(

@@ -1,4 +1,4 @@
-"""The kernels of `mma_sync`, put together from their parts."""
+"""Kernels of `mma_sync`, assembled from their parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tile_config import MmaSyncTileConfig
 
 
 def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel, and behind it the one that adds up, where sums meet in scratch memory."""
+    """Emit the kernel, followed by the split-K reduction kernel if partial sums go to a workspace."""
     workspace = None
     if config.uses_workspace_reduction:
         workspace = allocate("partial", config.split_k * w.N * math.prod(w.output_size) * w.O, "float32", "global")
@@ -27,7 +27,7 @@ def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer
 
 
 class MmaSyncKernel(MmaSyncMainloop, MmaSyncEpilogue):
-    """The kernel that multiplies: its parts, in the order in which they run."""
+    """The multiplying kernel: its parts in execution order."""
 
     def emit(self) -> None:
         """Emit the kernel."""
@@ -45,9 +45,7 @@ class MmaSyncKernel(MmaSyncMainloop, MmaSyncEpilogue):
                 emit_call(T.ptx.cp.async_.commit_group())
             store(self.smem_pipe_slots, 0, 0)
             store(self.smem_pipe_slots, 1, config.stages - 1)
-            if (
-                config.tiles_per_block == 1
-            ):  # what the epilogue reads is asked for before the first operands are waited for
+            if config.tiles_per_block == 1:  # epilogue arguments are requested before waiting for the first operands
                 self.start_tile(self.block_idx)
             self.wait_stage()
             self.load_fragments(0, 0, 0)
@@ -61,21 +59,21 @@ class MmaSyncKernel(MmaSyncMainloop, MmaSyncEpilogue):
                     self.compute_tile(tile_idx + self.num_work_blocks, tile_round + 1 < config.tiles_per_block)
 
     def start_tile(self, tile_idx: Expr) -> None:
-        """Turn to a tile, and ask for what its sums begin and end with."""
+        """Set the work tile, prefetch its epilogue arguments and initialize its accumulators."""
         self.set_work_tile(tile_idx)
         self.prefetch_channel_args()
         self.init_accumulators()
 
     def compute_tile(self, next_tile_idx: Expr, has_next_tile: Expr = False) -> None:
-        """Compute the tile, whose first operands are there.
+        """Compute and store the work tile, whose first operands are in shared memory.
 
         Args:
-            next_tile_idx: the number of the tile that this block computes next, if it does.
-            has_next_tile: whether it does, if that tile is one.
+            next_tile_idx: Index of the tile that this block computes next.
+            has_next_tile: Whether the block computes a next tile if its index is valid.
         """
         config = self.config
         self.run_mainloop(next_tile_idx, has_next_tile)
-        if config.tiles_per_block == 1:  # what is left of the stages makes room
+        if config.tiles_per_block == 1:  # the output tile reuses the memory of the stages
             emit_call(T.ptx.cp.async_.wait_group(0))
             emit_call(T.cuda.cta_sync())
         if config.warps_k > 1:
@@ -91,5 +89,5 @@ class MmaSyncKernel(MmaSyncMainloop, MmaSyncEpilogue):
         else:
             emit_call(T.cuda.cta_sync())
         self.store_tile()
-        if config.split_k > 1:  # a block's shared memory is there until all have read it
+        if config.split_k > 1:  # a block must not exit before the others have read its shared memory
             emit_call(T.cuda.cluster_sync())

@@ -1,4 +1,4 @@
-"""The tiles of `mma_sync` from knobs: what choices have to fulfil, what is worth searching, and what they use."""
+"""Knobs of `mma_sync`: choices, constraints, search pruning and resource usage."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .tile_config import (
     MmaSyncTileConfig,
 )
 
-MAX_LATENCY_RATIO = (
-    2.0  # times the best estimate: of the 40 searches that it was fitted to, the best was within 1.5 times
-)
-MIN_PERSISTENT_BLOCKS = 100  # at least, of blocks that compute several tiles
-MAX_SPLIT_K_TILES = 140  # about as many as large GPUs have multiprocessors: with more, a split reduction gains nothing
+# Maximum estimated latency of a searched config relative to the best estimate. The fastest configs of the 40 searches
+# that it was fitted to were within a factor of 1.5.
+MAX_LATENCY_RATIO = 2.0
+MIN_PERSISTENT_BLOCKS = 100  # minimum number of blocks that compute several tiles each
+MAX_SPLIT_K_TILES = 140  # about the SMs of a large GPU; with more tiles, a split reduction gains nothing
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     gemm, config = ImplicitGemmShape.from_workload(w), MmaSyncTileConfig.from_columns(columns)
     k_tiles, num_tiles = config.k_tiles_per_block(gemm), config.num_tiles(gemm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
@@ -65,7 +65,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def declare_knobs(w: Conv, k: Knobs) -> MmaSyncTileConfig:
-    """The tiles from knobs; the defaults suit the workload."""
+    """Declare the knobs, with defaults that suit the workload, and return their values."""
     gemm, default = ImplicitGemmShape.from_workload(w), select_default_config(w)
     block_k_choices = tuple(n // gemm.itemsize for n in BLOCK_K_BYTES_CHOICES)
     tiles = MmaSyncTileConfig(
@@ -86,7 +86,7 @@ def declare_knobs(w: Conv, k: Knobs) -> MmaSyncTileConfig:
 
 
 def _add_constraints(k: Knobs, gemm: ImplicitGemmShape) -> None:
-    """State what the choices have to fulfil together, and what is worth searching."""
+    """Add the constraints between knobs, and prune configs that are not worth searching."""
 
     def require(description: str, predicate: Callable[[MmaSyncTileConfig], Any]) -> None:
         k.require(description, lambda c: predicate(MmaSyncTileConfig.from_columns(c)))
@@ -94,9 +94,9 @@ def _add_constraints(k: Knobs, gemm: ImplicitGemmShape) -> None:
     def prune(description: str, predicate: Callable[[MmaSyncTileConfig], Any]) -> None:
         k.prune(description, lambda c: predicate(MmaSyncTileConfig.from_columns(c)))
 
-    require("a warp has whole mmas: 16 pixels, 16 channels", lambda t: t.is_warp_tile_exact)
+    require("a warp computes whole mma tiles of 16 pixels and 16 channels", lambda t: t.is_warp_tile_exact)
     require(
-        "a warp has an even number of mmas in a step",
+        "a warp issues an even number of mma steps per k-tile",
         lambda t: t.block_k * gemm.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
     )
     require(
@@ -105,55 +105,55 @@ def _add_constraints(k: Knobs, gemm: ImplicitGemmShape) -> None:
     )
     require(f"at most {MAX_THREADS_PER_BLOCK} threads", lambda t: t.num_threads <= MAX_THREADS_PER_BLOCK)
     require(
-        "each block of a split reduction has a step",
+        "each block of a split reduction has a k-tile",
         lambda t: t.k_tiles_per_block(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),
     )
-    require("blocks that meet in a cluster share out the pixels of their tile", lambda t: t.block_m % t.split_k == 0)
+    require("the blocks of a cluster reduction share the pixels of a tile evenly", lambda t: t.block_m % t.split_k == 0)
     require(
-        "only whole sums are computed in turn, and by one warp each",
+        "blocks that compute several tiles do not split the reduction over blocks or warps",
         lambda t: (t.tiles_per_block == 1) | ((t.split_k == 1) & (t.warps_k == 1)),
     )
     require(
-        "a tile in turn has as many steps as are on their way",
+        "a tile of a block that computes several has enough k-tiles to fill the pipeline",
         lambda t: (t.tiles_per_block == 1) | (t.stages - 1 <= t.total_k_tiles(gemm)),
     )
     prune(
-        "tiles are in turn where they are many",
+        f"blocks compute several tiles only if at least {MIN_PERSISTENT_BLOCKS} blocks remain",
         lambda t: (t.tiles_per_block == 1) | (t.num_blocks(gemm) >= MIN_PERSISTENT_BLOCKS),
     )
     prune(
-        "tiles are not twice the product",
+        "tiles are less than twice as large as the product",
         lambda t: (t.block_m < 2 * max(gemm.m, 16)) & (t.block_n < 2 * max(gemm.n, 16)),
     )
     prune(
-        "steps are not twice the reduction",
+        "k-tiles are less than twice as long as the reduction",
         lambda t: t.block_k < 2 * max(gemm.k, BLOCK_K_BYTES_CHOICES[0] // gemm.itemsize),
     )
     prune(
-        "no more stages than steps",
+        "there are at most as many stages as k-tiles",
         lambda t: (t.stages <= t.k_tiles_per_block(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
     )
-    prune("few enough accumulators", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
+    prune(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
     prune(
-        "all threads' registers fit",
+        "the registers of all threads fit",
         lambda t: (
             (t.estimate_registers(gemm.itemsize, gemm.spatial_ndim) <= MAX_REGISTERS_PER_THREAD)
             & (t.estimate_registers(gemm.itemsize, gemm.spatial_ndim) * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
         ),
     )
     prune(
-        "a reduction is split where blocks are few",
+        "a reduction is split only if tiles are few",
         lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= MAX_SPLIT_K_TILES),
     )
     best_latency_us = min_latency_us(gemm)
     prune(
-        f"estimated to take at most {MAX_LATENCY_RATIO} times the best",
+        f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
         lambda t: estimate_latency_us(t, gemm) <= MAX_LATENCY_RATIO * best_latency_us,
     )
     prune("one of several equal configs", lambda t: (t.split_k > 1) | (t.meet == "scratch"))
 
 
 def _can_start_with_residual(w: Conv) -> bool:
-    """Whether a tensor like the output is among the operations that add and come first in the epilogue."""
+    """Return whether the epilogue begins with additions that include a residual."""
     additive_ops = itertools.takewhile(lambda op: op.is_addition, epilogue.get_ops(w.epilogue))
     return any(op.argument_kind == "output" for op in additive_ops)

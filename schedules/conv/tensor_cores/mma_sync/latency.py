@@ -1,4 +1,4 @@
-"""How long tiles of `mma_sync` take, about, and those that take the least: the defaults."""
+"""Analytic latency of `mma_sync` configs, and the default config with the lowest latency."""
 
 from __future__ import annotations
 
@@ -30,34 +30,46 @@ from .tile_config import (
     MmaSyncTileConfig,
 )
 
-PORTABLE_SHARED_BYTES = 99 << 10  # that a block may have on every GPU since sm_80
-SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_BLOCK = (
-    228 << 10,
-    1 << 10,
-)  # of a multiprocessor of sm_90, and of it the driver's for each block
-MAX_RESIDENT_THREADS = 2048  # of a multiprocessor
+PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that every GPU since sm_80 allows
+# Shared memory of an SM of sm_90, and the part of it that the driver reserves for each block.
+SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_BLOCK = 228 << 10, 1 << 10
+MAX_RESIDENT_THREADS = 2048  # per SM
 
 
 class MmaSyncLatencyParams(NamedTuple):
-    """What `estimate_latency_us` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond.
+    """Parameters of `estimate_latency_us` for one GPU; times in microseconds, traffic in bytes per microsecond.
 
-    The numbers were fitted to 3,824 timings in float16 on one H200: layers of ResNet-50, YOLOv8s and ConvNeXt-T, and
-    d2l-tvm's, at batch 1 and 32. Half of all estimates are within 10 % of what was measured. Of what was measured of a
-    layer, the config with the best estimate takes 1.09 times the fastest one's time, and the fastest of the twelve with
-    the best estimates 1.01 times (geometric means).
+    The numbers were fitted to 3,824 timings in float16 on one H200: layers of ResNet-50, YOLOv8s, ConvNeXt-T and
+    d2l-tvm, at batch sizes 1 and 32. Half of all estimates are within 10 % of the measurement. Among the measured
+    configs of a layer, the one with the best estimate takes 1.09 times the fastest time, and the fastest of the twelve
+    with the best estimates 1.01 times (geometric means).
+
+    Attributes:
+        num_multiprocessors: Number of SMs.
+        mma_per_us: 16-bit multiply-adds per SM.
+        smem_bytes_per_us: Shared-memory traffic per SM.
+        l2_bytes_per_us: L2 traffic of the operands of all blocks.
+        dram_bytes_per_us: Compulsory traffic of global memory.
+        l2_latency_us: Latency of a k-tile's operands, divided by the number of k-tiles in flight.
+        k_tile_us: Fixed cost of a k-tile: its barrier and the wait for fragments.
+        mma_issue_us: Cost of each mma of a warp.
+        epilogue_us_per_accumulator: Cost of a block's epilogue per accumulator of a thread.
+        workspace_launch_us: Cost of a second launch.
+        cluster_us_per_block: Cost of a cluster reduction per block of the cluster.
+        launch_us: Cost of a launch.
     """
 
     num_multiprocessors: int = 132
-    mma_per_us: float = 1.77e6  # 16-bit multiply-adds of a multiprocessor
-    smem_bytes_per_us: float = 1.97e5  # shared memory of a multiprocessor
-    l2_bytes_per_us: float = 1.28e7  # the L2 cache, for the operands of all blocks
-    dram_bytes_per_us: float = 2.68e6  # global memory, for what has to be moved
-    l2_latency_us: float = 0.56  # of a step's operands, shared by the steps that are in flight
-    k_tile_us: float = 0.116  # of a step whatever is in it: its barrier, and fragments that are waited for
-    mma_issue_us: float = 0.0034  # of a warp's mma behind another
-    epilogue_us_per_accumulator: float = 0.0054  # of a block, for each accumulator of a thread
-    workspace_launch_us: float = 0.70  # of a second launch
-    cluster_us_per_block: float = 0.68  # of a cluster, for each of its blocks
+    mma_per_us: float = 1.77e6
+    smem_bytes_per_us: float = 1.97e5
+    l2_bytes_per_us: float = 1.28e7
+    dram_bytes_per_us: float = 2.68e6
+    l2_latency_us: float = 0.56
+    k_tile_us: float = 0.116
+    mma_issue_us: float = 0.0034
+    epilogue_us_per_accumulator: float = 0.0054
+    workspace_launch_us: float = 0.70
+    cluster_us_per_block: float = 0.68
     launch_us: float = 1.83
 
 
@@ -67,13 +79,13 @@ H200_PARAMS = MmaSyncLatencyParams()
 def estimate_latency_us(
     config: MmaSyncTileConfig, gemm: ImplicitGemmShape, params: MmaSyncLatencyParams | None = None
 ) -> Any:
-    """Microseconds that a launch takes, about: to begin with, and to leave out what cannot be good.
+    """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
-    Rounds of blocks run one after another. A block takes its end, and for each step what limits it most: the tensor
-    cores, shared memory, the L2 cache, its latency, or what one warp waits for.
+    Waves of blocks run one after another. A block takes the time of its epilogue, plus for each k-tile the time of its
+    bottleneck: tensor cores, shared memory, the L2 cache, latency, or the dependent instructions of one warp.
     """
     params = params or H200_PARAMS
-    blocks_per_sm = config.num_tiles(gemm) * config.split_k / params.num_multiprocessors  # blocks of a multiprocessor
+    blocks_per_sm = config.num_tiles(gemm) * config.split_k / params.num_multiprocessors
     resident_blocks_per_sm = _compute_blocks_per_sm(config, gemm, params)
     full_waves = np.floor(blocks_per_sm / resident_blocks_per_sm)
     tail_blocks = np.ceil(blocks_per_sm - full_waves * resident_blocks_per_sm)
@@ -93,7 +105,7 @@ def estimate_latency_us(
 
 
 def _compute_blocks_per_sm(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, params: MmaSyncLatencyParams) -> Any:
-    """Blocks that a multiprocessor runs at a time, if there are as many: of Hopper's shared memory and threads."""
+    """Return the number of resident blocks per SM, limited by shared memory, registers and threads of Hopper."""
     smem_bytes = config.stages * config.stage_bytes(gemm) + RESERVED_SHARED_BYTES_PER_BLOCK
     registers = round_up(config.estimate_registers(gemm.itemsize, gemm.spatial_ndim), 8)
     occupancy = np.minimum(
@@ -108,7 +120,7 @@ def _compute_blocks_per_sm(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, p
 def _estimate_wave_us(
     config: MmaSyncTileConfig, gemm: ImplicitGemmShape, params: MmaSyncLatencyParams, resident_blocks: Any
 ) -> Any:
-    """Microseconds of blocks that run together."""
+    """Return the latency in microseconds of blocks that are resident together."""
     resident_blocks = np.maximum(resident_blocks, 1)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
     num_output_warps = config.warps_m * config.warps_n
@@ -131,7 +143,7 @@ def _estimate_wave_us(
 
 
 def select_default_config(w: Conv) -> MmaSyncTileConfig:
-    """The default tiles: those of the best estimate, among those that every GPU since sm_80 can run."""
+    """Return the config with the best estimate among those that every GPU since sm_80 can run."""
     gemm = ImplicitGemmShape.from_workload(w)
     candidates = _list_candidates(gemm.itemsize, gemm.spatial_ndim)
     smem_bytes = candidates.dynamic_smem_bytes(
@@ -144,13 +156,13 @@ def select_default_config(w: Conv) -> MmaSyncTileConfig:
 
 
 def min_latency_us(gemm: ImplicitGemmShape) -> float:
-    """The best estimate of all tiles that promise something."""
+    """Return the best latency estimate of all candidates in microseconds."""
     return float(np.min(estimate_latency_us(_list_candidates(gemm.itemsize, gemm.spatial_ndim), gemm)))
 
 
 @functools.cache
 def _list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
-    """Tiles that promise something for some workload, for elements of a size and axes of space, as columns."""
+    """Return the candidate configs for an element size and a number of spatial axes, as columns."""
     block_k_choices = [nbytes // itemsize for nbytes in BLOCK_K_BYTES_CHOICES]
     options = (
         BLOCK_M_CHOICES,

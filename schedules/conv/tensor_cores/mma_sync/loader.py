@@ -1,4 +1,4 @@
-"""How `mma_sync` brings its operands: rows of the reduction that exist nowhere as such, by cp.async."""
+"""Loader of `mma_sync`: cp.async copies of im2col rows and weights to shared memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CP_ASYNC_MNEMONIC = {
 
 
 class MmaSyncLoader(MmaSyncKernelBase):
-    """Copies to shared memory: of the operands, some steps ahead, and of what the epilogue has for each channel."""
+    """Asynchronous copies to shared memory: operands, some k-tiles ahead, and per-channel epilogue arguments."""
 
     def init_row_pointers(self, tile_idx: Expr) -> None:
-        """Find where the rows begin that this thread copies. Rows beyond the product repeat its last one."""
+        """Compute the offsets of the rows that this thread copies; rows past the end repeat the last row."""
         w, gemm = self.w, self.gemm
         offset_m, offset_n, tile_group = self.compute_tile_origin(tile_idx)
         strides = _compute_strides((w.N, *w.input_size, w.C))
@@ -44,16 +44,13 @@ class MmaSyncLoader(MmaSyncKernelBase):
             store(self.filter_offset, i, (tile_group * gemm.n + channel) * gemm.k)
 
     def load_input(self, k_tile: Expr, stage: Expr) -> None:
-        """Start the copy of this block's pixels, for one of its steps, into a slot of the ring."""
+        """Start the copy of this block's input pixels for a k-tile into a pipeline stage."""
         gemm, config, w = self.gemm, self.config, self.w
-        first_k, destination = (
-            (self.split_k_idx * self.k_tiles_per_block + k_tile) * config.block_k,
-            self.smem_destination(stage),
-        )
+        first_k = (self.split_k_idx * self.k_tiles_per_block + k_tile) * config.block_k
+        destination = self.smem_destination(stage)
         strides = _compute_strides((w.N, *w.input_size, w.C))
-        within_tap = (
-            gemm.channels_per_group % config.block_k == 0
-        )  # all of a step: then the tap is the same for all threads
+        # If a k-tile lies within one tap, the tap is the same for all threads.
+        within_tap = gemm.channels_per_group % config.block_k == 0
         for element in range(0, self.chunk_elements, self.contiguous_elements):
             k = first_k + self.chunk_idx * self.chunk_elements + element
             tap = (first_k if within_tap else k) // gemm.channels_per_group
@@ -78,7 +75,7 @@ class MmaSyncLoader(MmaSyncKernelBase):
                 )
 
     def load_weights(self, k_tile: Expr, stage: Expr) -> None:
-        """Start the copy of this block's filters, for one of its steps, into a slot of the ring."""
+        """Start the copy of this block's filters for a k-tile into a pipeline stage."""
         config = self.config
         first_k = (self.split_k_idx * self.k_tiles_per_block + k_tile) * config.block_k
         destination = self.smem_destination(stage) + to_uint32(config.block_m * self.k_tile_row_bytes)
@@ -89,22 +86,19 @@ class MmaSyncLoader(MmaSyncKernelBase):
                 self.copy_elements(address, element, "K", self.filter_offset[i] + k, self.is_valid_k(k))
 
     def smem_destination(self, stage: Expr) -> Expr:
-        """Where the first chunk goes that this thread copies into a slot."""
+        """Return the shared-memory address of the first chunk that this thread copies into a stage."""
         row_address = (
             self.smem_base[0] + to_uint32(stage * self.stage_bytes) + to_uint32(self.row_idx * self.k_tile_row_bytes)
         )
         return row_address + to_uint32((self.chunk_idx ^ self.swizzle_mask(self.row_idx)) * VECTOR_BYTES)
 
     def is_valid_k(self, k: Expr) -> Expr:
-        """Whether a place in the reduction is one, and not in the overhang of the last steps."""
-        return (
-            True
-            if self.gemm.k % (self.config.block_k * self.k_tiles_per_block * self.config.split_k) == 0
-            else k < self.gemm.k
-        )
+        """Return whether an index of the reduction is inside it, not in the overhang of the last k-tiles."""
+        is_exact = self.gemm.k % (self.config.block_k * self.k_tiles_per_block * self.config.split_k) == 0
+        return True if is_exact else k < self.gemm.k
 
     def rows_loop(self, num_rows: int) -> Any:
-        """A loop over the rows of an operand that a thread copies."""
+        """Return a loop over the rows of an operand that a thread copies."""
         is_exact = num_rows % self.rows_per_pass == 0
         passes = unrolled_loop(ceil_div(num_rows, self.rows_per_pass), "i")
         return guarded_loop(passes, lambda i: True if is_exact else self.row_idx + i * self.rows_per_pass < num_rows)
@@ -112,13 +106,13 @@ class MmaSyncLoader(MmaSyncKernelBase):
     def copy_elements(
         self, destination: Expr, element: int, argument_name: str, element_offset: Expr, is_inside: Expr
     ) -> None:
-        """Copy neighbouring elements of an operand to shared memory, or zeros if they are not `is_inside`."""
+        """Copy contiguous elements of an operand to shared memory, or zeros if not `is_inside`."""
         nbytes = self.contiguous_elements * self.gemm.itemsize
         destination = destination + to_uint32(element * self.gemm.itemsize)
         if nbytes in CP_ASYNC_MNEMONIC:
             self.emit_cp_async(destination, argument_name, element_offset, nbytes, is_inside)
             return
-        store(self.packed, 0, T.uint32(0))  # two bytes are less than an asynchronous copy has
+        store(self.packed, 0, T.uint32(0))  # cp.async copies at least 4 bytes (PTX ISA, "cp.async")
         with if_(is_inside):
             load_global(self.packed, self.arguments[argument_name], element_offset, 1)
         emit_ptx("st.shared.b16", destination, T.Cast("uint16", self.packed[0]))
@@ -126,7 +120,7 @@ class MmaSyncLoader(MmaSyncKernelBase):
     def emit_cp_async(
         self, destination: Expr, argument_name: str, element_offset: Expr, nbytes: int, is_inside: Expr
     ) -> None:
-        """Start the copy of neighbouring elements of an argument to shared memory, or of zeros if not `is_inside`."""
+        """Start the copy of contiguous elements of an argument to shared memory, or of zeros if not `is_inside`."""
         source_size = () if is_inside is True else (T.Select(is_inside, T.uint32(nbytes), T.uint32(0)),)
         emit_ptx(
             CP_ASYNC_MNEMONIC[nbytes],
@@ -137,11 +131,11 @@ class MmaSyncLoader(MmaSyncKernelBase):
         )
 
     def prefetch_channel_args(self) -> None:
-        """Start the copy of what the epilogue has for each channel of the tile, behind all else in shared memory.
+        """Start the copy of the tile's per-channel epilogue arguments to the end of shared memory.
 
-        It is there at the end of the tile, for all threads: it goes with the operands that the first step asks for. Of
-        blocks that share sums only the first has anything to add. All have read that of one tile before the next one's
-        is on its way: there is a barrier between the tile in registers and its store.
+        The copy belongs to the first commit group of the tile and is complete for all threads at the tile's end. Of the
+        blocks that split a reduction, only the first adds these arguments. All threads have read them before the copy
+        for the next tile starts, because a barrier lies between the mainloop and the store of the tile.
         """
         gemm, config = self.gemm, self.config
         channels_per_copy = math.gcd(gemm.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
@@ -154,10 +148,8 @@ class MmaSyncLoader(MmaSyncKernelBase):
                     True if gemm.n % config.block_n == 0 else channel < gemm.n,
                     True if config.split_k == 1 else self.split_k_idx == 0,
                 )
-                destination, source_channel = (
-                    self.channel_arg_address(arg_idx, copy_idx * channels_per_copy),
-                    self.group_idx * gemm.n + channel,
-                )
+                destination = self.channel_arg_address(arg_idx, copy_idx * channels_per_copy)
+                source_channel = self.group_idx * gemm.n + channel
                 with if_(True if num_copies % config.num_threads == 0 else copy_idx < num_copies):
                     self.emit_cp_async(
                         destination, op.name, source_channel, channels_per_copy * ACCUMULATOR_BYTES, is_inside
@@ -165,11 +157,11 @@ class MmaSyncLoader(MmaSyncKernelBase):
 
 
 def _compute_strides(shape: Sequence[int]) -> list[int]:
-    """Elements from one index to the next along each axis of an array in C order."""
+    """Return the element strides of an array in C order."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _has_border(w: Conv, axis: int) -> bool:
-    """Whether the filter hangs over the image's border anywhere along an axis."""
+    """Return whether the filter overhangs the image's border along an axis."""
     last_coord = (w.output_size[axis] - 1) * w.stride[axis] + w.window[axis] - 1 - w.pad_low[axis]
     return w.pad_low[axis] > 0 or last_coord >= w.input_size[axis]

@@ -1,4 +1,4 @@
-"""How `mma_sync` multiplies: steps in a ring of shared memory, fragments one mma ahead."""
+"""Mainloop of `mma_sync`: k-tiles in a shared-memory pipeline, fragments loaded one mma ahead."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LDMATRIX_MNEMONIC = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 class MmaSyncMainloop(MmaSyncLoader):
-    """The sums of a tile, by mma: each step is multiplied while later ones are copied."""
+    """Accumulation of a tile by mma: each k-tile is multiplied while later ones are copied."""
 
     def init_accumulators(self) -> None:
-        """Begin the sums: with a residual, where that is so, in one of the slices of the reduction, else with zero."""
+        """Initialize the accumulators with zero, or with the residual in the first part of the reduction."""
         fill_zeros(self.accum, self.warp_mmas_m * self.warp_mmas_n * 4)
         is_first_part = logical_and(
             self.is_first_k_slice(), True if self.config.split_k == 1 else self.split_k_idx == 0
@@ -64,22 +64,22 @@ class MmaSyncMainloop(MmaSyncLoader):
     def apply_op_to_accumulators(
         self, op: epilogue.EpilogueOp, first_accum: Expr, argument_values: Sequence[Expr]
     ) -> None:
-        """Apply an operation to neighbouring sums."""
+        """Apply an epilogue operation to neighbouring accumulators."""
         for e, value in enumerate(argument_values):
             store(self.accum, first_accum + e, op.compute(self.accum[first_accum + e], value))
 
     def read_op_argument(self, op: epilogue.EpilogueOp, pixel: Expr, channel: Expr, num_channels: int) -> list[Expr]:
-        """An operation's argument for neighbouring channels of a pixel, in the accumulation dtype."""
+        """Load an operation's argument for neighbouring channels of a pixel, in the accumulation dtype."""
         return read_argument(
             self.w, self.arguments, op, pixel, self.group_idx * self.gemm.n + channel, num_channels, self.packed
         )
 
     def run_mainloop(self, next_tile_idx: Expr, has_next_tile: Expr) -> None:
-        """Walk through the steps, each copied `stages` - 1 of them ahead, its fragments one mma ahead.
+        """Multiply all k-tiles; each is copied `stages` - 1 k-tiles ahead, and its fragments are loaded one mma ahead.
 
-        Behind the last steps that are copied for this tile come the first ones of the following. What an mma waits for
-        is asked for before what is wanted later: fragments before copies, and these spread over the mmas of a step, for
-        the instructions to be issued while the tensor cores are at work.
+        The copies that follow the last k-tile of this tile are the first ones of the next tile. Within a k-tile,
+        fragment loads come before copies, because an mma waits for fragments sooner. Copies are spread over the mma
+        steps, so that they are issued while the tensor cores compute.
         """
         config, prefetch_distance, last_mma = self.config, self.config.stages - 1, self.warp_mmas_k - 1
 
@@ -129,15 +129,15 @@ class MmaSyncMainloop(MmaSyncLoader):
                 self.issue_mmas(mma % 2)
 
     def wait_stage(self) -> None:
-        """Wait for the next step, and for all warps to have read the last one."""
+        """Wait for the next stage, and for all warps to have read the previous one."""
         emit_call(T.ptx.cp.async_.wait_group(self.config.stages - 2))
         emit_call(T.cuda.cta_sync())
 
     def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        """Read this warp's operands of an mma of a step into one of two sets of registers.
+        """Load this warp's operands for one mma step into one of two register sets.
 
-        An `ldmatrix` of four matrices reads 16 rows × 32 bytes: of the input in the order of mma's registers, of the
-        weight two mmas' operands.
+        An `ldmatrix` of four matrices reads 16 rows × 32 bytes: the input fragment of one mma, or the weight fragments
+        of two.
         """
         lane, first_chunk = self.lane_idx, (self.warp_k * self.warp_mmas_k + mma_k) * 2
         stage_address = self.smem_base[0] + to_uint32(stage * self.stage_bytes)
@@ -164,7 +164,7 @@ class MmaSyncMainloop(MmaSyncLoader):
             )
 
     def issue_mmas(self, fragment_set: int) -> None:
-        """Multiply what is in one of the two sets of registers."""
+        """Multiply the fragments of one of the two register sets."""
         with unrolled_loop(self.warp_mmas_m, "i") as mma_m, unrolled_loop(self.warp_mmas_n, "j") as mma_n:
             accum_regs = [self.accum[(mma_m * self.warp_mmas_n + mma_n) * 4 + e] for e in range(4)]
             a_regs = [self.a_frag[(fragment_set * self.warp_mmas_m + mma_m) * 4 + e] for e in range(4)]
@@ -172,7 +172,7 @@ class MmaSyncMainloop(MmaSyncLoader):
             emit_ptx(MMA_MNEMONIC[self.w.dtype], *accum_regs, *a_regs, *b_regs, *accum_regs)
 
     def reduce_sliced_k(self) -> None:
-        """Add what the warps along the reduction have, through shared memory, in the first of them."""
+        """Add the accumulators of the warps along the reduction in shared memory, into the first of these warps."""
         num_accum, threads = self.warp_mmas_m * self.warp_mmas_n * 4, self.config.num_threads // self.config.warps_k
         thread_address = self.smem_base[0] + to_uint32(self.thread_idx % threads * ACCUMULATOR_BYTES)
         with if_(self.warp_k > 0), unrolled_loop(num_accum, "i") as accum_idx:

@@ -1,22 +1,23 @@
-"""Convolution on tensor cores, each instruction written: mma.sync on tiles that cp.async brings, several steps ahead.
+"""Convolution on tensor cores with each instruction emitted: mma.sync on tiles that cp.async copies k-tiles ahead.
 
-What `tensor_core` does by rewriting is written here as a program, for the things that rewriting cannot say:
+It does what `tensor_core` does by rewriting. Emitting each instruction allows what rewriting cannot express:
 
-- Copies of 16 bytes that are zeros where the filter hangs over the image's border, with no branch around them, and of
-  8, 4 or 2 bytes where the channels of a group fill no more.
-- A swizzle: the chunk of 16 bytes that is c-th in row r lies at c XOR r (modulo 8), so that the 8 rows that `ldmatrix`
-  reads at a time, and the chunks that neighbouring threads store, are in distinct banks with nothing padded.
-- Fragments for the next mma are read while the tensor cores compute this one, across steps too: one barrier a step.
-- A bias that is on its way to shared memory while the block multiplies; and a residual that sums begin with, if it is
-  not added at the end (`residual`).
-- Sums of one output shared among warps (`warps_k`) and among blocks (`split_k`), for images of few pixels with many
-  channels. Blocks meet in the shared memory of a cluster (sm_90 and later), or in scratch memory that a second step
-  reads.
-- Several tiles in turn for one block (`tiles_per_block`), where there are many: while it stores one, the operands of
-  the next are on their way.
+- Copies of 16 bytes return zeros where the filter overhangs the image's border, without a branch. Copies of 8, 4 or 2
+  bytes serve groups with fewer channels.
+- A swizzle stores the 16-byte chunk c of row r at position c XOR r (modulo 8). The 8 rows that `ldmatrix` reads at a
+  time, and the chunks that neighbouring threads store, then lie in distinct banks without padding.
+- The fragments of the next mma are loaded while the tensor cores compute this one, also across k-tiles, with one
+  barrier per k-tile.
+- A bias is copied to shared memory during the mainloop. A residual initializes the accumulators or is added at the end
+  (`residual`).
+- The reduction of one output is split over warps (`warps_k`) and over blocks (`split_k`), for images of few pixels with
+  many channels. The partial sums meet in the shared memory of a cluster (sm_90 and later), or in a workspace that a
+  second kernel reads.
+- A block computes several tiles in turn (`tiles_per_block`) if there are many: while it stores one tile, the operands
+  of the next are being copied.
 
-The operands are rows of the reduction, taps × channels with the channels last, as both lie in memory in NHWC: pixels ×
-reduction of the input, which exists nowhere as such (implicit GEMM), and channels × reduction of the weight.
+The operands are rows of the reduction, taps × channels, with channels last as in NHWC. The input operand, pixels ×
+reduction, never exists in memory (implicit GEMM); the weight operand is channels × reduction.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def is_promising(w: Conv) -> bool:
-    """Whether a group's channels fill chunks, and its output channels half an mma, or there are no groups."""
+    """Return whether there is one group, or each group fills 16-byte chunks and half an mma."""
     gemm = ImplicitGemmShape.from_workload(w)
     return w.layout == CHANNELS_LAST and (
         gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
@@ -51,14 +52,14 @@ def is_promising(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: compute_usage(fold_filter_row_into_channels(w), c),
-    condition=CHANNELS_LAST_LAYOUT,  # the reduction is contiguous in memory, for each tap
+    condition=CHANNELS_LAST_LAYOUT,  # the reduction is contiguous in memory for each tap
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     min_arch=80,
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
-    """Tiles of pixels × channels by block and warp; steps of the reduction, some of them in flight."""
+    """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = fold_filter_row_into_channels(w)
     config = declare_knobs(viewed_workload, k)
     return build_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))

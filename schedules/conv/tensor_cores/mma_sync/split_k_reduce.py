@@ -1,4 +1,4 @@
-"""The second kernel of `mma_sync`, where a split reduction's sums meet in scratch memory."""
+"""Second kernel of `mma_sync`, which adds up the partial sums of a split reduction."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ....tir_builder import (
 from ..epilogue_ops import apply_epilogue
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 
-REDUCTION_THREADS = 256  # of a block that adds up partial sums
+REDUCTION_THREADS = 256  # threads per block
 
 
 def emit_split_k_reduction(w: Conv, num_parts: int, arguments: dict[str, Buffer], workspace: Buffer) -> None:
-    """Emit the kernel that adds up the sums in scratch memory and applies the epilogue.
+    """Emit the kernel that adds up partial sums in the workspace and applies the epilogue.
 
     Args:
-        w: the workload.
-        num_parts: how many sums each output has.
-        arguments: by name.
-        workspace: the sums, (parts, pixels, channels).
+        w: The workload.
+        num_parts: Number of partial sums per output.
+        arguments: Argument buffers by name.
+        workspace: The partial sums (parts, pixels, channels) in float32.
     """
     gemm = ImplicitGemmShape.from_workload(w)
     vector_elements = math.gcd(w.O, VECTOR_BYTES // gemm.itemsize)

@@ -1,7 +1,7 @@
-"""How `mma_sync` cuts up a product of matrices, pixels × channels × taps.
+"""Tile config of `mma_sync`: how blocks and warps divide the matrix product pixels × channels × taps.
 
-A `MmaSyncTileConfig` holds one config as numbers, or many configs as columns: each formula is written once, and serves
-the program, the limits of a search and the cost model.
+A `MmaSyncTileConfig` holds one config as numbers or many configs as columns, so that the kernel, the search limits and
+the cost model use the same formulas.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from tvmconv.space import Columns
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 
-MMA_M = 16  # pixels of an mma
-MMA_N = 8  # channels of an mma
-MMA_K_BYTES = 32  # of the reduction, of an mma
+MMA_M = 16  # pixels per mma
+MMA_N = 8  # channels per mma
+MMA_K_BYTES = 32  # bytes of the reduction per mma
 
 BLOCK_M_CHOICES = (16, 32, 48, 64, 96, 128, 256)
 BLOCK_N_CHOICES = (16, 32, 64, 96, 128, 256)
 BLOCK_K_BYTES_CHOICES = (64, 128, 256)
-WARPS_CHOICES = (1, 2, 4)  # along an axis of the tile
-SLICED_K_WARPS = (1, 2, 4)  # of a step's reduction, for as many warps
+WARPS_CHOICES = (1, 2, 4)
+SLICED_K_WARPS = (1, 2, 4)
 STAGES_CHOICES = (2, 3, 4, 6)
 SPLIT_K_CHOICES = (1, 2, 4, 8)
 TILES_PER_BLOCK = (1, 2, 4)
 
-MAX_ACCUMULATORS = 128  # of a thread
-OVERHEAD_REGISTERS = 26  # of a thread, besides those that there is a formula for
+MAX_ACCUMULATORS = 128  # per thread
+OVERHEAD_REGISTERS = 26  # registers per thread besides those that `estimate_registers` counts
 
 
 @dataclass(frozen=True)
 class MmaSyncTileConfig:
-    """The tile of a block, and how its warps share it.
+    """Tile of a block, and its division among warps.
 
     Attributes:
-        block_m: pixels of a block.
-        block_n: output channels of a block.
-        block_k: elements of the reduction that a step stages.
-        warps_m: warps along the pixels.
-        warps_n: warps along the channels.
-        warps_k: warps that share the sums of one output, each over a part of every step.
-        stages: steps that are in shared memory at a time: being multiplied, or on their way.
-        split_k: blocks that share the sums of one output, each over a part of the steps.
-        meet: where these blocks' sums meet: in the shared memory of a "cluster", or in "scratch" memory.
-        tiles_per_block: tiles that a block computes, one after another.
-        residual: where a residual is added: at the "begin" of a sum, or at its "end"; "none" where there is none that a
-            sum could begin with.
+        block_m: Pixels per block.
+        block_n: Output channels per block.
+        block_k: Elements of the reduction per k-tile.
+        warps_m: Warps along the pixels.
+        warps_n: Warps along the channels.
+        warps_k: Warps that share the reduction of an output (sliced-K), each with a part of every k-tile.
+        stages: Pipeline stages in shared memory.
+        split_k: Blocks that share the reduction of an output (split-K), each with a part of the k-tiles.
+        meet: Where split-K partial sums are reduced: in the shared memory of a "cluster", or in a workspace
+            ("scratch").
+        tiles_per_block: Tiles that a block computes one after another.
+        residual: When a residual is added: at the "begin" or at the "end" of the mainloop; "none" without such a
+            residual.
     """
 
     block_m: Any
@@ -67,26 +68,26 @@ class MmaSyncTileConfig:
 
     @classmethod
     def from_columns(cls, columns: Columns) -> MmaSyncTileConfig:
-        """The tiles of many configs."""
+        """Return the configs of columns."""
         return cls(**{field.name: columns[field.name] for field in fields(cls) if field.name in columns})
 
     @property
     def is_warp_tile_exact(self) -> Any:
-        """Whether the tile falls into whole tiles of warps."""
+        """Whether the block's tile divides evenly into the warps' tiles."""
         return (self.block_m % (self.warps_m * MMA_M) == 0) & (self.block_n % (self.warps_n * 2 * MMA_N) == 0)
 
     @property
     def num_threads(self) -> Any:
-        """Threads of a block."""
+        """Threads per block."""
         return self.warps_m * self.warps_n * self.warps_k * WARP_SIZE
 
     @property
     def num_accumulators(self) -> Any:
-        """Sums of a thread."""
+        """Accumulator registers per thread."""
         return self.block_m * self.block_n // (self.warps_m * self.warps_n * WARP_SIZE)
 
     def estimate_registers(self, itemsize: int, spatial_ndim: int) -> Any:
-        """Registers of a thread, about: sums, two sets of fragments, where the rows are that it copies, and others."""
+        """Return the estimated registers per thread: accumulators, two fragment sets, row addresses and overhead."""
         fragment_regs = self.block_m // self.warps_m // MMA_M * 4 + self.block_n // self.warps_n // MMA_N * 2
         rows_per_pass = self.rows_per_pass(itemsize)
         address_regs = ceil_div(self.block_m, rows_per_pass) * (1 + spatial_ndim) + ceil_div(
@@ -96,63 +97,65 @@ class MmaSyncTileConfig:
 
     @property
     def uses_cluster_reduction(self) -> Any:
-        """Whether blocks of a cluster add up their sums."""
+        """Whether the blocks of a cluster reduce partial sums."""
         return (self.split_k > 1) & (self.meet == "cluster")
 
     @property
     def uses_workspace_reduction(self) -> Any:
-        """Whether a step of its own adds up sums in scratch memory."""
+        """Whether a second kernel reduces partial sums in a workspace."""
         return (self.split_k > 1) & (self.meet == "scratch")
 
     def rows_per_pass(self, itemsize: int) -> Any:
-        """Rows of an operand that the threads copy at a time."""
+        """Return the number of operand rows that the threads copy at a time."""
         return self.num_threads * VECTOR_BYTES // (self.block_k * itemsize)
 
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
-        """Tiles of the output."""
+        """Return the number of output tiles."""
         return gemm.groups * ceil_div(gemm.m, self.block_m) * ceil_div(gemm.n, self.block_n)
 
     def num_blocks(self, gemm: ImplicitGemmShape) -> Any:
-        """Blocks of the grid."""
+        """Return the number of blocks in the grid."""
         return ceil_div(self.num_tiles(gemm), self.tiles_per_block) * self.split_k
 
     def total_k_tiles(self, gemm: ImplicitGemmShape) -> Any:
-        """Steps of the whole reduction."""
+        """Return the number of k-tiles of the whole reduction."""
         return ceil_div(gemm.k, self.block_k)
 
     def k_tiles_per_block(self, gemm: ImplicitGemmShape) -> Any:
-        """Steps of a block."""
+        """Return the number of k-tiles per block."""
         return ceil_div(self.total_k_tiles(gemm), self.split_k)
 
     def stage_bytes(self, gemm: ImplicitGemmShape) -> Any:
-        """Shared memory of one stage: both operands."""
+        """Return the shared memory of one pipeline stage in bytes, for both operands."""
         return (self.block_m + self.block_n) * self.block_k * gemm.itemsize
 
     def pitch_bytes(self, itemsize: Any) -> Any:
-        """Bytes from one pixel to the next of the tile in shared memory, for elements of a size.
+        """Return the bytes from one pixel to the next of the tile in shared memory.
 
-        A warp stores 8 rows of 4 pairs at a time: of 16-bit elements a word each, of floats two, half a warp at a time.
-        These lie in distinct banks where rows are apart by 4 words, or by 8, beside a multiple of the banks.
+        A warp stores 8 rows of 4 pairs at a time: one word per pair of 16-bit elements, or two words per pair of
+        floats, half a warp at a time. The pairs lie in distinct banks if the pitch is 4 words, or 8 words, past a
+        multiple of all banks.
         """
         return self.block_n * itemsize + 8 * itemsize
 
     def dynamic_smem_bytes(self, gemm: ImplicitGemmShape, staged_itemsize: Any, num_channel_args: Any) -> Any:
-        """Dynamic shared memory of a block: what `stage_and_tile_smem_bytes` tells, and behind it what there is for
-        each channel.
+        """Return the dynamic shared memory per block in bytes: stages and tile, followed by the per-channel arguments.
 
         Args:
-            gemm: the product.
-            staged_itemsize: bytes of an element of the tile in shared memory.
-            num_channel_args: how many numbers each channel has there, of the epilogue.
+            gemm: The matrix product.
+            staged_itemsize: Bytes of an element of the tile in shared memory.
+            num_channel_args: Number of per-channel epilogue arguments in shared memory.
         """
         return (
             self.stage_and_tile_smem_bytes(gemm, staged_itemsize) + num_channel_args * self.block_n * ACCUMULATOR_BYTES
         )
 
     def stage_and_tile_smem_bytes(self, gemm: ImplicitGemmShape, staged_itemsize: Any) -> Any:
-        """Shared memory for the stages; after the last step, the warps' sums, and then the tile.
+        """Return the shared memory in bytes for the stages, then for the warps' partial sums, and then for the output
+        tile.
 
-        The tile has room of its own where the stages are already filled for the next one.
+        These reuse the same memory. The output tile has separate memory if the stages already receive the next tile's
+        operands.
         """
         mainloop_bytes = self.stages * self.stage_bytes(gemm)
         reduction_bytes = self.block_m * self.block_n * ACCUMULATOR_BYTES * (self.warps_k - 1)
@@ -164,6 +167,5 @@ class MmaSyncTileConfig:
         )
 
 
-KNOB_NAMES = [
-    field.name for field in fields(MmaSyncTileConfig) if field.name != "residual"
-]  # the knobs of every workload
+# Knobs of every workload.
+KNOB_NAMES = [field.name for field in fields(MmaSyncTileConfig) if field.name != "residual"]

@@ -1,4 +1,4 @@
-"""What the parts of `stem` have in common: numbers of a block, its arrays, its lanes, the tiles that it is at."""
+"""Common state of the `stem` kernel: sizes of a block, its buffers, and the coordinates of lanes and tiles."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS,
 from .tile_config import StemTileConfig
 
 CP_ASYNC_MNEMONIC = {4: "cp.async.ca.shared.global", 8: "cp.async.ca.shared.global", 16: "cp.async.cg.shared.global"}
-INPUT_WORDS_IN_FLIGHT, WEIGHT_ROWS_IN_FLIGHT = (
-    8,
-    8,
-)  # of lines, and of the weight's, that a thread has under way at a time
+INPUT_WORDS_IN_FLIGHT, WEIGHT_ROWS_IN_FLIGHT = 8, 8  # input words and weight rows that a thread loads at a time
 
 
 class StemKernelBase:
-    """A block of the grid.
+    """State that the parts of the `stem` kernel share for one block of the grid.
 
     Args:
-        tile: what it computes at a time.
-        arguments: by name.
+        tile: The tile config.
+        arguments: Argument buffers by name.
     """
 
     def __init__(self, tile: StemTileConfig, arguments: dict[str, Buffer]) -> None:
@@ -37,28 +34,27 @@ class StemKernelBase:
         self.num_input_buffers, self.num_pixel_ctas = int(tile.num_input_buffers), int(tile.num_pixel_ctas)
         self.num_mma_n = self.block_n // MMA_CHANNELS
         first_op = epilogue.get_ops(self.w.epilogue)[:1]
-        self.starts_with_bias = any(
-            op.is_addition and op.argument_kind == "channel" for op in first_op
-        )  # a sum, with the bias
+        # Accumulators start with the bias if it is the first operation of the epilogue.
+        self.starts_with_bias = any(op.is_addition and op.argument_kind == "channel" for op in first_op)
         self.channel_arg_names = [op.name for op in self.w.argument_ops if op.argument_kind == "channel"]
         self.residual_names = [op.name for op in self.w.argument_ops if op.argument_kind == "output"]
 
         self.num_prefetched_tiles = int(tile.num_prefetched_tiles)
         self.input_bytes = int(tile.input_bytes)
-        self.arguments_offset = int(tile.weight_bytes)  # behind the weight
+        self.arguments_offset = int(tile.weight_bytes)
         self.inputs_offset = self.arguments_offset + int(tile.argument_bytes)
         self.filters_offset = self.inputs_offset + self.num_prefetched_tiles * self.input_bytes
         self.output_offset = self.inputs_offset + self.num_input_buffers * self.input_bytes
         self.output_bytes, self.output_row_bytes = int(tile.output_bytes), int(tile.output_row_bytes)
 
     def bind_axes(self, axes: ExitStack) -> None:
-        """Open the loops of blocks and threads."""
+        """Open the loops over blocks and threads."""
         bind = axes.enter_context
         self.channel_tile_idx, self.cta_idx = bind(block_axes(int(self.config.num_channel_tiles), self.num_pixel_ctas))
         self.thread_idx = bind(thread_axis(self.num_threads, "threadIdx.x"))
 
     def allocate_buffers(self) -> None:
-        """Registers, by what they are for, and shared memory."""
+        """Allocate registers and shared memory."""
         config, num_weight_steps = self.config, self.row_layout.num_k_steps if self.config.weights_in_registers else 1
         self.quad_patterns = list(
             dict.fromkeys(
@@ -84,42 +80,42 @@ class StemKernelBase:
         }
 
     def count_residual_registers(self, name: str) -> int:
-        """Registers for a tensor like the output: for two elements, or for all of a row while another one is read."""
+        """Return the registers of a residual: two elements for the last residual, a whole row for the others."""
         num_pairs = 1 if name == self.residual_names[-1] else self.num_mma_n * 2
         return num_pairs * 2 // self.row_layout.elements_per_word
 
     @property
     def lane_idx(self) -> Expr:
-        """The thread's number in its warp."""
+        """Index of the thread in its warp."""
         return self.thread_idx % WARP_SIZE
 
     @property
     def warp_idx(self) -> Expr:
-        """The warp's number in its block."""
+        """Index of the warp in its block."""
         return self.thread_idx // WARP_SIZE
 
     @property
     def phase_idx(self) -> Expr:
-        """Whether the warp's pixels are the even or the odd ones, where these differ."""
+        """Phase of the warp's pixels: even or odd, if these are aligned differently."""
         return self.warp_idx % self.row_layout.num_phases
 
     @property
     def first_channel(self) -> Expr:
-        """The tile's first output channel."""
+        """First output channel of the tile."""
         return self.channel_tile_idx * self.block_n
 
     def pixel_column(self, pixel: Expr) -> Expr:
-        """The column in the tile of one of the warp's 16 pixels."""
+        """Return the column within the tile of one of the warp's 16 pixels."""
         return (
             self.warp_idx // self.row_layout.num_phases * MMA_PIXELS + pixel
         ) * self.row_layout.num_phases + self.phase_idx
 
     def compute_tile_idx(self, round_idx: Expr) -> Expr:
-        """The i-th tile of the block."""
+        """Return the index of the block's tile in a round."""
         return round_idx * self.num_pixel_ctas + self.cta_idx
 
     def compute_tile_origin(self, tile_idx: Expr) -> tuple[Expr, Expr, Expr]:
-        """Image, first output row and first column of a tile."""
+        """Return the image, the first output row and the first output column of a tile."""
         config = self.config
         num_tiles_q, num_tiles_p = int(config.num_tiles_q), int(config.num_tiles_p)
         return (
@@ -129,21 +125,21 @@ class StemKernelBase:
         )
 
     def argument_address(self, arg_idx: int, channel: Expr) -> Expr:
-        """Where in shared memory the epilogue has a number for a channel of the tile."""
+        """Return the shared-memory address of a per-channel epilogue argument."""
         offset = self.arguments_offset + arg_idx * self.block_n * ACCUMULATOR_BYTES
         return self.smem_base[0] + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
 
     def load_channel_arg(self, arg_idx: int, mma_n: Expr) -> None:
-        """Load what the epilogue has for the lane's two channels of an mma."""
+        """Load a per-channel epilogue argument for the lane's two channels of an mma."""
         arg_regs = self.channel_arg_regs[self.channel_arg_names[arg_idx]]
         address = self.argument_address(arg_idx, mma_n * MMA_CHANNELS + self.lane_idx % QUAD_WORDS * 2)
         emit_ptx("ld.shared.v2.f32", arg_regs[0], arg_regs[1], address)
 
     def accum_index(self, output_row: Expr, mma_n: Expr) -> Expr:
-        """The first of four sums of a lane: two channels of one pixel, and of its second."""
+        """Return the index of the first of a lane's four accumulators: two channels of each of its two pixels."""
         return (output_row * self.num_mma_n + mma_n) * 4
 
     def join_halves(self, first_half: Expr) -> Expr:
-        """Two halves of a word, in registers one behind the other, as the word."""
+        """Return a word from its two halves in consecutive registers."""
         low_half, high_half = (T.Cast("uint32", self.halves[first_half + e]) for e in range(2))
         return low_half | T.shift_left(high_half, T.uint32(16))

@@ -1,4 +1,4 @@
-"""What the tile of `stem` may be, and which it is by default: what fills the warps, and the GPU, of an H200."""
+"""Options and default of the tile of `stem`; the default fills the warps and the SMs of an H200."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ WARPS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 BLOCK_N_CHOICES = (16, 32, 48, 64, 96, 128)
 MAX_CTAS_CHOICES = (0, 66, 132, 264, 396, 528, 792, 1056)
 
-PORTABLE_SHARED_BYTES = 99 << 10  # that a block may have on every architecture since sm_80 (tvmconv/gpu_specs.py)
-NUM_MULTIPROCESSORS = 132  # of an H200: what the defaults are for
-WARPS_PER_SM = 16  # of a multiprocessor, by default: at 64 sums a thread its registers are for as many
+PORTABLE_SHARED_BYTES = 99 << 10  # shared memory per block on all architectures since sm_80 (tvmconv/gpu_specs.py)
+NUM_MULTIPROCESSORS = 132  # SMs of an H200, for which the defaults are chosen
+WARPS_PER_SM = 16  # resident warps per SM by default, whose registers suffice for 64 accumulators per thread
 
 
 def select_default_config(w: Conv2d) -> StemTileConfig:
-    """The tile by default: the first of those that are sensible, the best first, to have room on every GPU."""
+    """Return the first default candidate that fits every GPU, as candidates are sorted from best to worst."""
     tiles = list(list_default_candidates(w))
     return next((tile for tile in tiles if tile.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES), tiles[-1])
 
 
 def list_default_candidates(w: Conv2d) -> Iterator[StemTileConfig]:
-    """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
+    """Yield configs that keep most lanes and all SMs of an H200 busy, then smaller and smaller ones."""
     channels = list_block_n_choices(w)
-    block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # idle channels are few
+    block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # the fewest idle channels
     block_p = min(2, list_block_p_choices(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
         for max_warps in (8, 4, 2):
@@ -39,7 +39,9 @@ def list_default_candidates(w: Conv2d) -> Iterator[StemTileConfig]:
 
 
 def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int) -> StemTileConfig:
-    """The tile of so many rows and channels whose warps fill output rows best; fewer, where tiles would be few."""
+    """Return the config whose warps fill output rows best for given rows and channels, with fewer warps if tiles are
+    few.
+    """
 
     def make_config(warps: int, blocks: int = 0) -> StemTileConfig:
         config = StemTileConfig(w, block_p, warps, block_n, STAGES_CHOICES[0], blocks, 0)
@@ -48,9 +50,7 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
 
     def compute_fill_fraction(candidate: StemTileConfig) -> float:
         used_fraction = w.Q / (candidate.num_tiles_q * candidate.block_q)
-        return float(
-            used_fraction * candidate.warps / (candidate.warps + 0.5)
-        )  # what a block has to do by itself is shared
+        return float(used_fraction * candidate.warps / (candidate.warps + 0.5))  # warps share a block's fixed cost
 
     options = list_warp_choices(w)
     candidates = [make_config(warps) for warps in options if warps <= max_warps] or [make_config(options[0])]
@@ -73,12 +73,12 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
 
 
 def list_block_p_choices(w: Conv2d) -> tuple[int, ...]:
-    """Numbers of output rows, of which more than half are in the output if there is one tile."""
+    """Return the options for output rows per tile, of which more than half are inside the output."""
     return tuple(block_p for block_p in BLOCK_P_CHOICES if block_p < 2 * w.P)
 
 
 def list_warp_choices(w: Conv2d) -> tuple[int, ...]:
-    """Numbers of warps of which the last one has something to compute; as many for even as for odd pixels."""
+    """Return the options for warps per block: the last warp has work, and both phases have equally many warps."""
     num_phases = RowLayout(w).num_phases
     allowed_warps = (
         warps for warps in WARPS_CHOICES if warps % num_phases == 0 and warps * WARP_SIZE <= MAX_THREADS_PER_BLOCK
@@ -87,5 +87,5 @@ def list_warp_choices(w: Conv2d) -> tuple[int, ...]:
 
 
 def list_block_n_choices(w: Conv2d) -> tuple[int, ...]:
-    """Numbers of channels of which the last 16 have something to compute."""
+    """Return the options for channels per tile, of which the last 16 have work."""
     return tuple(channels for channels in BLOCK_N_CHOICES if channels - MMA_PIXELS < w.O)

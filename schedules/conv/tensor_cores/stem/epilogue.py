@@ -1,4 +1,4 @@
-"""What becomes of the sums of `stem`: the epilogue in registers, and rows put together and stored by each warp."""
+"""Epilogue of `stem`: applied in registers; each warp arranges its output rows in shared memory and stores them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .row_layout import MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, VECTOR_BYTES, WORD
 
 
 class StemEpilogue(StemKernelBase):
-    """The end of a tile: the epilogue, and its way to memory."""
+    """The end of a tile: the epilogue and the store to global memory."""
 
     def apply_and_store(self, tile_idx: Expr) -> None:
-        """Apply the epilogue to the sums of a tile, and store it, a row at a time."""
+        """Apply the epilogue to a tile's accumulators and store the tile, one row at a time."""
         with unrolled_loop(self.config.block_p, "r") as output_row:
             for name in self.residual_names:
                 self.copy_output_row(tile_idx, output_row, name, stores_to_global=False)
                 emit_call(T.cuda.warp_sync())
-                if name != self.residual_names[-1]:  # the last one's are read one by one, where later the outputs are
+                if name != self.residual_names[-1]:  # the last residual is read pair by pair, in place of the outputs
                     with unrolled_loop(self.num_mma_n, "j") as mma_n, unrolled_loop(2, "second") as pixel_half:
                         self.load_residual_pair(name, mma_n, pixel_half)
                     emit_call(T.cuda.warp_sync())
@@ -56,7 +56,7 @@ class StemEpilogue(StemKernelBase):
             emit_call(T.cuda.warp_sync())
 
     def apply_epilogue_ops(self, output_row: Expr, mma_n: Expr, pixel_half: Expr, channel_idx: int) -> Expr:
-        """A sum with the epilogue, but for what it begins with."""
+        """Return an accumulator after the epilogue, without the bias that initialized it."""
 
         def read_argument(name: str) -> Expr:
             if name in self.channel_arg_regs:
@@ -70,12 +70,10 @@ class StemEpilogue(StemKernelBase):
         )
 
     def output_address(self, mma_n: Expr, pixel_half: Expr, channel_idx: int) -> Expr:
-        """Where in shared memory the warp has one of the lane's outputs of an mma."""
-        pixel, channel = (
-            self.lane_idx // QUAD_WORDS,
-            mma_n * MMA_CHANNELS + self.lane_idx % QUAD_WORDS * 2 + channel_idx,
-        )
-        if self.row_layout.channels_last:  # of the mma's pixels in its own order
+        """Return the shared-memory address of one of the lane's outputs of an mma."""
+        pixel = self.lane_idx // QUAD_WORDS
+        channel = mma_n * MMA_CHANNELS + self.lane_idx % QUAD_WORDS * 2 + channel_idx
+        if self.row_layout.channels_last:  # pixels in the order of the mma
             offset = (pixel + pixel_half * 8) * self.output_row_bytes + channel * self.row_layout.element_bytes
         else:
             lane_stride, half_stride = self.smem_layout.pixel_spread
@@ -87,17 +85,17 @@ class StemEpilogue(StemKernelBase):
 
     @property
     def output_base(self) -> Expr:
-        """Where in shared memory the warp puts its outputs together."""
+        """Shared-memory address at which the warp arranges its outputs."""
         return self.smem_base[0] + to_uint32(self.output_offset) + to_uint32(self.warp_idx * self.output_bytes)
 
     def residual_words(self, name: str, mma_n: Expr, pixel_half: Expr) -> list[Expr]:
-        """The registers with the lane's two elements, for an mma, of a tensor like the output."""
+        """Return the registers that hold the lane's two elements of a residual for an mma."""
         num_words = 2 // self.row_layout.elements_per_word
         first_word = 0 if name == self.residual_names[-1] else (mma_n * 2 + pixel_half) * num_words
         return [self.residual_regs[name][first_word + word] for word in range(num_words)]
 
     def load_residual_pair(self, name: str, mma_n: Expr, pixel_half: Expr) -> None:
-        """Load two elements of a tensor like the output, which the warp has in shared memory."""
+        """Load two elements of a residual from the warp's shared memory to registers."""
         element_bytes, num_words = self.row_layout.element_bytes, 2 // self.row_layout.elements_per_word
         if self.row_layout.channels_last:
             load_shared(self.packed, self.output_address(mma_n, pixel_half, 0), 2 * element_bytes)
@@ -113,7 +111,7 @@ class StemEpilogue(StemKernelBase):
             store(self.residual_regs[name], first_word + word, self.packed[word])
 
     def store_output_pair(self, mma_n: Expr, pixel_half: Expr, values: list[Expr]) -> None:
-        """Round two outputs and put them where the warp stores them from."""
+        """Round two outputs and store them to the warp's shared memory."""
         if self.row_layout.channels_last:
             pack(self.packed, 0, values, self.w.storage)
             store_shared(self.output_address(mma_n, pixel_half, 0), self.packed, 2 * self.row_layout.element_bytes)
@@ -123,22 +121,18 @@ class StemEpilogue(StemKernelBase):
             store_shared(self.output_address(mma_n, pixel_half, e), self.packed, self.row_layout.element_bytes)
 
     def copy_output_row(self, tile_idx: Expr, output_row: Expr, name: str, *, stores_to_global: bool) -> None:
-        """Move the warp's outputs of a row between shared memory and a tensor, in vectors as wide as fit there."""
+        """Copy a row of the warp's outputs between shared memory and a tensor, in the widest aligned vectors."""
         w, layout = self.w, self.row_layout
         n, p, q = self.compute_tile_origin(tile_idx)
         row_idx = p + output_row
         contiguous_elements = w.O if layout.channels_last else w.Q if layout.num_phases == 1 else 1
         vector_elements = math.gcd(contiguous_elements, VECTOR_BYTES // layout.element_bytes)
-        vectors_per_major = (
-            self.block_n if layout.channels_last else MMA_PIXELS
-        ) // vector_elements  # of a pixel, or a channel
+        vectors_per_major = (self.block_n if layout.channels_last else MMA_PIXELS) // vector_elements
         with unrolled_loop(MMA_PIXELS * self.block_n // vector_elements // WARP_SIZE, "i") as i:
             vector_idx = i * WARP_SIZE + self.lane_idx
             major, minor = vector_idx // vectors_per_major, vector_idx % vectors_per_major * vector_elements
             if layout.channels_last:
-                pixels_per_pass = max(
-                    1, 8 // vectors_per_major
-                )  # pixels that eight lanes move: such as lie in different banks
+                pixels_per_pass = max(1, 8 // vectors_per_major)  # eight lanes copy pixels that lie in different banks
                 major = major // 8 * 8 + major % pixels_per_pass * (8 // pixels_per_pass) + major % 8 // pixels_per_pass
                 lane_stride, half_stride = self.smem_layout.pixel_spread
                 pixel, channel = major % 8 * lane_stride + major // 8 * half_stride, minor

@@ -1,4 +1,4 @@
-"""How `stem` brings the input: lines staged whole, for tiles that are next."""
+"""Input loader of `stem`: whole input rows are copied to shared memory, tiles ahead."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ....tir_builder import (
 from .base import CP_ASYNC_MNEMONIC, INPUT_WORDS_IN_FLIGHT, StemKernelBase
 from .row_layout import WORD_BYTES
 
-MAX_UNROLLED_COPIES = 16  # steps of a copy
+MAX_UNROLLED_COPIES = 16  # iterations of a copy loop
 
 
 class StemInputLoader(StemKernelBase):
-    """The input lines of tiles, on their way to shared memory."""
+    """Copies of the input rows of tiles to shared memory."""
 
     def load_tile_if_valid(self, tile_idx: Expr, buffer: Expr) -> None:
-        """Copy the input lines of a tile to shared memory, if there is such a tile."""
+        """Copy a tile's input rows to shared memory if the tile index is valid."""
         with if_(tile_idx < int(self.config.num_pixel_tiles)):
             if self.row_layout.can_copy_async:
                 self.load_input_rows(tile_idx, buffer)
@@ -38,13 +38,13 @@ class StemInputLoader(StemKernelBase):
             emit_call(T.ptx.cp.async_.commit_group())
 
     def wait_inputs(self) -> None:
-        """Wait for the inputs of the tile that is next, of all threads; also for the reads of the one before."""
+        """Wait until the next tile's inputs have arrived and all threads have read the previous ones."""
         if self.row_layout.can_copy_async:
             emit_call(T.ptx.cp.async_.wait_group(max(0, self.num_input_buffers - 2)))
         emit_call(T.cuda.cta_sync())
 
     def load_input_rows(self, tile_idx: Expr, buffer: Expr) -> None:
-        """Copy lines in whole copies, by themselves."""
+        """Copy rows asynchronously in whole copies."""
         num_units = self.num_units
         with (unrolled_loop if num_units <= MAX_UNROLLED_COPIES * self.num_threads else serial_loop)(
             ceil_div(num_units, self.num_threads), "unit"
@@ -55,13 +55,13 @@ class StemInputLoader(StemKernelBase):
                 source = T.Select(is_inside, source, 0)
                 address = self.arguments["X"].access_ptr("r", offset=source)
                 nbytes = self.row_layout.elements_per_unit * self.row_layout.element_bytes
-                valid_bytes = T.Select(is_inside, to_uint32(nbytes), to_uint32(0))  # the rest of them are zeros
+                valid_bytes = T.Select(is_inside, to_uint32(nbytes), to_uint32(0))  # other bytes become zeros
                 emit_ptx(
                     CP_ASYNC_MNEMONIC[nbytes], self.smem_destination(unit_idx, buffer), address, nbytes, valid_bytes
                 )
 
     def load_input_rows_by_words(self, tile_idx: Expr, buffer: Expr) -> None:
-        """Copy lines of which every second begins in the middle of a word, element by element, several at a time."""
+        """Copy rows of which every second starts in the middle of a word, element by element, several at a time."""
         num_units = self.num_units
         units_per_thread = ceil_div(num_units, self.num_threads)
         batch_size = min(units_per_thread, INPUT_WORDS_IN_FLIGHT)
@@ -84,11 +84,11 @@ class StemInputLoader(StemKernelBase):
 
     @property
     def num_units(self) -> int:
-        """Copies of a tile."""
+        """Copies per tile."""
         return self.row_layout.rows_per_image_row * self.smem_layout.rows_per_plane * self.smem_layout.units_per_row
 
     def locate_input_element(self, tile_idx: Expr, unit_idx: Expr, element_idx: int) -> tuple[Expr, Expr]:
-        """The element of X that is the given place of a copy of a tile, and whether there is one."""
+        """Return the index in X of an element of a copy, and whether it is inside the image."""
         w, layout = self.w, self.row_layout
         n, p, q = self.compute_tile_origin(tile_idx)
         row_idx, unit_in_row = unit_idx // self.smem_layout.units_per_row, unit_idx % self.smem_layout.units_per_row
@@ -104,7 +104,7 @@ class StemInputLoader(StemKernelBase):
         return ((n * layout.rows_per_image_row + plane) * w.H + h) * layout.elements_per_row + element, is_inside
 
     def smem_destination(self, unit_idx: Expr, buffer: Expr) -> Expr:
-        """Where a copy of a tile goes in shared memory."""
+        """Return the shared-memory address to which a copy of a tile goes."""
         row_idx, unit_in_row = unit_idx // self.smem_layout.units_per_row, unit_idx % self.smem_layout.units_per_row
         offset = row_idx * self.smem_layout.row_bytes + unit_in_row * (
             self.row_layout.elements_per_unit * self.row_layout.element_bytes

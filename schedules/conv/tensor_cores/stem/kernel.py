@@ -1,4 +1,4 @@
-"""The kernel of `stem`: persistent blocks that stage the lines of tiles to come while they compute one."""
+"""Kernel of `stem`: persistent blocks that load the input rows of the next tiles while they compute one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .weight_loader import StemWeightLoader
 
 
 class StemKernel(StemInputLoader, StemWeightLoader, StemMainloop, StemEpilogue):
-    """The kernel: its parts, in the order in which they run."""
+    """The kernel: its parts in execution order."""
 
     def emit(self) -> None:
         """Emit the kernel."""
@@ -35,7 +35,7 @@ class StemKernel(StemInputLoader, StemWeightLoader, StemMainloop, StemEpilogue):
                 self.apply_and_store(self.compute_tile_idx(round_idx))
 
     def emit_prologue(self) -> None:
-        """What is done once a block: the first inputs are asked for, and meanwhile the weight is spread."""
+        """Emit the work that a block does once: it requests the first inputs and spreads the weight meanwhile."""
         store(self.smem_base, 0, T.cuda.cvta_generic_to_shared(self.smem.access_ptr("rw")))
         self.copy_filters()
         emit_call(T.ptx.cp.async_.commit_group())

@@ -1,4 +1,4 @@
-"""How `stem` multiplies: fragments loaded from the staged lines, wherever a lane's pixel begins, and mma."""
+"""Mainloop of `stem`: fragments are loaded from staged input rows at any pixel offset and multiplied by mma."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MMA_SHAPE_AND_TYPE = {"float16": ("m16n8k16", "f16"), "bfloat16": ("m16n8k16", 
 
 
 class StemMainloop(StemKernelBase):
-    """The sums of a tile, by mma."""
+    """Accumulation of a tile by mma."""
 
     def init_lane_addresses(self) -> None:
-        """Where each lane finds its words: of its pixel, for each pattern of four lanes' words, and of the weight."""
+        """Compute each lane's shared-memory addresses of its pixel, per quad pattern, and of the weight."""
         layout, lane_number = self.row_layout, self.lane_idx
         row = self.phase_idx * self.block_n + lane_number % 8 + lane_number // 16 * 8
         offset = row * layout.weight_row_bytes + lane_number // 8 % 2 * VECTOR_BYTES
@@ -37,7 +37,7 @@ class StemMainloop(StemKernelBase):
             )
 
     def init_accumulators(self) -> None:
-        """Set the sums to zero, or to the bias."""
+        """Set the accumulators to zero, or to the bias."""
         if not self.starts_with_bias:
             fill_zeros(self.accum, int(self.config.num_accumulators))
             return
@@ -49,7 +49,7 @@ class StemMainloop(StemKernelBase):
                     store(self.accum, self.accum_index(output_row, mma_n) + second * 2 + e, bias_regs[e])
 
     def load_weight_fragments(self, k_step: int, fragment_slot: int) -> None:
-        """Load the weight's fragments of a step."""
+        """Load the weight fragments of a k-step."""
         with unrolled_loop(self.block_n // 16, "j") as mma_n_pair:
             address = self.weight_address[0] + to_uint32(
                 mma_n_pair * (16 * self.row_layout.weight_row_bytes) + k_step * MMA_K_WORDS * WORD_BYTES
@@ -60,7 +60,7 @@ class StemMainloop(StemKernelBase):
             )
 
     def run_mainloop(self) -> None:
-        """Add the products of a tile to its sums."""
+        """Multiply all k-steps of a tile."""
         layout = self.smem_layout
         shape, dtype = _MMA_SHAPE_AND_TYPE[self.w.dtype]
         mnemonic = f"mma.sync.aligned.{shape}.row.col.f32.{dtype}.{dtype}.f32"
@@ -82,7 +82,7 @@ class StemMainloop(StemKernelBase):
                     emit_ptx(mnemonic, *accum_regs, *(self.a_frag[e] for e in range(4)), *b_regs, *accum_regs)
 
     def advance_input_buffer(self, buffer: Expr) -> None:
-        """Point the lanes to the next tile's inputs; addresses wrap around."""
+        """Advance the lanes' addresses to the next tile's input buffer, with wrap-around."""
         if self.num_input_buffers > 1:
             wrap_offset = T.uint32((1 << 32) - (self.num_input_buffers - 1) * self.input_bytes)
             buffer_step = T.Select(buffer == self.num_input_buffers - 1, wrap_offset, T.uint32(self.input_bytes))

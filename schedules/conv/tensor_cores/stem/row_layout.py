@@ -1,8 +1,8 @@
-"""A convolution as `stem` sees it: lines of memory.
+"""Layout of a convolution in memory rows, as `stem` computes it.
 
-In NHWC an input line is an image row with its channels interleaved, in NCHW a row of one channel's plane. A filter line
-is what meets one input line: the taps of a row, with the channels of a pixel. The reduction runs over filter lines, and
-along them in words of 32 bits.
+In NHWC an input row is an image row with interleaved channels; in NCHW it is a row of one channel's plane. A filter row
+is the part of a filter that multiplies one input row: the taps of a row, with the channels of a pixel in NHWC. The
+reduction runs over filter rows, and along them in 32-bit words.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-WORD_BYTES = 4  # bytes, of a register and of a bank
+WORD_BYTES = 4  # bytes of a register and of a bank
 VECTOR_BYTES = 16  # bytes of the widest copy
-MMA_PIXELS, MMA_CHANNELS, MMA_K_WORDS = 16, 8, 8  # of an mma: m16n8k16 of 16 bits, or m16n8k8 of TF32
+MMA_PIXELS, MMA_CHANNELS, MMA_K_WORDS = 16, 8, 8  # shape of an mma: m16n8k16 of 16 bits, or m16n8k8 of TF32
 QUAD_WORDS = 4  # words of the reduction that neighbouring lanes load together
 ACCUMULATOR_BYTES = 4
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """A convolution as lines of memory.
+    """Layout of a convolution in memory rows.
 
     Attributes:
-        w: the convolution.
+        w: The convolution.
     """
 
     w: Conv2d
 
     @property
     def channels_last(self) -> bool:
-        """Whether a line has all channels of its pixels."""
+        """Whether a row contains all channels of its pixels."""
         return self.w.layout == CHANNELS_LAST
 
     @property
     def rows_per_image_row(self) -> int:
-        """Lines of an image row."""
+        """Memory rows per image row."""
         return 1 if self.channels_last else self.w.C
 
     @property
     def elements_per_pixel(self) -> int:
-        """Elements of a pixel in a line."""
+        """Elements per pixel in a row."""
         return self.w.C if self.channels_last else 1
 
     @property
     def elements_per_row(self) -> int:
-        """Elements of an input line."""
+        """Elements per input row."""
         return self.w.W * self.elements_per_pixel
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return get_numpy_dtype(self.w.storage).itemsize
 
     @property
     def elements_per_word(self) -> int:
-        """Elements of a word."""
+        """Elements per word."""
         return WORD_BYTES // self.element_bytes
 
     @property
     def elements_per_copy(self) -> int:
-        """Elements that are copied at a time: so many that every line begins with a whole copy."""
+        """Elements per copy; every row starts at a multiple of it."""
         return math.gcd(self.elements_per_row, VECTOR_BYTES // self.element_bytes)
 
     @property
     def can_copy_async(self) -> bool:
-        """Whether a copy has the four bytes that cp.async moves at least (PTX ISA, "cp.async")."""
+        """Whether a copy has at least four bytes, the minimum of cp.async (PTX ISA, "cp.async")."""
         return self.elements_per_copy * self.element_bytes >= WORD_BYTES
 
     @property
@@ -82,41 +82,41 @@ class RowLayout:
 
     @property
     def output_step_elements(self) -> int:
-        """Elements from an output's first input to its neighbour's."""
+        """Distance in elements between the inputs of neighbouring outputs."""
         return self.w.stride[1] * self.elements_per_pixel
 
     @property
     def num_phases(self) -> int:
-        """How many neighbouring pixels begin at different halves of a word."""
+        """Number of alignments of neighbouring pixels relative to words: 1 or 2."""
         return 2 if self.output_step_elements % self.elements_per_word else 1
 
     @property
     def lead_elements(self) -> int:
-        """Elements that are staged before the first that a tile needs, to begin with a whole copy."""
+        """Elements that are staged before the first one that a tile needs, so that a whole copy starts there."""
         return -self.w.pad_low[1] * self.elements_per_pixel % self.elements_per_copy
 
     def phase_shift(self, phase: int) -> int:
-        """The half of a word at which the pixels of a phase begin: the filter's first element meets it."""
+        """Return the element of a word at which the pixels of a phase start, and with them the filter."""
         return (self.lead_elements + phase * self.output_step_elements) % self.elements_per_word
 
     @property
     def filter_row_elements(self) -> int:
-        """Elements of a filter line in memory."""
+        """Elements per filter row in memory."""
         return self.w.S * self.elements_per_pixel
 
     @property
     def num_filter_rows(self) -> int:
-        """Lines of a filter: of each plane its rows."""
+        """Filter rows, over all planes."""
         return self.rows_per_image_row * self.w.R
 
     @property
     def filter_elements(self) -> int:
-        """Elements of a filter in memory."""
+        """Elements per filter in memory."""
         return self.num_filter_rows * self.filter_row_elements
 
     @property
     def words_per_filter_row(self) -> int:
-        """Words of a filter line as it is multiplied: with zeros for what dilation and phases skip."""
+        """Words per filter row as multiplied, including the zeros of dilation and phases."""
         window_elements = self.w.window[1] * self.elements_per_pixel
         return ceil_div(window_elements + max(map(self.phase_shift, range(self.num_phases))), self.elements_per_word)
 
@@ -127,29 +127,29 @@ class RowLayout:
 
     @property
     def num_k_steps(self) -> int:
-        """Steps of the reduction, one mma each."""
+        """K-steps of the reduction, one mma each."""
         return ceil_div(self.num_k_words, MMA_K_WORDS)
 
     @property
     def can_share_row_ends(self) -> bool:
-        """Whether the ends of four lines, a word of each, can share a load without more steps than words need."""
+        """Whether the last words of four rows can share a load without additional k-steps."""
         num_end_quads = self.words_per_filter_row % QUAD_WORDS * ceil_div(self.num_filter_rows, QUAD_WORDS)
         num_quads = self.num_filter_rows * (self.words_per_filter_row // QUAD_WORDS) + num_end_quads
         return ceil_div(num_quads * QUAD_WORDS, MMA_K_WORDS) == self.num_k_steps
 
     def word_position(self, word: Any, groups_row_ends: bool, select: Callable[[Any, Any, Any], Any]) -> Any:
-        """Where in the reduction a word of the filter lines is; those behind the last are its zeros.
+        """Return the position in the reduction of a word of the filter rows; words past the last one are zeros.
 
         Args:
-            word: a number, or an expression.
-            groups_row_ends: whether the ends of the lines are behind all other words: `SmemLayout`.
-            select: of a condition and two values the first if the condition holds, else the second.
+            word: Index of the word, a number or an expression.
+            groups_row_ends: Whether the last words of the rows follow all other words; see `SmemLayout`.
+            select: Function (condition, a, b) that returns a if the condition holds, otherwise b.
         """
         num_rows, words_per_row = self.num_filter_rows, self.words_per_filter_row
         if not groups_row_ends:
             return word
         full_quad_words = words_per_row // QUAD_WORDS * QUAD_WORDS
-        padded_num_rows = round_up(num_rows, QUAD_WORDS)  # lines of an end, with those of zeros
+        padded_num_rows = round_up(num_rows, QUAD_WORDS)
         filter_row, word_in_row = word // words_per_row, word % words_per_row
         end_position = num_rows * full_quad_words + (word_in_row - full_quad_words) * padded_num_rows + filter_row
         filter_position = (
@@ -174,14 +174,15 @@ class RowLayout:
         return select(word < num_rows * words_per_row, filter_position, zero_position)
 
     def list_quads(self, groups_row_ends: bool, row_bytes: int, plane_bytes: int) -> Iterator[tuple[int, ...]]:
-        """For each four words of the reduction where in shared memory they are, in bytes from the first word's pixel.
+        """Yield the shared-memory offsets in bytes of each four words of the reduction, relative to the pixel's first
+        word.
 
-        What the zeros of the weight meet is the quad's first word: it has to be a number.
+        Zeros of the weight multiply the quad's first word, which must be a finite number.
 
         Args:
-            groups_row_ends: as for `word_position`.
-            row_bytes: from one staged line to the next.
-            plane_bytes: from one plane's to the next one's.
+            groups_row_ends: As for `word_position`.
+            row_bytes: Distance between staged rows in bytes.
+            plane_bytes: Distance between planes in bytes.
         """
         for quad in _list_quads(self, groups_row_ends):
             word_offsets = [
@@ -191,13 +192,13 @@ class RowLayout:
 
     @property
     def weight_row_bytes(self) -> int:
-        """From one channel's filter to the next: an odd number of 16 bytes, so that eight rows fall into all banks."""
+        """Bytes per channel of the spread weight: an odd number of 16-byte units, so eight rows cover all banks."""
         return self.num_k_steps * MMA_K_WORDS * WORD_BYTES + VECTOR_BYTES
 
 
 @functools.lru_cache(maxsize=256)
 def _list_quads(layout: RowLayout, groups_row_ends: bool) -> list[list[tuple[int, int, int]]]:
-    """For each four words of the reduction where they are: plane, line of it, and word of the line; no zeros."""
+    """Return (plane, row, word in the row) of each four words of the reduction, without zeros."""
     words_per_row, words_by_position = layout.words_per_filter_row, dict[int, tuple[int, int, int]]()
     for word in range(layout.num_k_words):
         filter_row_idx, word_in_row = divmod(word, words_per_row)

@@ -1,40 +1,43 @@
-"""First layers, of few channels, on tensor cores: input lines staged whole, with nothing copied per filter tap.
+"""First layers of few channels on tensor cores: input rows are staged whole, with no copy per filter tap.
 
-A first layer's channels fill no 16 bytes, which is what tensor-core convolutions copy at a time. But along a filter row
-and its channels the input is contiguous in memory, in NHWC: the reduction (r, s·C + c) takes a run of each input line,
-wherever the pixel is. So a block stages the input lines that its tile of the output sees as they are, once. Two
-neighbouring elements of an mma's fragment are one 32-bit load from such a line, and every tap finds its operands there.
-In NCHW the same is true of each channel's plane: the reduction is (c, r, s), and a line a row of one plane.
+The channels of a first layer fill less than 16 bytes, the size of the copies of other tensor-core convolutions. In
+NHWC, however, a filter row with its channels covers contiguous input: the reduction (r, s·C + c) reads a run of each
+input row, for any pixel. A block therefore copies the input rows of its tile to shared memory once and unchanged. Two
+neighbouring elements of an mma fragment are one 32-bit load from such a row, for every tap. In NCHW the same holds for
+each channel's plane: the reduction is (c, r, s), and a memory row is a row of one plane.
 
-A word has two elements, of 16 bits, and a pixel may begin in the middle of one. That costs no instruction: the weight,
-which is spread from memory to one row of words for each output channel, is shifted by an element, and the first word
-meets an input that a zero multiplies. Where stride times channels is odd, every second pixel begins in the middle: a
-warp's 16 pixels are then every second one, and there are two weights, for the warps of even and of odd pixels. Dilation
-along a line is zeros as well. (Zeros that meet an infinite input make NaNs: a pixel beside the window, or between its
-taps, has to be finite.)
+A word holds two 16-bit elements, and a pixel may start in the middle of a word. This costs no instruction: the weight,
+which is spread to one row of words per output channel, is shifted by one element, and a zero of the weight multiplies
+the extra input. If stride times channels is odd, every second pixel starts in the middle of a word. A warp's 16 pixels
+are then every second pixel, and there are two weights, for the warps of even and of odd pixels. Dilation along a row
+also becomes zeros in the weight. Because a zero times an infinite input is NaN, pixels beside the window or between its
+taps must be finite.
 
-- A warp computes 16 pixels of each of `rows` output rows and all channels of the tile: `mma.sync` m16n8k16, of TF32
-  m16n8k8, with sums in float32. The weight's fragments come by `ldmatrix`, or stay in registers (`hold`).
-- Blocks are persistent: each takes every so many-th tile, so that the weight is spread once a block, and the lines of
-  the next tiles are on their way by `cp.async` while a tile is computed. Where lines begin at no multiple of four bytes
-  (the width times the channels is odd), threads copy them word by word.
-- A warp puts its outputs together in shared memory, with the epilogue applied in registers to the sums in float32, and
-  stores them 16 bytes a thread where the channels fill these; a residual comes the same way. A sum begins with its
+- A warp computes 16 pixels of each of `rows` output rows and all channels of the tile by `mma.sync` m16n8k16 (m16n8k8
+  for TF32), with float32 accumulators. `ldmatrix` loads the weight fragments, which can stay in registers (`hold`).
+- The grid is persistent: each block computes tiles at a fixed interval. The weight is spread once per block, and
+  `cp.async` copies the input rows of the next tiles while a tile is computed. Rows that do not start at multiples of
+  four bytes (width times channels is odd) are copied word by word.
+- A warp applies the epilogue to the float32 accumulators in registers, arranges its outputs in shared memory, and
+  stores 16 bytes per thread if the channels allow it. A residual is loaded the same way. Accumulators start with the
   bias.
 
-Bank conflicts: a fragment's load is of eight pixels' words, four each. Three choices are made by counting, so that few
-loads conflict: whether the pixels are neighbours or every second one, how far lines are apart, and in which order the
-reduction has its words. Four words of one line are free of conflicts for steps of one to four words and of six from
-pixel to pixel; a line's last words, which are no four, share a load with those of other lines if that makes no more
-products than necessary. With the lines well apart that is free of conflicts for three channels at any odd step, in 7×7
-and in 3×3 filters. What is left are 4×4/4 (two of six loads are of two wavefronts), wider steps, and TF32's.
+Bank conflicts: one fragment load reads four words of each of eight pixels. Three choices are made by counting
+conflicts: whether the pixels are neighbours or every second pixel, the distance between rows, and the order of the
+words of the reduction. Four words of one row have no conflicts for pixel distances of one to four words and of six
+words. The last words of a row, fewer than four, share a load with those of other rows if that needs no additional
+product. With suitable row distances, this has no conflicts for three channels at any odd stride, for 7×7 and 3×3
+filters. Conflicts remain for 4×4 filters with stride 4 (two of six loads need two wavefronts), larger strides, and
+TF32.
 
 Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from typing import Any
+
 from tvm.s_tir import Schedule
 
 from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR
@@ -59,11 +62,11 @@ from .kernel import StemKernel
 from .tile_config import StemTileConfig
 
 DTYPES = ("float16", "bfloat16", "tf32")
-MAX_CHANNELS = 8  # eight of 16 bits fill 16 bytes, and other schedules have nothing to lose
+MAX_CHANNELS = 8  # eight 16-bit channels fill 16 bytes, which other schedules copy efficiently
 MAX_ACCUMULATORS = 128
-MAX_UNROLLED_MMAS = 1024  # of a warp and tile, all of them unrolled
-MAX_LIVE_REGISTERS = 160  # sums and weights of a thread, in registers
-OVERHEAD_REGISTERS = 40  # of a thread besides these
+MAX_UNROLLED_MMAS = 1024  # per warp and tile
+MAX_LIVE_REGISTERS = 160  # registers per thread for accumulators and weights
+OVERHEAD_REGISTERS = 40  # other registers per thread
 
 FEW_CHANNELS = Requirement(
     f"at most {MAX_CHANNELS} input channels", lambda w: w.C <= MAX_CHANNELS, lambda w: f"{w.C} input channels"
@@ -71,18 +74,18 @@ FEW_CHANNELS = Requirement(
 
 
 def can_fit_shared_memory(w: Conv2d) -> bool:
-    """Whether a tile and its weight have room in the shared memory of every GPU."""
+    """Whether a tile and its weight fit into the shared memory of every GPU."""
     config = select_default_config(w)
     return bool(config.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES) and bool(config.mmas_per_warp <= MAX_UNROLLED_MMAS)
 
 
 def is_promising(w: Conv2d) -> bool:
-    """Whether the channels do not fill 16 bytes, and shared memory has room for as many filters as there should be."""
+    """Return whether channels fill less than 16 bytes and shared memory holds the preferred number of filters."""
     return w.C < MAX_CHANNELS and select_default_config(w).block_n == next(list_default_candidates(w)).block_n
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
-    """What configs use of a device."""
+    """Return the resources that configs use."""
     return StemTileConfig.from_columns(w, columns).compute_usage()
 
 
@@ -97,13 +100,13 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     min_arch=80,
 )
 def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """A tile is `rows` output rows × 16 columns for each of `warps` × `block_n` channels."""
+    """Compute tiles of `rows` output rows × 16 columns per warp × `block_n` channels."""
     config = declare_knobs(w, k)
     return build_schedule(w, lambda arguments: StemKernel(config, arguments).emit())
 
 
 def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
-    """The tile, from knobs; the defaults suit the workload on an H200."""
+    """Declare the knobs, with defaults that suit the workload on an H200, and return their values."""
     default_config = select_default_config(w)
     config = StemTileConfig(
         w,
@@ -115,50 +118,38 @@ def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
         weights_in_registers=k.choice("hold", (0, 1), default_config.weights_in_registers),
     )
 
-    def make_config(columns: Columns) -> StemTileConfig:
-        return StemTileConfig.from_columns(w, columns)
+    def require(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
+        k.require(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
 
-    k.require(
-        f"a thread has at most {MAX_ACCUMULATORS} sums", lambda c: make_config(c).num_accumulators <= MAX_ACCUMULATORS
+    def prune(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
+        k.prune(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
+
+    require(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
+    require(
+        f"at most {MAX_UNROLLED_MMAS} unrolled mma instructions per warp",
+        lambda t: t.mmas_per_warp <= MAX_UNROLLED_MMAS,
     )
-    k.require(
-        f"at most {MAX_UNROLLED_MMAS} mma of a warp are unrolled",
-        lambda c: make_config(c).mmas_per_warp <= MAX_UNROLLED_MMAS,
+    require(
+        f"at most {MAX_LIVE_REGISTERS} registers per thread for accumulators and weights",
+        lambda t: (t.weights_in_registers == 0) | (t.num_accumulators + t.weight_registers <= MAX_LIVE_REGISTERS),
     )
-    k.require(
-        f"a thread holds at most {MAX_LIVE_REGISTERS} sums and weights",
-        lambda c: (
-            (make_config(c).weights_in_registers == 0)
-            | (make_config(c).num_accumulators + make_config(c).weight_registers <= MAX_LIVE_REGISTERS)
-        ),
-    )
-    k.require(
-        "all threads' registers fit",
-        lambda c: (
-            make_config(c).num_threads
-            * (
-                make_config(c).num_accumulators
-                + np.where(make_config(c).weights_in_registers == 1, make_config(c).weight_registers, 0)
-                + OVERHEAD_REGISTERS
-            )
+    require(
+        "the registers of all threads fit",
+        lambda t: (
+            t.num_threads * (t.num_accumulators + t.weights_in_registers * t.weight_registers + OVERHEAD_REGISTERS)
             <= REGISTERS_PER_MULTIPROCESSOR
         ),
     )
-    k.prune(
-        "a weight is held for several tiles",
-        lambda c: (make_config(c).weights_in_registers == 0) | (make_config(c).tiles_per_cta > 1),
+    prune(
+        "weights stay in registers only for several tiles per block",
+        lambda t: (t.weights_in_registers == 0) | (t.tiles_per_cta > 1),
     )
-    k.prune(
-        "stages are filled",
-        lambda c: (
-            (make_config(c).stages == STAGES_CHOICES[0]) | (make_config(c).stages <= make_config(c).tiles_per_cta)
-        ),
+    prune(
+        "there are at most as many stages as tiles per block",
+        lambda t: (t.stages == STAGES_CHOICES[0]) | (t.stages <= t.tiles_per_cta),
     )
-    k.prune(
-        "blocks fewer than tiles",
-        lambda c: (
-            (make_config(c).max_ctas == 0)
-            | (make_config(c).max_ctas < make_config(c).num_pixel_tiles * make_config(c).num_channel_tiles)
-        ),
+    prune(
+        "there are fewer blocks than tiles",
+        lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_pixel_tiles * t.num_channel_tiles),
     )
     return config

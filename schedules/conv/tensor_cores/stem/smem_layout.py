@@ -1,4 +1,4 @@
-"""Where the lines of a tile of `stem` lie in shared memory: chosen by counting bank conflicts."""
+"""Shared-memory layout of the input rows of `stem`, chosen by counting bank conflicts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from tvmconv.workloads import Conv2d
 from .row_layout import MMA_PIXELS, QUAD_WORDS, RowLayout
 
 _BANK_CYCLE_BYTES = NUM_BANKS * BANK_BYTES
-_PIXEL_SPREADS = ((1, 8), (2, 1))  # pixels from one lane's to the next, and from a lane's first to its second
+_PIXEL_SPREADS = ((1, 8), (2, 1))  # distance in pixels between neighbouring lanes, and between a lane's two pixels
 
 
 @dataclass(frozen=True)
 class SmemLayout:
-    """How the lines of a tile lie in shared memory, and which pixel each lane multiplies.
+    """Layout of a tile's input rows in shared memory, and assignment of pixels to lanes.
 
     Attributes:
-        row_layout: the convolution.
-        elements_per_row: of a line that a tile needs.
-        row_bytes: from one staged line to the next.
-        rows_per_plane: staged lines of a plane.
-        pixel_spread: pixels from one lane's to the next lane's, and from a lane's first to its second.
-        groups_row_ends: whether the ends of the filter lines, which are no four words, are behind all other words of
-            the
-            reduction: of four lines a word each.
-        num_conflicts: wavefronts by which the loads of one output row's inputs exceed one each, all steps together.
+        row_layout: Layout of the convolution in memory rows.
+        elements_per_row: Elements of a row that a tile needs.
+        row_bytes: Distance between staged rows in bytes.
+        rows_per_plane: Staged rows per plane.
+        pixel_spread: Distance in pixels between neighbouring lanes, and between a lane's two pixels.
+        groups_row_ends: Whether the last words of the filter rows, fewer than four, follow all other words of the
+            reduction, grouped as one word of each of four rows.
+        num_conflicts: Additional wavefronts of the input loads of one output row, summed over all k-steps.
     """
 
     row_layout: RowLayout
@@ -40,22 +39,22 @@ class SmemLayout:
     groups_row_ends: bool
 
     def list_quads(self) -> Iterator[tuple[int, ...]]:
-        """For each four words of the reduction where in shared memory they are: `RowLayout.list_quads`."""
+        """Return the shared-memory offsets of each four words of the reduction; see `RowLayout.list_quads`."""
         return self.row_layout.list_quads(self.groups_row_ends, self.row_bytes, self.rows_per_plane * self.row_bytes)
 
     @property
     def units_per_row(self) -> int:
-        """Units of a line that are staged."""
+        """Staged units per row."""
         return ceil_div(self.elements_per_row, self.row_layout.elements_per_unit)
 
     @property
     def pixel_bytes(self) -> int:
-        """From one pixel of a warp to its next."""
+        """Distance in bytes between neighbouring pixels of a warp."""
         return self.row_layout.num_phases * self.row_layout.output_step_elements * self.row_layout.element_bytes
 
     @property
     def num_conflicts(self) -> int:
-        """Wavefronts beyond one a load, over the quads of an output row."""
+        """Wavefronts beyond one per load, summed over the quads of an output row."""
         row_offset_bytes, plane_offset_bytes = (
             nbytes % _BANK_CYCLE_BYTES for nbytes in (self.row_bytes, self.rows_per_plane * self.row_bytes)
         )
@@ -66,7 +65,7 @@ class SmemLayout:
 
 @functools.lru_cache(maxsize=4096)
 def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> SmemLayout:
-    """The placement with the fewest bank conflicts, and of those the smallest."""
+    """Return the layout with the fewest bank conflicts, and among those the smallest."""
     row_layout = RowLayout(w)
     elements_per_row = (
         row_layout.lead_elements
@@ -98,10 +97,10 @@ def _count_conflicts(
     row_offset_bytes: int,
     plane_offset_bytes: int,
 ) -> int:
-    """The conflicts of lines and planes that begin so many bytes behind a round of the banks."""
+    """Return the conflicts for rows and planes with the given offsets in bytes relative to the first bank."""
     pixel_step_bytes = spread[0] * row_layout.num_phases * row_layout.output_step_elements * row_layout.element_bytes
     pixel_offsets = [lane * pixel_step_bytes for lane in range(WARP_SIZE // QUAD_WORDS)]
-    separation_bytes = _BANK_CYCLE_BYTES << 20  # so that no line meets another's words
+    separation_bytes = _BANK_CYCLE_BYTES << 20  # keeps the words of different rows apart
     quads = row_layout.list_quads(
         groups_row_ends, separation_bytes + row_offset_bytes, (separation_bytes << 10) + plane_offset_bytes
     )
@@ -112,6 +111,6 @@ def _count_conflicts(
 
 
 def _count_wavefronts(words: set[int]) -> int:
-    """How often the fullest bank has to be asked for a load of these words."""
+    """Return the number of wavefronts of a load: the maximum number of distinct words in one bank."""
     banks = [word % NUM_BANKS for word in words]
     return max(map(banks.count, set(banks)))

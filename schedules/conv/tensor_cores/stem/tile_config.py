@@ -1,7 +1,7 @@
-"""What `stem` computes at a time, and what that takes of a GPU.
+"""Tile config of `stem`, and the resources that it uses.
 
-`StemTileConfig` is one config as numbers, or many configs as columns: each formula serves the schedule, the limits and
-the cost model.
+A `StemTileConfig` holds one config as numbers or many configs as columns, so that the kernel, the search limits and the
+cost model use the same formulas.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from .smem_layout import SmemLayout, choose_smem_layout
 
 @dataclass(frozen=True)
 class StemTileConfig:
-    """What a block computes at a time, and how many blocks there are.
+    """Tile of a block, and number of blocks.
 
     Attributes:
-        w: the convolution.
-        block_p: output rows.
-        warps: of a block; each computes 16 pixels of every row.
-        block_n: output channels, a multiple of 16.
-        stages: tiles whose inputs are in shared memory at a time.
-        max_ctas: that share all tiles, at most; 0 for a block a tile.
-        weights_in_registers: whether a warp keeps the weight in registers; else it loads it for each tile from shared
-            memory.
+        w: The convolution.
+        block_p: Output rows per tile.
+        warps: Warps per block; each computes 16 pixels of every row.
+        block_n: Output channels per tile, a multiple of 16.
+        stages: Tiles whose inputs are in shared memory at a time.
+        max_ctas: Maximum number of blocks, which share all tiles; 0 for one block per tile.
+        weights_in_registers: Whether a warp keeps the weight in registers instead of loading it for each tile.
     """
 
     w: Conv2d
@@ -46,22 +45,22 @@ class StemTileConfig:
 
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> StemTileConfig:
-        """The tiles of many configs."""
+        """Return the configs of columns."""
         return cls(w, *(columns[name] for name in ("rows", "warps", "block_n", "stages", "blocks", "hold")))
 
     @property
     def row_layout(self) -> RowLayout:
-        """The convolution as lines of memory."""
+        """Layout of the convolution in memory rows."""
         return RowLayout(self.w)
 
     @property
     def num_threads(self) -> Any:
-        """Threads of a block."""
+        """Threads per block."""
         return self.warps * WARP_SIZE
 
     @property
     def block_q(self) -> Any:
-        """Output columns of a tile."""
+        """Output columns per tile."""
         return self.warps * MMA_PIXELS
 
     @property
@@ -71,17 +70,17 @@ class StemTileConfig:
 
     @property
     def num_tiles_q(self) -> Any:
-        """Tiles of an output row."""
+        """Tiles per output row."""
         return ceil_div(self.w.Q, self.block_q)
 
     @property
     def num_tiles_p(self) -> Any:
-        """Tiles of an output column."""
+        """Tiles per output column."""
         return ceil_div(self.w.P, self.block_p)
 
     @property
     def num_pixel_tiles(self) -> Any:
-        """Tiles of pixels, of the whole batch."""
+        """Tiles of pixels in the whole batch."""
         return self.w.N * self.num_tiles_p * self.num_tiles_q
 
     @property
@@ -94,47 +93,47 @@ class StemTileConfig:
 
     @property
     def tiles_per_cta(self) -> Any:
-        """Tiles of a block, at most."""
+        """Maximum number of tiles per block."""
         return ceil_div(self.num_pixel_tiles, self.num_pixel_ctas)
 
     @property
     def num_input_buffers(self) -> Any:
-        """Tiles whose inputs are in shared memory at a time: no more than a block has."""
+        """Tiles whose inputs are in shared memory at a time, at most the tiles of a block."""
         return np.minimum(self.stages, self.tiles_per_cta)
 
     @property
     def num_prefetched_tiles(self) -> Any:
-        """Tiles whose inputs are asked for before the first is computed."""
+        """Tiles whose inputs are requested before the first tile is computed."""
         return np.maximum(1, self.num_input_buffers - 1)
 
     @property
     def num_accumulators(self) -> Any:
-        """Sums of a thread."""
+        """Accumulator registers per thread."""
         return self.block_p * self.block_n // 2
 
     @property
     def weight_registers(self) -> Any:
-        """Registers of a thread for the weight, all steps together."""
+        """Registers per thread that hold the weight of all k-steps."""
         return self.row_layout.num_k_steps * self.block_n // MMA_CHANNELS * 2
 
     @property
     def mmas_per_warp(self) -> Any:
-        """The mma of a warp for a tile, all of them unrolled."""
+        """Unrolled mma instructions of a warp per tile."""
         return self.row_layout.num_k_steps * self.block_p * self.block_n // MMA_CHANNELS
 
     @property
     def smem_layout(self) -> SmemLayout:
-        """Where the lines lie."""
+        """Layout of the input rows in shared memory."""
         return choose_smem_layout(self.w, int(self.block_p), int(self.warps))
 
     @property
     def rows_per_plane(self) -> Any:
-        """Lines of a plane that a tile needs."""
+        """Rows of a plane that a tile needs."""
         return (self.block_p - 1) * self.w.stride[0] + self.w.window[0]
 
     @property
     def input_bytes(self) -> Any:
-        """Shared memory for the inputs of a tile."""
+        """Shared memory of a tile's inputs in bytes."""
         row_counts, warp_counts = np.broadcast_arrays(self.block_p, self.warps)
         pairs = zip(row_counts.ravel().tolist(), warp_counts.ravel().tolist(), strict=True)
         row_bytes = np.array([choose_smem_layout(self.w, *pair).row_bytes for pair in pairs], dtype=np.int64).reshape(
@@ -144,24 +143,25 @@ class StemTileConfig:
 
     @property
     def weight_bytes(self) -> Any:
-        """Shared memory for the weight, once for each phase."""
+        """Shared memory of the spread weight in bytes, for all phases."""
         return self.row_layout.num_phases * self.block_n * self.row_layout.weight_row_bytes
 
     @property
     def filter_bytes(self) -> Any:
-        """Shared memory for the filters as they are in memory, which the weight is spread from."""
+        """Shared memory of the unchanged filters in bytes."""
         return self.block_n * self.row_layout.filter_elements * self.row_layout.element_bytes
 
     @property
     def argument_bytes(self) -> Any:
-        """Shared memory for what the epilogue has for each channel."""
+        """Shared memory of the per-channel epilogue arguments in bytes."""
         return self.block_n * ACCUMULATOR_BYTES * sum(op.argument_kind == "channel" for op in self.w.argument_ops)
 
     @property
     def output_row_bytes(self) -> Any:
-        """Shared memory from one pixel's outputs to the next's, or where channels come first from one channel's.
+        """Distance in bytes between the outputs of neighbouring pixels, or of neighbouring channels if these come
+        first.
 
-        What is behind them shifts eight of the first, or four of every second of the others, against the banks.
+        Padding shifts eight pixels, or four of every second channel, to different banks.
         """
         if self.row_layout.channels_last:
             return self.block_n * self.row_layout.element_bytes + VECTOR_BYTES * self.row_layout.element_bytes // 2
@@ -169,12 +169,12 @@ class StemTileConfig:
 
     @property
     def output_bytes(self) -> Any:
-        """Shared memory in which a warp puts its outputs in the order of their store."""
+        """Shared memory in bytes in which a warp arranges its outputs."""
         return self.output_row_bytes * (MMA_PIXELS if self.row_layout.channels_last else self.block_n)
 
     @property
     def dynamic_smem_bytes(self) -> Any:
-        """Shared memory of a block: the filters lie where later the last inputs and the outputs are."""
+        """Dynamic shared memory per block in bytes; the last inputs and the outputs reuse the memory of the filters."""
         reused_bytes = (
             self.num_input_buffers - self.num_prefetched_tiles
         ) * self.input_bytes + self.warps * self.output_bytes
@@ -182,7 +182,7 @@ class StemTileConfig:
         return fixed_bytes + np.maximum(reused_bytes, self.filter_bytes)
 
     def compute_usage(self) -> ResourceUsage:
-        """What configs use of a device."""
+        """Return the resources that configs use."""
         num_ctas = self.num_pixel_ctas * self.num_channel_tiles
         staged_bytes = self.input_bytes + self.weight_bytes / self.tiles_per_cta
         return ResourceUsage(
@@ -202,5 +202,5 @@ class StemTileConfig:
 
 
 def _round_up_to_vector(nbytes: Any) -> Any:
-    """Rounded up to the widest copy."""
+    """Return a number of bytes rounded up to the widest copy."""
     return round_up(nbytes, VECTOR_BYTES)

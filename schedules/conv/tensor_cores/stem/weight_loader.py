@@ -1,4 +1,4 @@
-"""How `stem` brings the weight: copied as it is, and spread to rows of words with the zeros that alignment asks for."""
+"""Weight loader of `stem`: filters are copied unchanged, then spread to aligned rows of words with zeros in between."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .row_layout import MMA_K_WORDS, VECTOR_BYTES, WORD_BYTES
 
 
 class StemWeightLoader(StemKernelBase):
-    """The tile's filters, and what the epilogue has for each of its channels, in shared memory once a block."""
+    """Filters and per-channel epilogue arguments of a tile, copied to shared memory once per block."""
 
     def load_channel_args(self) -> None:
-        """Copy what the epilogue has for each channel to shared memory."""
+        """Copy the per-channel epilogue arguments to shared memory."""
         for arg_idx, name in enumerate(self.channel_arg_names):
             with serial_loop(ceil_div(self.block_n, self.num_threads), "i") as i:
                 channel = i * self.num_threads + self.thread_idx
@@ -39,20 +39,19 @@ class StemWeightLoader(StemKernelBase):
                     emit_ptx("st.shared.f32", self.argument_address(arg_idx, channel), self.values[0])
 
     def copy_filters(self) -> None:
-        """Copy the tile's filters to shared memory as they are; behind the last of all filters are zeros.
+        """Copy the tile's filters to shared memory unchanged, with zeros behind the last filter.
 
-        A copy is of all its bytes or of none: where filters end within a vector, its elements are copied one by one.
-        An asynchronous copy of a part would do on a GPU, but memcheck takes it to read all, beyond the array.
+        Each asynchronous copy reads all of its bytes or none. If the filters end within a vector, its elements are
+        copied one by one. A GPU would accept a partial copy, but compute-sanitizer's memcheck reports it as an access
+        beyond the array.
         """
-        vector_elements = VECTOR_BYTES // self.row_layout.element_bytes  # elements
+        vector_elements = VECTOR_BYTES // self.row_layout.element_bytes
         num_vectors = int(self.config.filter_bytes) // VECTOR_BYTES
         first_element, end_element = (
             channels * self.row_layout.filter_elements for channels in (self.first_channel, self.w.O)
         )
-        last_vector, remaining_elements = (
-            (end_element - first_element) // vector_elements,
-            end_element % vector_elements,
-        )  # the vector that the filters end within, if they do
+        last_vector = (end_element - first_element) // vector_elements
+        remaining_elements = end_element % vector_elements
         with serial_loop(ceil_div(num_vectors, self.num_threads), "i") as i:
             vector_idx = i * self.num_threads + self.thread_idx
             is_inside = vector_idx < num_vectors if num_vectors % self.num_threads else True
@@ -88,13 +87,13 @@ class StemWeightLoader(StemKernelBase):
                 )
 
     def spread_filters(self) -> None:
-        """Put the filters in rows of words, with zeros between their lines, once for each phase.
+        """Write the filters to rows of words, with zeros between filter rows, once for each phase.
 
-        A thread has one word of some channels' rows: where that comes from is told once.
+        A thread writes the same word position of several channels, so that its source offset is computed once.
         """
         layout = self.row_layout
         words_per_row = layout.num_k_steps * MMA_K_WORDS
-        channels_per_pass = max(1, self.num_threads // words_per_row)  # channels at a time
+        channels_per_pass = max(1, self.num_threads // words_per_row)
         while self.block_n % channels_per_pass:
             channels_per_pass -= 1
         for pass_idx in range(ceil_div(words_per_row, self.num_threads)):
@@ -116,7 +115,7 @@ class StemWeightLoader(StemKernelBase):
                     )
 
     def spread_filter_words(self, word_idx: Expr, first_channel: Expr, channels_per_pass: int, phase: int) -> None:
-        """Put a word in the rows of the first channel and of every so many-th after it."""
+        """Write one word position of the first channel and of every `channels_per_pass`-th channel after it."""
         layout, element_bytes = self.row_layout, self.row_layout.element_bytes
         filter_row, word_in_row = word_idx // layout.words_per_filter_row, word_idx % layout.words_per_filter_row
         mask: Expr = T.uint32(0)
@@ -164,7 +163,7 @@ class StemWeightLoader(StemKernelBase):
                     else:
                         emit_ptx("ld.shared.b16", self.halves[j * 2 + e], self.source_addresses[e] + filter_offset)
             with unrolled_loop(batch_size, "j") as j:
-                if element_bytes == WORD_BYTES:  # rounded here, where it costs nothing; what it multiplies is cut off
+                if element_bytes == WORD_BYTES:  # weights are rounded to TF32; mma truncates the inputs
                     emit_ptx("cvt.rna.tf32.f32", self.packed[j], T.reinterpret("float32", self.packed[j]))
                 else:
                     store(self.packed, j, self.join_halves(j * 2))

@@ -1,3 +1,3 @@
-"""Winograd's algorithm on Hopper: `hopper` multiplies the transformed operands, all places as groups of one product."""
+"""Winograd's algorithm on Hopper: `hopper` multiplies the transformed operands as a grouped matrix product."""
 
 from . import schedule  # noqa: F401

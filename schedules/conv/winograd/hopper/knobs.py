@@ -1,4 +1,4 @@
-"""What there is to choose in `winograd_hopper`, what it errs by, and how long its kernels take, about."""
+"""Knobs of `winograd_hopper`: choices, constraints, accuracy and estimated latency."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from ..knobs import WinogradTileGrid
 DTYPES = ("float16", "bfloat16", "tf32")
 OUTPUT_TILE_SIZES = (2, 4)
 VECTOR_CHOICES = (1, 2, 4, 8)  # channels
-MAX_VECTOR_BYTES = 16  # of an access, at most
-# With six inputs a tile, of points that are each other's negatives and reciprocals these err least: 0, ±1, 1/2 and -2,
-# which serve float32 well, by a half more.
+MAX_VECTOR_BYTES = 16  # maximum bytes per access
+# For tiles of six inputs, these have the smallest error among points with their negatives and reciprocals. The error of
+# 0, ±1, 1/2 and -2, which are good in float32, is larger by half.
 INTERPOLATION_POINTS = {5: (Fraction(0), Fraction(-2, 3), Fraction(2, 3), Fraction(-3, 2), Fraction(3, 2))}
-ERROR_MARGIN = 1.2  # of an expected error against the tolerance
-MEAN_ROUNDING_FRACTION = 0.42  # of the unit roundoff, what rounding changes on average (root mean square)
-MAX_PROMISING_RATIO = 1.1  # times the estimate of `hopper` alone
-# What the transforms take beside the product: fitted to the three fastest configs each of 57 layers, of Stable
-# Diffusion 1.5, ResNet-50, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. Nine tenths of the estimates are within
-# 9 % of what was measured.
-TRANSFORM_BYTES_PER_US = 3.8e6  # bytes that the transforms read and write in a microsecond
-TRANSFORM_LAUNCH_US = 0.6  # microseconds
+ERROR_MARGIN = 1.2  # minimum ratio of the tolerance to the expected error
+MEAN_ROUNDING_FRACTION = 0.42  # root mean square of the rounding error, relative to the unit roundoff
+MAX_PROMISING_RATIO = 1.1  # maximum latency estimate relative to that of `hopper`
+# Cost of the transforms besides the product, fitted to the three fastest configs of each of 57 layers of ResNet-50,
+# Stable Diffusion 1.5, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. 90 % of the estimates are within 9 % of the
+# measurement.
+TRANSFORM_BYTES_PER_US = 3.8e6  # bytes that the transforms read and write per microsecond
+TRANSFORM_LAUNCH_US = 0.6
 
 
 def is_supported(w: Conv2d) -> bool:
-    """Whether the filter is square, of 3 to 7 taps, applied to each pixel, and some tile is right and can be copied."""
+    """Whether the filter is square with 3 to 7 taps and stride 1, and some tile size is accurate and fits TMA."""
     is_plain = w.groups == 1 and set(w.stride) == {1} and set(w.dilation) == {1} and w.layout == CHANNELS_LAST
     return is_plain and w.R == w.S and 3 <= w.R <= 7 and bool(list_output_tile_sizes(w))
 
 
 def is_promising(w: Conv2d) -> bool:
-    """Whether the estimate is not far above that of `hopper` alone."""
+    """Return whether the latency estimate is not far above that of `hopper`."""
     if not can_load_by_tma(w):
         return False
     return min(_estimate_latencies_us(w).values()) <= MAX_PROMISING_RATIO * min_latency_us(w)
 
 
 def get_winograd_matrices(m: int, r: int) -> WinogradMatrices:
-    """The matrices for m outputs of a filter of r taps."""
+    """Return the matrices for m outputs of a filter of r taps."""
     return make_winograd_matrices(m, r, INTERPOLATION_POINTS.get(m + r - 2))
 
 
 def estimate_relative_error(m: int, r: int, dtype: str) -> float:
-    """The relative L2 error of F(m × m, r × r) on random inputs and weights.
+    """Return the expected relative L2 error of F(m × m, r × r) on random inputs and weights.
 
-    Rounding errors of U, V and M grow along each axis (`compute_error_growth`); Y is rounded behind that. In TF32
-    products and outputs are not rounded. Within 5% of emulations with 64 to 1,280 channels.
+    Rounding errors of U, V and M grow along each axis (`compute_error_growth`); Y is rounded after that. In TF32,
+    products and outputs are not rounded. The result is within 5 % of emulations with 64 to 1,280 channels.
     """
     num_transform_roundings, num_output_roundings = (2, 0) if dtype == TF32.name else (3, 1)
     error_growth_squared = compute_error_growth(get_winograd_matrices(m, r)) ** 2
@@ -79,7 +79,7 @@ def estimate_relative_error(m: int, r: int, dtype: str) -> float:
 
 @functools.lru_cache(maxsize=256)
 def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
-    """The outputs of a tile along each axis, of those whose error is within the tolerance, and which TMA can copy."""
+    """Return the options for outputs per tile and axis whose error is within the tolerance and which TMA can copy."""
     return tuple(
         m
         for m in OUTPUT_TILE_SIZES
@@ -90,7 +90,7 @@ def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
 
 
 def make_product_workload(w: Conv2d, m: int) -> Conv2d:
-    """The products of all places in a tile: 1×1 filters in as many groups, on tiles as pixels."""
+    """Return the product as a workload: 1×1 filters with one group per point, and tiles as pixels."""
     grid = WinogradTileGrid.from_workload(w, m)
     num_points = grid.alpha**2
     sizes = {"N": 1, "C": num_points * w.C, "H": 1, "W": grid.count, "O": num_points * w.O, "R": 1, "S": 1}
@@ -98,7 +98,7 @@ def make_product_workload(w: Conv2d, m: int) -> Conv2d:
 
 
 def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
-    """Ask for the outputs of a tile along an axis, the channels of a thread, and the product's tiles."""
+    """Declare the knobs; return the outputs per tile and axis, the channels per thread, and the product's config."""
     sizes = list_output_tile_sizes(w)
     vector_choices = [
         n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * _get_itemsize(w) <= MAX_VECTOR_BYTES
@@ -123,12 +123,12 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
 
 
 def _restrict_to_size(w: Conv2d, size: int, predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
-    """Of configs with tiles of a size, whether something holds; of others it does."""
+    """Return a predicate that applies to configs with one tile size and holds for all others."""
     return lambda c: (c["tile_m"] != size) | predicate(HopperTileConfig.from_columns(c, make_product_workload(w, size)))
 
 
 def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
-    """What configs use of a device: what their product does, and how long the transforms take."""
+    """Return the resources that the product uses, with the latency of the transforms in the estimate."""
     usages = {m: _compute_usage_of_size(w, m, columns_by_knob) for m in list_output_tile_sizes(w)}
     (first_size, *other_sizes) = usages
     columns = usages[first_size].to_columns()
@@ -143,13 +143,13 @@ def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
 
 def _compute_usage_of_size(w: Conv2d, m: int, columns: Columns) -> ResourceUsage:
     product_usage = product_knobs.compute_usage(make_product_workload(w, m), columns)
-    assert product_usage.estimate is not None  # which `hopper` tells
+    assert product_usage.estimate is not None
     product_usage.estimate = product_usage.estimate + _estimate_transforms_us(w, m)
     return product_usage
 
 
 def _estimate_latencies_us(w: Conv2d) -> dict[int, float]:
-    """Microseconds that the best config is estimated to take, by the size of a tile."""
+    """Return the lowest latency estimate in microseconds by tile size."""
     return {
         m: min_latency_us(make_product_workload(w, m)) + _estimate_transforms_us(w, m)
         for m in list_output_tile_sizes(w)
@@ -157,7 +157,7 @@ def _estimate_latencies_us(w: Conv2d) -> dict[int, float]:
 
 
 def _estimate_transforms_us(w: Conv2d, m: int) -> float:
-    """Microseconds of the transforms of inputs and outputs, about."""
+    """Return the estimated latency of the input and output transforms in microseconds."""
     product_workload = make_product_workload(w, m)
     shapes = (w.input_shape, product_workload.input_shape, product_workload.output_shape, w.output_shape)
     return sum(map(math.prod, shapes)) * _get_itemsize(w) / TRANSFORM_BYTES_PER_US + TRANSFORM_LAUNCH_US

@@ -1,17 +1,16 @@
 """Winograd's algorithm on Hopper's tensor cores: transforms around the product that `hopper` computes.
 
-Where the tensor cores are what a convolution waits for, fewer products are faster: tiles of 2 × 2 outputs of a 3×3
-filter take 16 in place of 36. With the tiles of the whole batch as pixels, and each of their places as a group of
-channels, the products are a convolution of 1×1 in groups, which `hopper` computes as any other. Four kernels:
+If tensor cores are the bottleneck of a convolution, fewer products make it faster: tiles of 2 × 2 outputs of a 3×3
+filter need 16 products instead of 36. With the tiles of the whole batch as pixels and each of their points as a group,
+the products are a grouped 1×1 convolution, which `hopper` computes. There are four kernels:
 
-1. the filters' transform, which a caller whose weights stay the same does once;
-2. the inputs' transform: a thread has a tile and some neighbouring channels, and reads and stores vectors of these;
-3. the product, in the dtype of the workload, by `hopper`, whose knobs it has;
-4. the outputs' transform, with the epilogue.
+1. The filter transform runs once if the weights do not change between calls. 2. In the input transform, a thread reads
+and stores vectors of neighbouring channels of a tile. 3. `hopper` computes the product in the dtype of the workload;
+its knobs are knobs of this schedule. 4. The output transform applies the epilogue.
 
-Sums are in float32, transforms too; what passes from kernel to kernel is rounded to the dtype. That costs digits: the
-error is three times that of a direct sum with m = 2 (`choice.estimate_relative_error`). Where weights are much and
-pixels are few it moves more than it saves: U has (m + 2)² / 9 times the filters' bytes.
+Sums and transforms are in float32; data that pass between kernels are rounded to the dtype. This reduces accuracy: with
+m = 2 the error is three times that of a direct sum (`knobs.estimate_relative_error`). For many weights and few pixels,
+the schedule moves more than it saves, as U has (m + 2)² / 9 times the filters' bytes.
 
 Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308).
 """
@@ -51,13 +50,10 @@ from .transform_kernels import transform_filters, transform_inputs, transform_ou
     exact_arch=90,
 )
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """`tile_m` outputs along each axis of a tile, `vector` channels of a transform's thread, and `hopper`'s knobs."""
+    """Compute `tile_m` × `tile_m` outputs per tile, `vector` channels per transform thread, with `hopper`'s knobs."""
     m, vector, config = declare_knobs(k, w)
-    grid, matrices, product_workload = (
-        WinogradTileGrid.from_workload(w, m),
-        get_winograd_matrices(m, w.R),
-        make_product_workload(w, m),
-    )
+    grid, matrices = WinogradTileGrid.from_workload(w, m), get_winograd_matrices(m, w.R)
+    product_workload = make_product_workload(w, m)
 
     def emit_kernels(arguments: dict[str, Buffer]) -> None:
         U, V, M = (

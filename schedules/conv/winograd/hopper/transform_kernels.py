@@ -1,6 +1,6 @@
-"""The transforms of `winograd_hopper`: each thread has one tile, or one filter, and some neighbouring channels.
+"""Transform kernels of `winograd_hopper`: each thread transforms some neighbouring channels of one tile or filter.
 
-In memory channels come last, as in the operands: `V` is (tiles, α², C), `U` (α², O, C) and `M` (tiles, α², O).
+Channels are last in memory, as in the operands: `V` is (tiles, α², C), `U` (α², O, C) and `M` (tiles, α², O).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from ..cook_toom import FractionMatrix
 from ..knobs import WinogradTileGrid
 from ..te_stages import transpose, weighted_sum
 
-TRANSFORM_THREADS = 128  # of a block
-TF32_DROPPED_BITS = 13  # of a float32, of which TF32 has 10 bits of mantissa
+TRANSFORM_THREADS = 128  # threads per block
+TF32_DROPPED_BITS = 13  # low bits of a float32 mantissa that TF32, with 10 bits, drops
 
 
 def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: Buffer, U: Buffer) -> None:
     """Emit the kernel of U = G g Gᵀ.
 
     Args:
-        w: the workload.
-        grid: of its tiles.
-        G: the matrix, (α, r).
-        K: the filters.
-        U: the transformed ones.
+        w: The workload.
+        grid: Grid of output tiles.
+        G: Filter transform (α, r).
+        K: The filters.
+        U: The transformed filters.
     """
     vector = 2 if w.C % 2 == 0 else 1
     vectors_per_filter = w.C // vector
@@ -61,15 +61,15 @@ def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: B
 
 
 def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vector: int, X: Buffer, V: Buffer) -> None:
-    """Emit the kernel of V = Bᵀ d B, with zeros around the images and beyond them.
+    """Emit the kernel of V = Bᵀ d B, with zeros outside the images.
 
     Args:
-        w: the workload.
-        grid: of its tiles.
-        B: the matrix, (α, α).
-        vector: neighbouring channels of a thread.
-        X: the images.
-        V: the transformed ones.
+        w: The workload.
+        grid: Grid of output tiles.
+        B: Input transform (α, α).
+        vector: Neighbouring channels per thread.
+        X: The input.
+        V: The transformed input.
     """
     vectors_per_tile, (top, left) = w.C // vector, w.pad_low
     with _thread_per_item(grid.count * vectors_per_tile) as index:
@@ -88,15 +88,15 @@ def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vecto
 def transform_outputs(
     w: Conv2d, grid: WinogradTileGrid, A: FractionMatrix, vector: int, arguments: dict[str, Buffer], M: Buffer
 ) -> None:
-    """Emit the kernel of Y = Aᵀ M A and the epilogue.
+    """Emit the kernel of Y = Aᵀ M A with the epilogue.
 
     Args:
-        w: the workload.
-        grid: of its tiles.
-        A: the matrix, (α, m).
-        vector: neighbouring channels of a thread.
-        arguments: by name.
-        M: the products.
+        w: The workload.
+        grid: Grid of output tiles.
+        A: Output transform (α, m).
+        vector: Neighbouring channels per thread.
+        arguments: Argument buffers by name.
+        M: The products.
     """
     vectors_per_tile, (num_rows, num_columns) = w.O // vector, w.output_size
     registers = allocate("finished", 8, "uint32")
@@ -120,7 +120,7 @@ def transform_outputs(
 
 @contextmanager
 def _thread_per_item(num_items: int, *, uses_pdl: bool = True) -> Iterator[Expr]:
-    """A kernel with a thread for each of so many; it may begin while the launch before it ends, for which it waits."""
+    """Open a kernel with one thread per item; with PDL it may start early, and waits until the previous launch ends."""
     with (
         thread_axis(ceil_div(num_items, TRANSFORM_THREADS), "blockIdx.x") as block,
         thread_axis(TRANSFORM_THREADS, "threadIdx.x") as thread,
@@ -134,26 +134,24 @@ def _thread_per_item(num_items: int, *, uses_pdl: bool = True) -> Iterator[Expr]
 
 
 class _WinogradTransform:
-    """The matrices of a thread's channels, which are loaded, and transformed along both axes.
+    """Matrices of a thread's channels, which are loaded and then transformed along both axes.
 
     Args:
-        w: the workload.
-        shape: of each of them.
-        vector: channels.
+        w: The workload.
+        shape: Shape of each matrix.
+        vector: Number of channels.
     """
 
     def __init__(self, w: Conv2d, shape: tuple[int, int], vector: int) -> None:
         self._w, self._shape, self._vector_channels = w, shape, vector
         rows, columns = shape
-        self._words_per_element = max(
-            1, vector * get_numpy_dtype(w.storage).itemsize // 4
-        )  # words of an element's channels
+        self._words_per_element = max(1, vector * get_numpy_dtype(w.storage).itemsize // 4)
         self._element_words = [
             [allocate(f"in_{i}_{j}", self._words_per_element, "uint32") for j in range(columns)] for i in range(rows)
         ]
 
     def load(self, source: Buffer, position: tuple[int, int], index: Expr, is_valid: Expr) -> None:
-        """Load an element where something holds, and else have zeros."""
+        """Load an element of all channels, or zeros if it is not valid."""
         i, j = position
         element_words = self._element_words[i][j]
         if is_valid is not True:
@@ -163,9 +161,9 @@ class _WinogradTransform:
             load_global(element_words, source, index, self._vector_channels, is_constant=False)
 
     def apply(self, matrix: FractionMatrix) -> Iterator[tuple[tuple[int, int], Buffer]]:
-        """Matrixᵀ · what was loaded · matrix: each element, one after the other, with the channels in an array.
+        """Yield the position and value of each element of matrixᵀ · X · matrix; the value is an array of the channels.
 
-        The array is the same for all; whoever takes an element may change it.
+        All elements are yielded in the same array, which the caller may change.
         """
         (rows, columns), num_channels, weights = self._shape, self._vector_channels, transpose(matrix)
         num_outputs = len(weights)
@@ -188,10 +186,10 @@ class _WinogradTransform:
 
 
 def _round_and_store(w: Conv2d, destination: Buffer, index: Expr, value_regs: Buffer, num_channels: int) -> None:
-    """Round a thread's channels to what is multiplied, and store them."""
+    """Round a thread's channels to the dtype of the product, and store them."""
     registers = allocate("rounded", 8, "uint32")
     pack(registers, 0, [value_regs[e] for e in range(num_channels)], w.storage)
-    if w.dtype == TF32.name:  # the tensor cores cut the rest off
+    if w.dtype == TF32.name:  # round here, because tensor cores truncate
         for e in range(num_channels):
             rounding_bit, kept_bits = T.uint32(1 << TF32_DROPPED_BITS - 1), T.uint32(2**32 - 2**TF32_DROPPED_BITS)
             store(registers, e, (registers[e] + rounding_bit) & kept_bits)
