@@ -1,4 +1,4 @@
-"""How words and predicates come from one place to another: registers, the stack, constants, threads of a warp."""
+"""Semantics of SASS instructions that move words and predicates: registers, the stack, constants, lanes of a warp."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _make_mov(instruction: SassInstruction, operand_texts: list[str], constants:
 
 @register_semantics(SEMANTICS_FACTORIES, "R2UR")
 def _make_to_uniform(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
-    """The value of a warp's first thread: all have the same; a predicate in front would tell that they do not."""
+    """Return the value of a warp's first lane; the optional predicate, whether the lanes differ, is false."""
     if is_predicate(operand_texts[0]):
         writes: tuple[int | None, ...] = (parse_register(operand_texts[1]), parse_register(operand_texts[0]))
         return SassSemantics(
@@ -73,7 +73,7 @@ def _broadcast_first_lane(value: Array) -> Array:
 def _make_half_constant(
     instruction: SassInstruction, operand_texts: list[str], constants: Constants
 ) -> SassSemantics | None:
-    """A constant that is written as a sum of two halves and nothing."""
+    """Return a float16 pair as a constant, which the compiler writes as a product with zero plus the pair."""
     if operand_texts[1:3] != ["-RZ", "RZ"] or len(operand_texts) != 5:
         return None
     try:
@@ -91,11 +91,7 @@ def _make_spill(instruction: SassInstruction, operand_texts: list[str], constant
     if slot is None or {"U8", "S8", "U16", "S16"} & set(instruction.modifiers):
         return None
     count = count_registers(instruction)
-    names = (
-        [operand_texts[1]] * count
-        if first_register is None
-        else [f"R{first_register + index}" for index in range(count)]
-    )
+    names = [f"R{first_register + index}" if first_register is not None else operand_texts[1] for index in range(count)]
     sources = parse_words(names, constants)
     return SassSemantics(tuple(range(slot, slot + count)), sources, lambda *values: values)
 
@@ -112,19 +108,19 @@ def _make_fill(instruction: SassInstruction, operand_texts: list[str], constants
 
 
 def _find_stack_slot(address: str) -> int | None:
-    """The number that stands for a word of the stack, which registers are spilled to."""
+    """Return the number that stands for a word of the stack, to which registers are spilled."""
     match = _STACK.fullmatch(address)
     return FIRST_STACK_SLOT + int(match[1] or "0", 16) // 4 if match else None
 
 
 def _find_byte_bit(modifiers: Iterable[str]) -> int:
-    """The first bit of the byte that one of these names, such as B1."""
+    """Return the first bit of the byte that a modifier such as B1 names."""
     return next((8 * int(modifier[1]) for modifier in modifiers if modifier in ("B1", "B2", "B3")), 0)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "P2R", "UP2UR")
 def _make_pack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Predicates as the bits of a byte of a word: those of a mask, the others from another word."""
+    """Pack predicates into the bits of a byte; a mask selects them, and another word provides the other bits."""
     if parse_register(operand_texts[0]) is None:
         return None
     prefix = "UP" if operand_texts[1] == "UPR" else "P"
@@ -144,7 +140,7 @@ def _make_pack(instruction: SassInstruction, operand_texts: list[str], constants
 
 @register_semantics(SEMANTICS_FACTORIES, "R2P")
 def _make_unpack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Predicates from the bits of a byte of a word: those of a mask, the others as they are."""
+    """Unpack predicates from the bits of a byte; a mask selects them, and the other predicates stay."""
     match operand_texts:
         case ["PR", source, bits]:
             mask, (source, *modifiers) = int(bits, 16), source.split(".")
@@ -199,7 +195,7 @@ def _make_vote(instruction: SassInstruction, operand_texts: list[str], constants
 def _make_mbarrier_check(
     instruction: SassInstruction, operand_texts: list[str], constants: Constants
 ) -> SassSemantics | None:
-    """A phase of an mbarrier that is waited for is over."""
+    """Treat every phase of an mbarrier as completed."""
     if "PHASECHK" not in instruction.modifiers:
         return None
     return SassSemantics((parse_register(operand_texts[0]),), (), lambda: [np.ones(1, bool)])
@@ -208,7 +204,7 @@ def _make_mbarrier_check(
 def make_special_read(
     operand_texts: list[str], special_registers: Mapping[str, Array], *, is_wide: bool
 ) -> SassSemantics:
-    """What a special register has, when it is executed."""
+    """Return the semantics that read a special register."""
     writes = parse_register_pair(operand_texts[0]) if is_wide else (parse_register(operand_texts[0]),)
     name = operand_texts[1]
     return SassSemantics(

@@ -1,8 +1,8 @@
-"""What instructions make of integers: the arithmetic that addresses and branches are computed with.
+"""Semantics of SASS integer instructions, with which kernels compute addresses and branch conditions.
 
-Their meaning is that of PTX's instructions that they are made of (PTX ISA, "Integer Arithmetic Instructions", "Logic
-and Shift Instructions"), and of names in CUDA Binary Utilities, "Instruction Set Reference"; what is nowhere written
-down was found by executing kernels and comparing what they access with what their TIR does, and with what GPUs count.
+The semantics are those of the corresponding PTX instructions (PTX ISA, "Integer Arithmetic Instructions", "Logic and
+Shift Instructions"). CUDA Binary Utilities, "Instruction Set Reference", explains the opcodes. Undocumented behavior
+was found by executing kernels and comparing their accesses with those of the TIR, and with the counters of GPUs.
 """
 
 from __future__ import annotations
@@ -41,57 +41,43 @@ SEMANTICS_FACTORIES: SemanticsFactories = {}
 
 
 def _split_carries(operand_texts: list[str]) -> tuple[list[str], list[str]]:
-    """The predicates behind the result, which take the carry, and the operands behind these."""
-    num_carries = next(
-        (index for index, operand_text in enumerate(operand_texts[1:]) if not is_predicate(operand_text)), 0
-    )
+    """Return the predicates after the result, which receive the carries, and the operands after them."""
+    num_carries = next((index for index, text in enumerate(operand_texts[1:]) if not is_predicate(text)), 0)
     return operand_texts[1 : 1 + num_carries], operand_texts[1 + num_carries :]
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IADD3", "VIADD", "IADD")
 def _make_add(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
     carry_texts, input_texts = _split_carries(operand_texts)
+    writes: tuple[int | None, ...]
     if "64" in instruction.modifiers:
-        sources = tuple(parse_pair(operand_text, constants) for operand_text in input_texts)
-        return (
-            None
-            if carry_texts
-            else SassSemantics(
-                parse_register_pair(operand_texts[0]), sources, lambda *terms: split_words(reduce(operator.add, terms))
-            )
-        )
-    value_texts = [operand_text for operand_text in input_texts if not is_predicate(operand_text)]
-    carry_operands = (
-        [parse_predicate(operand_text) for operand_text in input_texts if is_predicate(operand_text)]
-        if "X" in instruction.modifiers
-        else []
-    )
-    # Of a number that is subtracted, the carry is that of the addition of its complement.
-    is_negated = np.array(
-        [operand_text.startswith("-R") or operand_text.startswith("-UR") for operand_text in value_texts]
-    )
-    input_words = parse_words(
-        [
-            operand_text.lstrip("-") if is_negative else operand_text
-            for operand_text, is_negative in zip(value_texts, is_negated, strict=True)
-        ],
-        constants,
-    )
-    writes = (parse_register(operand_texts[0]), *(parse_register(operand) for operand in carry_texts))
+        if carry_texts:
+            return None
+        pairs = tuple(parse_pair(text, constants) for text in input_texts)
+        writes = parse_register_pair(operand_texts[0])
+        return SassSemantics(writes, pairs, lambda *terms: split_words(reduce(operator.add, terms)))
+    value_texts = [text for text in input_texts if not is_predicate(text)]
+    carry_operands = [parse_predicate(text) for text in input_texts if is_predicate(text)]
+    if "X" not in instruction.modifiers:
+        carry_operands = []
+    # The carry of a subtraction is that of the addition of the complement.
+    is_negated = np.array([text.startswith(("-R", "-UR")) for text in value_texts])
+    unsigned_texts = [
+        text.lstrip("-") if negated else text for text, negated in zip(value_texts, is_negated, strict=True)
+    ]
+    input_words = parse_words(unsigned_texts, constants)
+    writes = (parse_register(operand_texts[0]), *map(parse_register, carry_texts))
     word_range = np.uint64(1 << 32)
 
     def add(*operands: Array) -> Sequence[Array]:
         if not carry_texts and not carry_operands and not is_negated.any():
             return [reduce(operator.add, operands)]
         terms = [
-            word_range - to_uint64(value) if is_negative else to_uint64(value)
-            for value, is_negative in zip(operands[: len(value_texts)], is_negated, strict=True)
+            word_range - to_uint64(value) if negated else to_uint64(value)
+            for value, negated in zip(operands[: len(value_texts)], is_negated, strict=True)
         ]
-        total = reduce(operator.add, [*terms, *(to_uint64(operand) for operand in operands[len(value_texts) :])])
-        return [
-            low_words(total),
-            *(total >> np.uint64(32 + carry_index) != 0 for carry_index in range(len(carry_texts))),
-        ]
+        total = reduce(operator.add, [*terms, *map(to_uint64, operands[len(value_texts) :])])
+        return [low_words(total), *(total >> np.uint64(32 + index) != 0 for index in range(len(carry_texts)))]
 
     return SassSemantics(writes, (*input_words, *carry_operands), add)
 
@@ -105,11 +91,8 @@ def _make_multiply_add(
         return None
     factors = parse_words(operand_texts[1:3], constants)
     if not is_wide and not is_high:
-        carry_operands = (
-            [parse_predicate(operand_text) for operand_text in operand_texts[4:]]
-            if "X" in instruction.modifiers
-            else []
-        )
+        carry_texts = operand_texts[4:] if "X" in instruction.modifiers else []
+        carry_operands = map(parse_predicate, carry_texts)
         sources = (*factors, parse_word(operand_texts[3], constants), *carry_operands)
 
         def multiply_low(a: Array, b: Array, c: Array, *carry: Array) -> Sequence[Array]:
@@ -147,11 +130,8 @@ def _make_shift_add(instruction: SassInstruction, operand_texts: list[str], cons
         total = reduce(operator.add, (to_uint64(operand) for operand in operands[count:]), shifted + to_uint64(b))
         return [low_words(total), *(total >> np.uint64(32) != 0 for _ in carry_texts)]
 
-    return SassSemantics(
-        (parse_register(operand_texts[0]), *(parse_register(operand) for operand in carry_texts)),
-        sources,
-        shift_and_add,
-    )
+    writes = (parse_register(operand_texts[0]), *map(parse_register, carry_texts))
+    return SassSemantics(writes, sources, shift_and_add)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "SHF")
@@ -160,18 +140,14 @@ def _make_shift(instruction: SassInstruction, operand_texts: list[str], constant
     is_signed = "S32" in instruction.modifiers or "S64" in instruction.modifiers
 
     def shift(low_half: Array, shift_counts: Array, high_half: Array) -> Sequence[Array]:
-        wide_value, shift_counts = (
-            to_uint64(low_half) | to_uint64(high_half) << np.uint64(32),
-            to_uint64(shift_counts & np.uint32(63)),
-        )
+        wide_value = to_uint64(low_half) | to_uint64(high_half) << np.uint64(32)
+        counts = to_uint64(shift_counts & np.uint32(63))
         if is_left:
-            shifted = wide_value << shift_counts
+            shifted = wide_value << counts
+        elif is_signed:
+            shifted = (wide_value.view(np.int64) >> counts.view(np.int64)).view(np.uint64)
         else:
-            shifted = (
-                (wide_value.view(np.int64) >> shift_counts.view(np.int64)).view(np.uint64)
-                if is_signed
-                else wide_value >> shift_counts
-            )
+            shifted = wide_value >> counts
         return [high_words(shifted) if is_high else low_words(shifted)]
 
     return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:4], constants), shift)
@@ -207,7 +183,7 @@ _COMMON_LUTS: dict[int, Callable[[Array, Array, Array], Array]] = {
 
 
 def evaluate_lut(lut: int, a: Array, b: Array, c: Array) -> Array:
-    """What a table of three bits' function, as `lop3` takes it, gives for each bit: bit 4a + 2b + c of the table."""
+    """Evaluate the lookup table of `lop3` for each bit; the result is bit 4a + 2b + c of the table."""
     if common_lut := _COMMON_LUTS.get(lut):
         return common_lut(a, b, c)
     terms = [
@@ -311,7 +287,7 @@ def _make_absolute(instruction: SassInstruction, operand_texts: list[str], const
 
 @register_semantics(SEMANTICS_FACTORIES, "IDP")
 def _make_dot(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Two halves of a word times two bytes of another."""
+    """Return the dot product of a word's two halves and two bytes of another word, plus the third operand."""
     if instruction.modifiers != ("2A", "LO", "U16", "U8"):
         return None
 
