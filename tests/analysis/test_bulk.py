@@ -116,8 +116,8 @@ def test_a_ring_of_stages_is_filled_and_released(options):
             dict(released="never"),
             r"deadlock: .*thread 128 of block \(0, 0, 0\) at the mbarrier .* lacks 1 of 1 arrivals",
         ),
-        (dict(released="before"), "which a wgmma may still read: nobody has waited for it"),
-        (dict(pending=2), "which a wgmma may still read: nobody has waited for it"),
+        (dict(released="before"), "which a wgmma may still read: no thread has waited"),
+        (dict(pending=2), "which a wgmma may still read: no thread has waited"),
         (dict(waits=False), "race"),
         (dict(fence=False), "no wgmma.fence"),
         (dict(covered=False), "acc is accessed while wgmma writes it"),
@@ -140,7 +140,7 @@ def test_tma_stores_what_lies_in_the_array():
     [
         (dict(fence=False), "no fence.proxy.async behind it"),
         (dict(barrier=False), "has written with no barrier between"),
-        (dict(waited=None), "a bulk copy may still read: nobody has waited"),
+        (dict(waited=None), "a bulk copy may still read: no thread has waited"),
         (dict(again=False, left=True), "may end while a bulk copy still reads"),
     ],
 )
