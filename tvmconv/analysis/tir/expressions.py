@@ -61,7 +61,7 @@ def evaluate_expression(expression: Any, values: Mapping[Any, Values]) -> Values
         return evaluate_expression(expression.value, values)
     if kind == "Select" or (kind == "Call" and expression.op.name == IF_THEN_ELSE):
         return np.where(*(evaluate_expression(child, values) for child in list_children(expression)))
-        raise AnalysisError(f"index arithmetic cannot have a node of kind {kind}: {expression}")
+    raise AnalysisError(f"index arithmetic cannot have a node of kind {kind}: {expression}")
 
 
 def list_children(expression: Any) -> Sequence[Any]:

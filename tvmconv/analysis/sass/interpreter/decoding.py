@@ -85,7 +85,6 @@ def decode_listing(
     for entry, affects_addresses in zip(decoded, is_in_slice, strict=True):
         entry.affects_addresses = affects_addresses
     return decoded
-    return decoded
 
 
 def _decode_branch(instruction: SassInstruction, index_by_address: Mapping[int, int]) -> DecodedInstruction:
