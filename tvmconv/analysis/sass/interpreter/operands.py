@@ -4,7 +4,8 @@ Each register has a number. R0 to R254 have their own. UR0 and up start at `FIRS
 at `FIRST_PREDICATE`, and words of the stack at `FIRST_STACK_SLOT`. The constants RZ, URZ, PT and UPT have no number.
 Values are arrays of 32-bit unsigned integers, and predicates are arrays of booleans. An array has one element if all
 threads have the same value, else one per thread. None stands for an unknown value, such as one from memory or from
-floating-point arithmetic."""
+floating-point arithmetic.
+"""
 
 from __future__ import annotations
 
