@@ -98,9 +98,8 @@ def count_sass_accesses(
     """
     cache = _COUNTS_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
-        cache[lowered_kernel.name] = _count_from_sass(
-            kernel, lowered_kernel, max_instructions or MAX_BLOCK_INSTRUCTIONS
-        )
+        limit = max_instructions or MAX_BLOCK_INSTRUCTIONS
+        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, limit)
     if cache[lowered_kernel.name].instruction_counts is None:
         raise AnalysisError(cache[lowered_kernel.name].fallback_reason)
     return cache[lowered_kernel.name]

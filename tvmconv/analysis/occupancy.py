@@ -124,9 +124,8 @@ def compute_occupancy(arch: str, threads: int, registers: int, shared_bytes: int
     if shared_bytes > get_block_limits(arch).max_shared_bytes:
         block_limits[SHARED_MEMORY] = 0
     else:
-        block_limits[SHARED_MEMORY] = (
-            sm.shared_bytes // allocated_shared_bytes if allocated_shared_bytes else sm.max_blocks
-        )
+        max_blocks = sm.shared_bytes // allocated_shared_bytes if allocated_shared_bytes else sm.max_blocks
+        block_limits[SHARED_MEMORY] = max_blocks
     blocks = min(block_limits.values())
     return Occupancy(threads, blocks, blocks * warps, max_warps, block_limits)
 
@@ -156,9 +155,8 @@ def compute_kernel_occupancy(kernel: Kernel, lowered_kernel: LoweredKernel | Non
     lowered_kernel = lowered_kernel or kernel.kernels[0]
     resources = kernel.cubin.kernels[lowered_kernel.name]
     shared_bytes = resources.shared_bytes + lowered_kernel.dynamic_shared_bytes
-    return compute_occupancy(
-        str(kernel.device.arch), lowered_kernel.launch.threads_per_block, resources.registers, shared_bytes
-    )
+    threads = lowered_kernel.launch.threads_per_block
+    return compute_occupancy(str(kernel.device.arch), threads, resources.registers, shared_bytes)
 
 
 def compute_waves(kernel_occupancy: Occupancy, blocks: int, multiprocessors: int) -> Waves:

@@ -143,9 +143,7 @@ def explain_text_counts(kernel: Kernel) -> str:
 def _count_exposed_launches(kernel: Kernel) -> int:
     """Return the number of launches whose time counts; programmatic dependent launches overlap the previous kernel."""
     program = kernel.executable
-    return 1 + sum(
-        not compiled_kernel.uses_pdl for compiled_kernel in program.kernels[program.num_prepack_kernels + 1 :]
-    )
+    return 1 + sum(not compiled.uses_pdl for compiled in program.kernels[program.num_prepack_kernels + 1 :])
 
 
 def _uses_pdl(kernel: Kernel, lowered_kernel: LoweredKernel) -> bool:

@@ -41,9 +41,8 @@ def make_zero_arguments(lowered_kernel: LoweredKernel) -> list[Argument]:
     tvm_ffi.structural_walk(lowered_kernel.function.body, (tirx.DeclBuffer, declare), order="post")
     tensor_maps = dict(lowered_kernel.tensor_maps)
     arrays: dict[int, GlobalArray] = {}
-    for position, (parameter, variable) in enumerate(
-        zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)
-    ):
+    parameters = zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)
+    for position, (parameter, variable) in enumerate(parameters):
         dtype = get_numpy_dtype(parameter.dtype)
         size = sizes.get(variable, 0)
         if position in tensor_maps:

@@ -32,9 +32,8 @@ def expand_to_clusters(launch: LaunchConfig, blocks: Sequence[BlockIndex] | None
     if blocks is None:
         x, y, z = (range(0, extent, step) for extent, step in zip(launch.grid, cluster, strict=True))
         blocks = [(i, j, k) for k in z for j in y for i in x]
-    first_blocks = dict.fromkeys(
-        tuple(index - index % step for index, step in zip(block, cluster, strict=True)) for block in blocks
-    )
+    origins = (tuple(index - index % step for index, step in zip(block, cluster, strict=True)) for block in blocks)
+    first_blocks = dict.fromkeys(origins)
     cluster_x, cluster_y, cluster_z = cluster
     return [
         (i + dx, j + dy, k + dz)

@@ -124,9 +124,8 @@ def count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> Sha
         num_requests = int(active.any(axis=1).sum()) * ceil_div(nbytes, VECTOR_BYTES)
         totals += execution.num_repeats * np.array([num_requests, num_wavefronts.sum(), min_wavefronts.sum()])
     requests, wavefronts, min_wavefronts = totals.tolist()
-    return SharedAccess(
-        access.kind, str(access.buffer.name), requests, wavefronts, min_wavefronts, nbytes, access.statement_index
-    )
+    buffer = str(access.buffer.name)
+    return SharedAccess(access.kind, buffer, requests, wavefronts, min_wavefronts, nbytes, access.statement_index)
 
 
 class BankConflictObserver(AccessObserver):
@@ -163,9 +162,8 @@ class BankConflictObserver(AccessObserver):
         accesses = []
         for site, total in sorted(self._counts.items(), key=lambda item: item[0]):
             requests, wavefronts, minimum = total.tolist()
-            accesses.append(
-                SharedAccess(site.kind, site.name, requests, wavefronts, minimum, site.nbytes, site.statement_index)
-            )
+            counts = requests, wavefronts, minimum
+            accesses.append(SharedAccess(site.kind, site.name, *counts, site.nbytes, site.statement_index))
         return accesses
 
 
@@ -194,9 +192,8 @@ def count_copy_wavefronts(
     """
     table, active = group_by_request(lanes, addresses)
     source_table, _ = group_by_request(lanes, source_addresses)
-    num_wavefronts, min_wavefronts = count_copy_wavefronts_by_request(
-        table, active, source_table, active & (source_table >= 0)
-    )
+    is_read = active & (source_table >= 0)
+    num_wavefronts, min_wavefronts = count_copy_wavefronts_by_request(table, active, source_table, is_read)
     return np.array([len(table), num_wavefronts.sum(), min_wavefronts.sum()])
 
 

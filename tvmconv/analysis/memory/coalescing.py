@@ -123,9 +123,8 @@ def _count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> Gl
         totals += execution.num_repeats * np.array(count_sectors(addresses, active, access.nbytes))
     requests, num_sectors, min_sectors, lines = totals.tolist()
     name = str(access.buffer.name)
-    return GlobalAccess(
-        access.kind, name, requests, num_sectors, min_sectors, access.nbytes, lines, access.statement_index
-    )
+    counts = requests, num_sectors, min_sectors
+    return GlobalAccess(access.kind, name, *counts, access.nbytes, lines, access.statement_index)
 
 
 def count_sectors(
@@ -156,19 +155,17 @@ def count_sectors_by_request(
     requested_bytes = count_distinct(np.where(active, addresses, -1)) * nbytes
     num_sectors = _count_touched_pieces(addresses, active, nbytes, SECTOR_BYTES)
     if nbytes == VECTOR_BYTES:
-        num_sectors = _count_quarter_sectors(addresses // SECTOR_BYTES, active, is_copy=is_copy)
+        num_sectors = _count_by_quarter(addresses // SECTOR_BYTES, active, is_copy=is_copy)
     return num_sectors, ceil_div(requested_bytes, SECTOR_BYTES)
 
 
-def _count_quarter_sectors(
-    sector_indices: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool
-) -> NDArray[np.int64]:
+def _count_by_quarter(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool) -> NDArray[np.int64]:
     """Return the sectors that the quarter-warps of each request touch.
 
     A sector that two quarters share at their ends counts once. So does one that two quarters request thread by thread,
     unless the accesses are copies.
     """
-    quarter_sectors = np.where(active, sector_indices, -1).reshape(len(sector_indices), 4, -1)
+    quarter_sectors = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
     num_sectors = count_distinct(quarter_sectors.reshape(-1, quarter_sectors.shape[2])).reshape(-1, 4)
     shares_sector = (quarter_sectors[:, 1:, 0] == quarter_sectors[:, :-1, -1]) & (quarter_sectors[:, 1:, 0] >= 0)
     added_sectors = num_sectors[:, 1:] - shares_sector
@@ -227,9 +224,8 @@ class SectorObserver(AccessObserver):
         accesses = []
         for site, total in sorted(self._counts.items(), key=lambda item: item[0]):
             requests, sectors, minimum, lines = total.tolist()
-            accesses.append(
-                GlobalAccess(site.kind, site.name, requests, sectors, minimum, site.nbytes, lines, site.statement_index)
-            )
+            counts = requests, sectors, minimum
+            accesses.append(GlobalAccess(site.kind, site.name, *counts, site.nbytes, lines, site.statement_index))
         return accesses
 
 

@@ -55,9 +55,8 @@ def map_output_tile(kernel: Kernel) -> OutputTileMap:
         if has_instructions(lowered_kernel.function)
         else _iterate_evaluated_stores(lowered_kernel, name)
     )
-    threads, elements = (
-        np.concatenate([store[position] for store in stores] or [np.zeros(0, np.int64)]) for position in (0, 1)
-    )
+    stores = stores or [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    threads, elements = map(np.concatenate, zip(*stores, strict=True))
     stored_shape = w.argument_shapes[-1]
     elements, first_indices = np.unique(elements, return_index=True)
     coordinates = np.stack(np.unravel_index(elements, stored_shape), axis=1)

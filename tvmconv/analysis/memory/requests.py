@@ -75,28 +75,23 @@ def find_worst_requests(kernel: Kernel, lowered_kernel: LoweredKernel | None = N
 def _iterate_evaluated_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> Iterator[CostliestRequest | None]:
     def is_selected(buffer: Any) -> bool:
         scope = str(buffer.scope())
-        return scope in SHARED_SCOPES or (
-            scope == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-        )
+        is_global = scope == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
+        return scope in SHARED_SCOPES or is_global
 
     for access in iterate_accesses(lowered_kernel.function, is_selected):
         memory_space: MemorySpace = "shared" if str(access.buffer.scope()) in SHARED_SCOPES else "global"
         yield _find_worst_request(access, lowered_kernel, memory_space)
 
 
-def _find_worst_request(
-    access: Access, lowered_kernel: LoweredKernel, memory_space: MemorySpace
-) -> CostliestRequest | None:
-    block = (0, 0, 0) if memory_space == "shared" else select_middle_block(lowered_kernel)
-    site = AccessSite(
-        access.statement_index * SITES_PER_STATEMENT, memory_space, access.kind, str(access.buffer.name), access.nbytes
-    )
+def _find_worst_request(access: Access, lowered_kernel: LoweredKernel, space: MemorySpace) -> CostliestRequest | None:
+    block = (0, 0, 0) if space == "shared" else select_middle_block(lowered_kernel)
+    site_number = access.statement_index * SITES_PER_STATEMENT
+    site = AccessSite(site_number, space, access.kind, str(access.buffer.name), access.nbytes)
     costliest: CostliestRequest | None = None
     for execution in execute_scope(access.scope, [access.index], lowered_kernel.launch, block, allow_sampling=True):
         (elements,) = execution.values
-        costliest = select_costlier(
-            costliest, site, group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
-        )
+        addresses, active = group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
+        costliest = select_costlier(costliest, site, addresses, active)
     return costliest
 
 

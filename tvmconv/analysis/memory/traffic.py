@@ -139,9 +139,8 @@ def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -
     for name, scope, vector_lanes, itemsize in ops:
         elements = vector_lanes * execution_counts[scope].num_elements
         counts[name] += OperationCount(elements, execution_counts[scope].num_requests, elements * itemsize)
-    return BlockTraffic(
-        lowered_kernel.launch.threads_per_block, _count_outputs(lowered_kernel, kernel.memory_scopes, block), counts
-    )
+    outputs = _count_outputs(lowered_kernel, kernel.memory_scopes, block)
+    return BlockTraffic(lowered_kernel.launch.threads_per_block, outputs, counts)
 
 
 class TrafficObserver(AccessObserver):
@@ -191,9 +190,8 @@ class TrafficObserver(AccessObserver):
 
     def on_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         """Count an arithmetic operation."""
-        self._add_operation(
-            _OPERATION_NAMES[name], lanes + self._num_blocks_before * self._lanes_per_block, elements, itemsize
-        )
+        all_lanes = lanes + self._num_blocks_before * self._lanes_per_block
+        self._add_operation(_OPERATION_NAMES[name], all_lanes, elements, itemsize)
 
     def _add_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         key = lanes.tobytes()
@@ -217,9 +215,7 @@ class TrafficObserver(AccessObserver):
             len(np.unique(np.concatenate([piece[piece[:, 0] == block, 1] for piece in stored_pieces])))
             for stored_pieces in self._stored_elements.values()
         )
-        counts = {
-            name: OperationCount(*(int(number) for number in totals[:, block])) for name, totals in self._counts.items()
-        }
+        counts = {name: OperationCount(*map(int, totals[:, block])) for name, totals in self._counts.items()}
         return BlockTraffic(num_threads, outputs, counts)
 
 
@@ -265,7 +261,5 @@ def _count_outputs(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, Me
 def _drop_unrelated_conditions(scope: Scope, index: Any) -> Scope:
     """Return the scope without the conditions on loops that an index does not depend on."""
     unrelated_variables = {variable for variable, _, _ in scope.loops} - scope.find_variables([index])
-    conditions = tuple(
-        condition for condition in scope.conditions if not unrelated_variables & scope.find_variables(condition[:1])
-    )
+    conditions = tuple(item for item in scope.conditions if not unrelated_variables & scope.find_variables(item[:1]))
     return replace(scope, conditions=conditions)

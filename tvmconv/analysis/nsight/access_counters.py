@@ -76,9 +76,8 @@ def group_by_access(kernel: Kernel, sources: LinkedSources, launch_counts: Launc
     access_names = group(sources.lowered_kernel)
     array_names = list_array_names(kernel, sources.lowered_kernel)
     counters_by_access: dict[tuple[str, str, int | None], AccessCounters] = {}
-    for row, (instruction, instruction_counts) in enumerate(
-        zip(sources.listing, launch_counts.instruction_counts, strict=True)
-    ):
+    instructions = zip(sources.listing, launch_counts.instruction_counts, strict=True)
+    for row, (instruction, instruction_counts) in enumerate(instructions):
         for (space, kind), opcodes in ACCESSES.items():
             if instruction.opcode not in opcodes:
                 continue
@@ -120,9 +119,8 @@ def _group_by_body(lowered_kernel: LoweredKernel) -> _AccessNames:
 def _group_instructions(lowered_kernel: LoweredKernel) -> _AccessNames:
     """Group all accesses of a kind by the loops around them, or into one group if the loops are unknown."""
     try:
-        loops_by_statement = [
-            tuple(loop for loop, _, _ in scope.loops) for _, scope in iterate_statements(lowered_kernel.function)
-        ]
+        statements = iterate_statements(lowered_kernel.function)
+        loops_by_statement = [tuple(loop for loop, _, _ in scope.loops) for _, scope in statements]
     except AnalysisError:  # a loop of an unsupported kind
         loops_by_statement = [()] * len(map_tir_lines(lowered_kernel.function) or ())
     return {

@@ -68,9 +68,8 @@ def predict_counters(kernel: Kernel, lowered_kernel: LoweredKernel) -> Predicted
     """
     kernel_index = kernel.kernels.index(lowered_kernel)
     sources = link_sources(kernel)[kernel_index]
-    launch_counts = count_launch_requests(
-        kernel.executable.kernels[kernel_index], sources.listing, str(kernel.device.arch)
-    )
+    compiled_kernel, arch = kernel.executable.kernels[kernel_index], str(kernel.device.arch)
+    launch_counts = count_launch_requests(compiled_kernel, sources.listing, arch)
     totals: defaultdict[str, float] = defaultdict(float)
     for (space, kind), opcodes in ACCESSES.items():
         for instruction, counts in zip(sources.listing, launch_counts.instruction_counts, strict=True):

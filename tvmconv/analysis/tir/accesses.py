@@ -59,9 +59,8 @@ def iterate_accesses(function: PrimFunc, is_selected: Callable[[Any], bool]) -> 
         for expression, part_scope in iterate_parts(statement.value, scope):
             kind = type(expression).__name__
             if kind == "TensorLoad" and is_selected(expression.source):
-                yield Access(
-                    "load", expression.source, *_split_vector_index(expression.indices[0]), part_scope, statement_index
-                )
+                index = _split_vector_index(expression.indices[0])
+                yield Access("load", expression.source, *index, part_scope, statement_index)
             elif kind == "Call" and expression.op.name == ASYNC_COPY:
                 yield from _iterate_copy_accesses(expression, part_scope, is_selected, statement_index)
         if type(statement).__name__ == "BufferStore" and is_selected(statement.buffer):

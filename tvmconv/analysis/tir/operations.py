@@ -66,9 +66,8 @@ def _iterate_call_ops(call: Any, scope: Scope) -> Iterator[TirOp]:
         yield TirOp(SHUFFLES, scope, *_find_vector_width(call))
     elif _is_fetch(call):
         yield TirOp(TEXTURE_FETCHES, scope, *_find_vector_width(call))
-    elif (
-        name == ASYNC_COPY
-    ):  # arguments: destination, offset, source, offset, bytes, condition to load instead of zeros
+    elif name == ASYNC_COPY:
+        # Arguments: destination, offset, source, offset, bytes, and the condition to load instead of storing zeros.
         itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
         num_elements = int(call.args[4]) // itemsize
         yield TirOp(SHARED_STORES, scope, num_elements, itemsize)

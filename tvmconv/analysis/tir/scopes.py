@@ -167,9 +167,7 @@ def execute_scope(
     extents = [extent for _, _, extent in loops]
     iterations = math.prod(extents)
     if iterations > MAX_ITERATIONS and not allow_sampling:
-        raise AnalysisError(
-            f"an access depends on {iterations:,} iterations of its loops; at most {MAX_ITERATIONS:,} are supported"
-        )
+        raise AnalysisError(f"an access depends on {iterations:,} iterations; at most {MAX_ITERATIONS:,} are supported")
     sample_stride = iterations // NUM_SAMPLED_ITERATIONS if iterations > MAX_ITERATIONS else 1
     repeats = math.prod(extent for _, _, extent in scope.loops) // max(iterations, 1) * sample_stride
 

@@ -30,7 +30,7 @@ def start_async_copy(
     """Start asynchronous copies of `source_bytes` bytes per lane, padded with zeros to `nbytes` bytes."""
     if not isinstance(target.memory, SharedMemory) or not isinstance(source.memory, GlobalArray):
         raise ExecutionError(
-            f"an asynchronous copy must be from global to shared memory, not {source.name} to {target.name}"
+            f"an asynchronous copy is from {source.name} to {target.name}, not from global to shared memory"
         )
     array = source.memory
     if ((source_bytes < 0) | (source_bytes > nbytes)).any():

@@ -77,9 +77,7 @@ def _translate_mapa(call: PtxCall, translator: TirTranslator) -> StatementCode:
         own_addresses, cta_ranks = (state.evaluate_lanes(code, mask, lanes).astype(np.int64) for code in codes)
         cluster_size = state.threads.cluster_size
         if cta_ranks.size and not 0 <= int(cta_ranks.min()) <= int(cta_ranks.max()) < cluster_size:
-            raise ExecutionError(
-                f"{call}: rank {int(cta_ranks.max())} is outside of the cluster of {cluster_size} blocks"
-            )
+            raise ExecutionError(f"{call}: rank {int(cta_ranks.max())} is outside the cluster of {cluster_size} blocks")
         peer_addresses = own_addresses % CLUSTER_WINDOW_BYTES + (cta_ranks + 1) * CLUSTER_WINDOW_BYTES
         destinations.write(mask, lanes, peer_addresses.astype(np.uint32)[:, None], depends_on_memory=False)
 

@@ -105,9 +105,8 @@ def _translate_mma(call: PtxCall, translator: TirTranslator) -> StatementCode:
         raise AnalysisError(f"{call} is not supported by the emulator")
     shape = find_shape(size, set(dtype_names[1:3]), str(call))
     counts = (4, shape.num_a_registers, shape.num_b_registers, 4)
-    d, a, b, c = (
-        call.operands[end - count : end] for count, end in zip(counts, np.cumsum(counts).tolist(), strict=True)
-    )
+    ends = np.cumsum(counts).tolist()
+    d, a, b, c = (call.operands[end - count : end] for count, end in zip(counts, ends, strict=True))
     destinations = DestinationOperands(d, translator)
     a_sources, b_sources, accum_sources = (SourceOperands(operands, translator) for operands in (a, b, c))
     state = translator.state

@@ -200,9 +200,8 @@ def resolve_address(call: PtxCall, value: Any, state: EmulatorState, lanes: Lane
         cluster_size = state.threads.cluster_size
         if int(window_index.max(initial=0)) > cluster_size:
             raise ExecutionError(f"{call} accesses a block outside of the cluster of {cluster_size} blocks")
-        target_blocks = np.where(
-            window_index == 0, own_blocks, own_blocks - own_blocks % cluster_size + window_index - 1
-        )
+        peer_blocks = own_blocks - own_blocks % cluster_size + window_index - 1
+        target_blocks = np.where(window_index == 0, own_blocks, peer_blocks)
     elif offsets.size and int(offsets.max()) >= CLUSTER_WINDOW_BYTES:
         raise ExecutionError(f"{call} accesses another block's shared memory, which requires shared::cluster")
     name = state.find_buffer_name(int(offsets[0])) if offsets.size else ""

@@ -119,9 +119,8 @@ class _TmaOperands:
         name, access_lanes = state.find_buffer_name(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
         byte_offsets = chunks.reshape(-1)
         event = MemoryAccess(state.site, "shared", shared_kind, name, CHUNK_BYTES, access_lanes, byte_offsets, itemsize)
-        state.observer.on_async_proxy_access(
-            replace(event, swizzle_bytes=self.array_map.tensor_map.swizzle, global_array=array.name)
-        )
+        swizzle = self.array_map.tensor_map.swizzle
+        state.observer.on_async_proxy_access(replace(event, swizzle_bytes=swizzle, global_array=array.name))
 
 
 def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
@@ -134,9 +133,8 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
     target_code = translator.translate_expression(call.operands[0])
     barrier_code = translator.translate_expression(call.operands[operands.next_operand])
     mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower) if is_im2col else 0)
-    cta_mask_code = (
-        translator.translate_expression(call.operands[mask_operand]) if "multicast::cluster" in call.modifiers else None
-    )
+    is_multicast = "multicast::cluster" in call.modifiers
+    cta_mask_code = translator.translate_expression(call.operands[mask_operand]) if is_multicast else None
 
     def load(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
@@ -150,9 +148,8 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
         cta_mask = state.evaluate_data_independent(cta_mask_code, mask) if cta_mask_code else None
         copy_indices, blocks = _select_target_blocks(state, location, lanes, cta_mask)
         copy_lanes = lanes[copy_indices]
-        mbarrier_address = MemoryAddress(
-            shared, barrier_location.byte_offsets[copy_indices], barrier_location.name, blocks
-        )
+        offsets = barrier_location.byte_offsets[copy_indices]
+        mbarrier_address = MemoryAddress(shared, offsets, barrier_location.name, blocks)
         mbarriers = barriers.find_mbarriers(mbarrier_address, copy_lanes, is_async_proxy=True)
         for mbarrier in mbarriers:
             mbarrier.copies_in_flight += 1

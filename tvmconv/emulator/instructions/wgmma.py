@@ -47,9 +47,8 @@ def _find_row_chunks(descriptor: NDArray[np.uint64], num_rows: int, description:
     def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
         return ((descriptor >> np.uint64(shift)) & np.uint64(bits)).astype(np.int64)
 
-    start_addresses, leading_bytes, stride_bytes = (
-        extract_field(shift)[:, None, None] * CHUNK_BYTES for shift in (0, 16, 32)
-    )
+    fields = (extract_field(shift)[:, None, None] for shift in (0, 16, 32))
+    start_addresses, leading_bytes, stride_bytes = (field * CHUNK_BYTES for field in fields)
     swizzle_modes = np.unique(extract_field(62, 3))
     if len(swizzle_modes) > 1 or extract_field(49, 7).any():
         raise AnalysisError(f"{description} has operands of several swizzles or with a base offset, not supported")

@@ -150,9 +150,7 @@ class SharedMemoryHistory:
     def _check_async_readers(self, chunks: NDArray[np.int64], lanes: Lanes) -> None:
         if violation := self.async_readers.find_violation(chunks, lanes):
             lane, chunk, reader, is_pending = violation
-            reason = (
-                "no thread has waited for it" if is_pending else "nothing orders the write after the end of the read"
-            )
+            reason = "no thread has waited for it" if is_pending else "nothing orders the write after its end"
             location = self._describe_location(chunk * (CHUNK_BYTES // self.unit_bytes))
             name = self.threads.describe_lane(lane)
             raise RaceError(f"race: {name} writes {location}, which a {reader.kind} may still read: {reason}")

@@ -171,9 +171,7 @@ class BarrierTable:
         if can_complete and (indices_by_lane == indices_by_lane[0]).all():
             present_scopes, counts = np.unique(scope_indices, return_counts=True)
             barrier_index = int(indices_by_lane[0])
-            is_open = any(
-                (scope_index, barrier_index) in self._open_barriers for scope_index in present_scopes.tolist()
-            )
+            is_open = any((index, barrier_index) in self._open_barriers for index in present_scopes.tolist())
             if not is_open and (counts == num_threads).all():
                 self._shared.synchronize_groups(lanes.reshape(-1, num_threads))
                 return []

@@ -161,9 +161,8 @@ class MbarrierTable:
         shared = self.shared
         blocks = lanes // shared.threads.lanes_per_block if location.target_blocks is None else location.target_blocks
         mbarriers = []
-        for lane, block, byte_offset in zip(
-            lanes.tolist(), blocks.tolist(), location.byte_offsets.tolist(), strict=True
-        ):
+        byte_offsets = location.byte_offsets.tolist()
+        for lane, block, byte_offset in zip(lanes.tolist(), blocks.tolist(), byte_offsets, strict=True):
             barrier = self._mbarriers.get((block, byte_offset))
             thread_name = shared.threads.describe_lane(lane)
             if barrier is None:

@@ -82,9 +82,8 @@ class AccessTranslator(BufferLocations, ABC):
 
         def load(mask: Mask) -> Value:
             active_lanes = state.find_lanes(mask)
-            indices = self._select_indices(
-                state.evaluate_data_independent(index_code, mask), active_lanes, vector_lanes
-            )
+            indices = state.evaluate_data_independent(index_code, mask)
+            indices = self._select_indices(indices, active_lanes, vector_lanes)
             self._check_index(location, indices)
             state.site = site
             starts, count = self._merge_contiguous(indices, location)

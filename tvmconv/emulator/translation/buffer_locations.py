@@ -45,9 +45,8 @@ def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
 
     loads: list[Any] = []
     tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
-    return any(
-        load.source not in locations or not isinstance(locations[load.source].memory, RegisterBuffer) for load in loads
-    )
+    registers = {buffer for buffer, location in locations.items() if isinstance(location.memory, RegisterBuffer)}
+    return any(load.source not in registers for load in loads)
 
 
 class BufferLocations:
@@ -84,9 +83,8 @@ class BufferLocations:
         name = str(buffer.name)
         if scope.startswith("shared"):
             address = SHARED_BASE_ADDRESS + self._layout.offsets[buffer]
-            self._locations[buffer] = BufferLocation(
-                self.state.shared, get_numpy_dtype(dtype), address, num_elements, name
-            )
+            shared, numpy_type = self.state.shared, get_numpy_dtype(dtype)
+            self._locations[buffer] = BufferLocation(shared, numpy_type, address, num_elements, name)
             self.state.buffers.append((address, name))
             return lambda mask: None
         if scope != "local":

@@ -89,11 +89,11 @@ def decode_listing(
 
 def _decode_branch(instruction: SassInstruction, index_by_address: Mapping[int, int]) -> DecodedInstruction:
     guard = parse_predicate(instruction.predicate) if instruction.predicate else None
-    operand_texts = instruction.operands.split(", ")
+    operands = instruction.operands.split(", ")
     if "DIV" in instruction.modifiers:  # only warps that diverged unexpectedly take this branch
         guard = parse_predicate("!PT")
-    elif instruction.opcode == "BRA" and len(operand_texts) > 1:  # the first operand is a second predicate
-        guard = _combine_predicates(guard, parse_predicate(operand_texts[0]))
+    elif instruction.opcode == "BRA" and len(operands) > 1:  # the first operand is a second predicate
+        guard = _combine_predicates(guard, parse_predicate(operands[0]))
     return DecodedInstruction(
         instruction,
         guard,
@@ -111,20 +111,19 @@ def _decode_instruction(
     )
     if instruction.opcode not in _MEMORY_OPCODES:
         return decoded
-    operand_texts = instruction.operands.split(", ")
-    *first_texts, last_text = (operand_text for operand_text in operand_texts if "[" in operand_text)
+    operands = instruction.operands.split(", ")
+    *first_texts, last_text = (text for text in operands if "[" in text)
     is_wide = "E" in instruction.modifiers  # applies to the global address; a copy's first address is in shared memory
     decoded.address_operands = (
-        *(parse_address(operand_text, constants) for operand_text in first_texts),
+        *(parse_address(text, constants) for text in first_texts),
         parse_address(last_text, constants, is_wide=is_wide),
     )
-    decoded.access_bytes = next(
-        (_MODIFIER_BYTES[modifier] for modifier in instruction.modifiers if modifier in _MODIFIER_BYTES), 4
-    )
+    widths = (_MODIFIER_BYTES[modifier] for modifier in instruction.modifiers if modifier in _MODIFIER_BYTES)
+    decoded.access_bytes = next(widths, 4)
     if instruction.opcode in ("LDSM", "STSM"):
         decoded.access_bytes = VECTOR_BYTES
-    if instruction.opcode == "LDGSTS" and is_predicate(operand_texts[-1]):
-        decoded.fill_guard = parse_predicate(operand_texts[-1])
+    if instruction.opcode == "LDGSTS" and is_predicate(operands[-1]):
+        decoded.fill_guard = parse_predicate(operands[-1])
     return decoded
 
 

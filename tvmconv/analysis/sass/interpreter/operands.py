@@ -146,9 +146,8 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
 
 def make_stack_operands(first_slot: int, count: int) -> tuple[OperandReader, ...]:
     """Return readers of consecutive words of the stack."""
-    return tuple(
-        OperandReader(1 << number, operator.itemgetter(number)) for number in range(first_slot, first_slot + count)
-    )
+    slots = range(first_slot, first_slot + count)
+    return tuple(OperandReader(1 << slot, operator.itemgetter(slot)) for slot in slots)
 
 
 def _parse_address_term(text: str, constants: Constants) -> OperandReader:

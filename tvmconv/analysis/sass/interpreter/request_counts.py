@@ -244,9 +244,8 @@ class _AccessTotals:
         counts.access_bytes = request.access_bytes
         if opcode in ("LDSM", "STSM"):
             is_address_lane = np.arange(request.is_active.shape[1]) < 8 * self._num_matrices[request.instruction_index]
-            request = WarpRequest(
-                request.instruction_index, request.addresses, request.is_active & is_address_lane, VECTOR_BYTES
-            )
+            active = request.is_active & is_address_lane
+            request = WarpRequest(request.instruction_index, request.addresses, active, VECTOR_BYTES)
         if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
             global_addresses = request.addresses if request.source_addresses is None else request.source_addresses
             active = request.is_active if request.is_read is None else request.is_read
@@ -297,10 +296,7 @@ class _AccessTotals:
         key = memory_space, copies, nbytes, relative_addresses.tobytes(), active.tobytes()
         if key not in self._request_cache:
             if memory_space == "global":
-                _, num_sectors, min_sectors, num_lines = count_sectors(
-                    relative_addresses, active, nbytes, is_copy=copies
-                )
-                self._request_cache[key] = num_sectors, min_sectors, num_lines
+                self._request_cache[key] = count_sectors(relative_addresses, active, nbytes, is_copy=copies)[1:]
             else:
                 wavefronts, min_wavefronts = count_wavefronts_by_request(relative_addresses, active, nbytes)
                 self._request_cache[key] = int(wavefronts.sum()), int(min_wavefronts.sum()), 0
@@ -317,9 +313,8 @@ def _make_array_relative(request: WarpRequest) -> WarpRequest:
 
 def _subtract_array_start(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """Make global addresses relative to their array; shared addresses stay."""
-    return np.where(
-        addresses >> ARRAY_ADDRESS_BITS > 0, (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START, addresses
-    )
+    offsets = (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START
+    return np.where(addresses >> ARRAY_ADDRESS_BITS > 0, offsets, addresses)
 
 
 def _count_matrices(modifiers: Sequence[str]) -> int:

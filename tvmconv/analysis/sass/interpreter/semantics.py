@@ -54,9 +54,9 @@ def count_registers(instruction: SassInstruction) -> int:
     return 2 if is_wide else 1
 
 
-def parse_words(operand_texts: Sequence[str], constants: Constants) -> tuple[OperandReader, ...]:
+def parse_words(operands: Sequence[str], constants: Constants) -> tuple[OperandReader, ...]:
     """Return the readers of 32-bit operands."""
-    return tuple(parse_word(operand_text, constants) for operand_text in operand_texts)
+    return tuple(parse_word(text, constants) for text in operands)
 
 
 def parse_register_pair(name: str) -> tuple[int | None, int | None]:
