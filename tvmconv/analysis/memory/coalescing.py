@@ -101,12 +101,13 @@ def iterate_block_accesses(
             run_with_observer(lowered_kernel, kernel.memory_scopes, [block], observer)
             yield observer.list_accesses()
         return
-
-    def is_global(buffer: Any) -> bool:
-        return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-
-    accesses = list(iterate_accesses(lowered_kernel.function, is_global))
+    accesses = list(iterate_accesses(lowered_kernel.function, lambda buffer: is_global(kernel, buffer)))
     yield from ([_count_access(access, lowered_kernel.launch, block) for access in accesses] for block in blocks)
+
+
+def is_global(kernel: Kernel, buffer: Any) -> bool:
+    """Return whether a TIR buffer of a kernel lies in global memory, not in constant memory or a texture."""
+    return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
 
 
 def select_middle_block(lowered_kernel: LoweredKernel) -> BlockIndex:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES, select_middle_block
+from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, is_global, select_middle_block
 from tvmconv.analysis.tir.accesses import Access, iterate_accesses
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.arithmetic import ceil_div
@@ -74,10 +74,7 @@ def compute_footprints(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFo
 
 
 def _compute_by_evaluation(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFootprints:
-    def is_global(buffer: Any) -> bool:
-        return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-
-    accesses = list(iterate_accesses(lowered_kernel.function, is_global))
+    accesses = list(iterate_accesses(lowered_kernel.function, lambda buffer: is_global(kernel, buffer)))
     middle_block = select_middle_block(lowered_kernel)
     footprints = _collect_touched(accesses, lowered_kernel, middle_block)
     for axis, extent in enumerate(lowered_kernel.launch.grid):

@@ -50,11 +50,12 @@ def map_output_tile(kernel: Kernel) -> OutputTileMap:
     """
     lowered_kernel, w = kernel.kernels[-1], kernel.workload
     name = list(kernel.memory_scopes)[len(w.argument_names) - 1]
-    stores = list(
-        _collect_executed_stores(kernel, lowered_kernel, name)
-        if has_instructions(lowered_kernel.function)
-        else _iterate_evaluated_stores(lowered_kernel, name)
-    )
+    if has_instructions(lowered_kernel.function):
+        observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
+        run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
+        stores = observer.stores
+    else:
+        stores = list(_iterate_evaluated_stores(lowered_kernel, name))
     stores = stores or [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     threads, elements = map(np.concatenate, zip(*stores, strict=True))
     stored_shape = w.argument_shapes[-1]
@@ -81,22 +82,8 @@ def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Itera
             (elements,) = execution.values
             threads = np.broadcast_to(np.arange(lowered_kernel.launch.threads_per_block), elements.shape)
             active = execution.is_active
-            yield _expand_vectors(threads[active], elements[active], access.num_elements)
-
-
-def _collect_executed_stores(
-    kernel: Kernel, lowered_kernel: LoweredKernel, name: str
-) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
-    run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
-    return observer.stores
-
-
-def _expand_vectors(
-    threads: NDArray[Any], first_elements: NDArray[Any], num_elements: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the thread and the element of each store of `num_elements` contiguous elements."""
-    return np.repeat(threads, num_elements), (first_elements[:, None] + np.arange(num_elements)).reshape(-1)
+            vectors = elements[active][:, None] + np.arange(access.num_elements)
+            yield np.repeat(threads[active], access.num_elements), vectors.reshape(-1)
 
 
 class _FirstBlockStores(AccessObserver):

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request
-from tvmconv.analysis.memory.coalescing import GLOBAL, count_sectors_by_request, group_by_request, select_middle_block
+from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request, is_shared
+from tvmconv.analysis.memory.coalescing import (
+    count_sectors_by_request,
+    group_by_request,
+    is_global,
+    select_middle_block,
+)
 from tvmconv.analysis.tir.accesses import Access, iterate_accesses
-from tvmconv.analysis.tir.scopes import SHARED_SCOPES, execute_scope, group_by_warp, has_instructions
+from tvmconv.analysis.tir.scopes import execute_scope, group_by_warp, has_instructions
 from tvmconv.emulator.blocks import count_lanes
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import SITES_PER_STATEMENT, AccessObserver, AccessSite, MemoryAccess, MemorySpace
@@ -74,12 +79,10 @@ def find_worst_requests(kernel: Kernel, lowered_kernel: LoweredKernel | None = N
 
 def _iterate_evaluated_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> Iterator[CostliestRequest | None]:
     def is_selected(buffer: Any) -> bool:
-        scope = str(buffer.scope())
-        is_global = scope == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-        return scope in SHARED_SCOPES or is_global
+        return is_shared(buffer) or is_global(kernel, buffer)
 
     for access in iterate_accesses(lowered_kernel.function, is_selected):
-        memory_space: MemorySpace = "shared" if str(access.buffer.scope()) in SHARED_SCOPES else "global"
+        memory_space: MemorySpace = "shared" if is_shared(access.buffer) else "global"
         yield _find_worst_request(access, lowered_kernel, memory_space)
 
 

@@ -80,10 +80,6 @@ def _compute_erf(values: Value) -> Value:
     return erf(values)
 
 
-def _compute_sigmoid(values: Value) -> Value:
-    return 1 / (1 + np.exp(-values))
-
-
 _MATH: dict[str, Callable[..., Value]] = {
     "exp": np.exp,
     "exp2": np.exp2,
@@ -95,7 +91,7 @@ _MATH: dict[str, Callable[..., Value]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": _compute_erf,
     "tanh": np.tanh,
-    "sigmoid": _compute_sigmoid,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "sin": np.sin,
     "cos": np.cos,
     "fabs": np.abs,

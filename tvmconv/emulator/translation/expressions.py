@@ -92,7 +92,8 @@ class ExpressionTranslator(AccessTranslator):
 
                 return negation, is_static
             case "Cast":
-                return self._translate_cast(node)
+                value, is_static = self._translate_node(node.value)
+                return translate_cast(value, node.ty.dtype, node.value.ty.dtype), is_static
             case "Select":
                 return self._translate_select(node.condition, node.true_value, node.false_value)
             case "TensorLoad":
@@ -208,10 +209,6 @@ class ExpressionTranslator(AccessTranslator):
             return np.where(is_true[:, None] if is_vector else is_true, true_value, false_value)
 
         return select, is_static and is_condition_static
-
-    def _translate_cast(self, node: Any) -> tuple[ExpressionCode, bool]:
-        value_code, is_static = self._translate_node(node.value)
-        return translate_cast(value_code, node.ty.dtype, node.value.ty.dtype), is_static
 
     def _translate_shuffle(self, node: Any) -> tuple[ExpressionCode, bool]:
         vectors = [self.translate_expression(vector) for vector in node.vectors]

@@ -225,8 +225,7 @@ def _make_compare(instruction: SassInstruction, operands: list[str], constants: 
 
 
 def _select_values(a: Array, b: Array, condition: Array) -> Sequence[Array]:
-    selected: Array = np.where(condition, a, b)
-    return [selected]
+    return [np.asarray(np.where(condition, a, b))]
 
 
 @register_semantics(SEMANTICS_FACTORIES, "SEL")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
             total = total + value
         return total if is_wide else total & np.uint64(0xFFFFFFFF)
 
-    return OperandReader(_merge_registers(term_readers), read)
+    return OperandReader(reduce(operator.or_, (reader.register_bits for reader in term_readers), 0), read)
 
 
 def make_stack_operands(first_slot: int, count: int) -> tuple[OperandReader, ...]:
@@ -164,13 +165,6 @@ def _parse_address_term(text: str, constants: Constants) -> OperandReader:
         return None if value is None else value.astype(np.uint64) * multiplier
 
     return OperandReader(register_reader.register_bits, read)
-
-
-def _merge_registers(sources: Sequence[OperandReader]) -> int:
-    register_bits = 0
-    for source in sources:
-        register_bits |= source.register_bits
-    return register_bits
 
 
 def _make_constant(number: int) -> OperandReader:

@@ -234,7 +234,9 @@ class _AccessTotals:
         self._array_indices = arrays
         self.counts = [InstructionCounts() for _ in listing]
         self._opcodes = [instruction.opcode for instruction in listing]
-        self._num_matrices = [_count_matrices(instruction.modifiers) for instruction in listing]
+        self._num_matrices = [
+            next((int(item) for item in each.modifiers if item in ("1", "2", "4")), 1) for each in listing
+        ]
         self._request_cache: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def add_request(self, request: WarpRequest) -> WarpRequest:
@@ -315,7 +317,3 @@ def _subtract_array_start(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """Make global addresses relative to their array; shared addresses stay."""
     offsets = (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START
     return np.where(addresses >> ARRAY_ADDRESS_BITS > 0, offsets, addresses)
-
-
-def _count_matrices(modifiers: Sequence[str]) -> int:
-    return next((int(modifier) for modifier in modifiers if modifier in ("1", "2", "4")), 1)
