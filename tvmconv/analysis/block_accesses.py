@@ -105,16 +105,24 @@ def count_sass_accesses(
     return cache[lowered_kernel.name]
 
 
+def _interpret(
+    kernel: Kernel,
+    lowered_kernel: LoweredKernel,
+    block: BlockIndex,
+    max_instructions: int,
+    on_access: executed.AccessCallback | None = None,
+) -> tuple[LinkedSources, list[InstructionCounts]]:
+    """Interpret a block's machine code, and return it with the counts of each instruction."""
+    index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
+    sources = link_sources(kernel)[index]
+    compiled_kernel = kernel.executable.kernels[index]
+    counts = count_requests(compiled_kernel, sources.listing, arch, [block], on_access, max_instructions)
+    return sources, counts
+
+
 def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int) -> BlockAccessCounts:
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    sources = link_sources(kernel)[kernel_index]
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        sources.listing,
-        str(kernel.device.arch),
-        [select_middle_block(lowered_kernel)],
-        max_instructions=max_instructions,
-    )
+    middle_block = select_middle_block(lowered_kernel)
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
     array_names = list_array_names(kernel, lowered_kernel)
     buffers = _SharedBufferNames(sources, instruction_counts)
     shared_counts: defaultdict[tuple[int, RequestKind, str], list[InstructionCounts]] = defaultdict(list)
@@ -150,16 +158,8 @@ def count_instructions(
             `MAX_BLOCK_INSTRUCTIONS`.
         CompileError: The kernel does not compile, or there is no disassembler.
     """
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    listing = link_sources(kernel)[kernel_index].listing
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        listing,
-        str(kernel.device.arch),
-        [block],
-        max_instructions=MAX_BLOCK_INSTRUCTIONS,
-    )
-    return list(zip(listing, instruction_counts, strict=True))
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, block, MAX_BLOCK_INSTRUCTIONS)
+    return list(zip(sources.listing, instruction_counts, strict=True))
 
 
 def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
@@ -178,12 +178,11 @@ def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
 
 
 def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    sources = link_sources(kernel)[kernel_index]
     costliest: dict[tuple[int, MemorySpace], CostliestRequest] = {}
+    listing = link_sources(kernel)[kernel.kernels.index(lowered_kernel)].listing
 
     def note_request(request: executed.WarpRequest) -> None:
-        instruction, is_copy = sources.listing[request.instruction_index], request.source_addresses is not None
+        instruction, is_copy = listing[request.instruction_index], request.source_addresses is not None
         shared_part = request.addresses, request.is_active
         global_part = (request.source_addresses, request.is_read) if is_copy else shared_part
         memory_parts: tuple[tuple[MemorySpace, NDArray[np.int64] | None, NDArray[np.bool_] | None], ...] = (
@@ -199,18 +198,12 @@ def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
                 if worst := select_costlier(costliest.get(key), site, addresses, active, is_copy=is_copy):
                     costliest[key] = worst
 
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        sources.listing,
-        str(kernel.device.arch),
-        [select_middle_block(lowered_kernel)],
-        note_request,
-        MAX_BLOCK_INSTRUCTIONS,
-    )
+    middle_block = select_middle_block(lowered_kernel)
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
     array_names, buffers = list_array_names(kernel, lowered_kernel), _SharedBufferNames(sources, instruction_counts)
     requests_by_access: dict[tuple[int, MemorySpace, RequestKind, str], CostliestRequest] = {}
     for (instruction_index, space), request in costliest.items():
-        statement = sources.find_statement(sources.listing[instruction_index])
+        statement = sources.find_statement(listing[instruction_index])
         statement_index = NO_STATEMENT if statement is None else statement
         counts = instruction_counts[instruction_index]
         array_text = ", ".join(array_names[n] for n in sorted(counts.array_indices))

@@ -38,15 +38,11 @@ def estimate_seconds_from_text(kernel: Kernel, device_spec: DeviceSpec) -> float
         kernel: Kernel for an NVIDIA architecture.
         device_spec: Rates of the GPU.
     """
-    max_register_bytes = MAX_REGISTERS_PER_THREAD * REGISTER_BYTES
-    return sum(
-        _estimate_seconds(
-            lowered_kernel,
-            max(0, sum_allocated_bytes(lowered_kernel.function, "local") - max_register_bytes),
-            device_spec,
-        )
-        for lowered_kernel in kernel.timed_kernels
-    )
+    seconds = 0.0
+    for lowered_kernel in kernel.timed_kernels:
+        excess_bytes = sum_allocated_bytes(lowered_kernel.function, "local") - MAX_REGISTERS_PER_THREAD * REGISTER_BYTES
+        seconds += _estimate_seconds(lowered_kernel, max(0, excess_bytes), device_spec)
+    return seconds
 
 
 def estimate_seconds_from_cubin(kernel: Kernel, device_spec: DeviceSpec) -> float:

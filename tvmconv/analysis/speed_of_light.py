@@ -106,27 +106,18 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
     bytes_beyond_l2 = max(0, kernel.workload.min_bytes - get_l2_bytes(device_spec.arch))
     min_seconds = {unit: value / clock_hz for unit, value in (min_clocks or {}).items()}
     flops = total_work.flops + total_work.matrix_flops
+    amounts = {
+        ARITHMETIC: f"{flops / 1e9:.3g} GFLOP",
+        SHARED: f"{total_work.wavefronts / 1e6:.3g} million wavefronts",
+        L1: f"{total_work.sectors / 1e6:.3g} million sectors",
+    }
     unit_times = [
-        UnitLowerBound(
-            ARITHMETIC, f"{flops / 1e9:.3g} GFLOP", clocks[ARITHMETIC] / clock_hz, min_seconds.get(ARITHMETIC)
-        ),
-        UnitLowerBound(
-            SHARED,
-            f"{total_work.wavefronts / 1e6:.3g} million wavefronts",
-            clocks[SHARED] / clock_hz,
-            min_seconds.get(SHARED),
-        ),
-        UnitLowerBound(
-            L1, f"{total_work.sectors / 1e6:.3g} million sectors", clocks[L1] / clock_hz, min_seconds.get(L1)
-        ),
-        UnitLowerBound(
-            DRAM,
-            f"{dram_total_bytes / 1e6:.3g} MB",
-            dram_total_bytes / device_spec.bandwidth,
-            bytes_beyond_l2 / device_spec.bandwidth or None,
-        ),
-        UnitLowerBound(LAUNCH, f"{launches}", LAUNCH_SECONDS * launches),
+        UnitLowerBound(unit, amount, clocks[unit] / clock_hz, min_seconds.get(unit)) for unit, amount in amounts.items()
     ]
+    dram_seconds, min_dram_seconds = (nbytes / device_spec.bandwidth for nbytes in (dram_total_bytes, bytes_beyond_l2))
+    dram_amount = f"{dram_total_bytes / 1e6:.3g} MB"
+    unit_times.append(UnitLowerBound(DRAM, dram_amount, dram_seconds, min_dram_seconds or None))
+    unit_times.append(UnitLowerBound(LAUNCH, f"{launches}", LAUNCH_SECONDS * launches))
     return sorted(unit_times, key=lambda unit_time: -unit_time.seconds)
 
 

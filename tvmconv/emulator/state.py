@@ -89,17 +89,10 @@ class EmulatorState:
         thread = self.all_lanes % self.threads.lanes_per_block
         block = self.threads.block_indices[self.all_lanes // self.threads.lanes_per_block]
         (x, y, _), clusters = self.threads.block_shape, self.threads.cluster_shape
-        values = {
-            "threadIdx.x": thread % x,
-            "threadIdx.y": thread // x % y,
-            "threadIdx.z": thread // (x * y),
-            "blockIdx.x": block[:, 0],
-            "blockIdx.y": block[:, 1],
-            "blockIdx.z": block[:, 2],
-            "clusterCtaIdx.x": block[:, 0] % clusters[0],
-            "clusterCtaIdx.y": block[:, 1] % clusters[1],
-            "clusterCtaIdx.z": block[:, 2] % clusters[2],
-        }
+        values = {"threadIdx.x": thread % x, "threadIdx.y": thread // x % y, "threadIdx.z": thread // (x * y)}
+        for axis, name in enumerate("xyz"):
+            values[f"blockIdx.{name}"] = block[:, axis]
+            values[f"clusterCtaIdx.{name}"] = block[:, axis] % clusters[axis]
         if tag not in values:
             raise AnalysisError(f"the thread axis {tag} is not supported; supported are {', '.join(values)}")
         return values[tag].astype(np.int64)

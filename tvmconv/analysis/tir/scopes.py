@@ -196,14 +196,8 @@ def _evaluate_axes(scope: Scope, launch: LaunchConfig, block: tuple[int, int, in
     """Return the value of each thread and block axis, by its variable."""
     thread = np.arange(launch.threads_per_block)
     x, y, _ = launch.block
-    values = {
-        "threadIdx.x": thread % x,
-        "threadIdx.y": thread // x % y,
-        "threadIdx.z": thread // (x * y),
-        "blockIdx.x": block[0],
-        "blockIdx.y": block[1],
-        "blockIdx.z": block[2],
-    }
+    values: dict[str, Values] = {f"blockIdx.{name}": index for name, index in zip("xyz", block, strict=True)}
+    values |= {"threadIdx.x": thread % x, "threadIdx.y": thread // x % y, "threadIdx.z": thread // (x * y)}
     return {variable: values[tag] for tag, variable in scope.axes.items()}
 
 
