@@ -121,8 +121,8 @@ def test_a_ring_of_stages_is_filled_and_released(options):
         (dict(waits=False), "race"),
         (dict(fence=False), "no wgmma.fence"),
         (dict(covered=False), "acc is accessed while wgmma writes it"),
-        (dict(init_fence=False), "no fence.mbarrier_init behind"),
-        (dict(init_barrier=False), "no barrier behind its mbarrier.init|not initialized"),
+        (dict(init_fence=False), "no fence.mbarrier_init after"),
+        (dict(init_barrier=False), "no barrier after its mbarrier.init|not initialized"),
     ],
 )
 def test_what_a_ring_lacks_is_found(faults, message):
@@ -138,7 +138,7 @@ def test_tma_stores_what_lies_in_the_array():
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        (dict(fence=False), "no fence.proxy.async behind it"),
+        (dict(fence=False), "no fence.proxy.async after it"),
         (dict(barrier=False), "has written with no barrier between"),
         (dict(waited=None), "a bulk copy may still read: no thread has waited"),
         (dict(again=False, left=True), "may exit while a bulk copy still reads"),
@@ -159,7 +159,7 @@ def test_the_blocks_of_a_cluster_copy_for_each_other():
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        (dict(synchronised=False), "no barrier behind its mbarrier.init|not initialized"),
+        (dict(synchronised=False), "no barrier after its mbarrier.init|not initialized"),
         (dict(mask=1), "deadlock: .*lacks .* bytes"),
         (dict(mask=7), "rank 2 exceeds the cluster of 2 blocks"),
         (dict(released=False), "deadlock: .*thread 64 of block .* lacks 2 of 2 arrivals"),
@@ -188,7 +188,7 @@ def test_wgmma_reads_what_threads_have_stored(dtype, swizzle):
 
 def test_wgmma_needs_a_fence_behind_stores_of_threads():
     kernel = bulk.staged_product(f"wgmma.mma_async.sync.aligned.{FORMATS['float16']}", 24, 32, fence=False)
-    with pytest.raises(RaceError, match=r"no fence.proxy.async behind it"):
+    with pytest.raises(RaceError, match=r"no fence.proxy.async after it"):
         emulate.run(kernel, [np.zeros(512, np.uint32), np.zeros(192, np.uint32)])
 
 

@@ -67,6 +67,13 @@ def count_block_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> Block
     The TIR is counted instead (`tvmconv.analysis.block_counts`) if there is no nvdisasm, if the machine code has an
     unsupported instruction, or if the block executes more than `MAX_BLOCK_INSTRUCTIONS`.
 
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The requests of all accesses, cached per kernel.
+
     Raises:
         AnalysisError: The accesses cannot be counted, or they depend on the data.
     """
@@ -91,6 +98,9 @@ def count_sass_accesses(
         kernel: Kernel for an NVIDIA architecture.
         lowered_kernel: One of the kernel's device kernels.
         max_instructions: Maximum number of warp instructions to interpret; `MAX_BLOCK_INSTRUCTIONS` by default.
+
+    Returns:
+        The requests of all accesses, cached per kernel.
 
     Raises:
         AnalysisError: The machine code has an unsupported instruction, or executes too many of them.
@@ -153,6 +163,9 @@ def count_instructions(
         lowered_kernel: One of the kernel's device kernels.
         block: Index of the block in the grid as (x, y, z).
 
+    Returns:
+        Pairs of an instruction and its counts.
+
     Raises:
         AnalysisError: The machine code has an unsupported instruction, or executes more than
             `MAX_BLOCK_INSTRUCTIONS`.
@@ -167,6 +180,10 @@ def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
 
     The accesses are those of the TIR (`tvmconv.analysis.memory.requests.find_worst_requests`) if the machine code
     cannot be interpreted.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of `kernel.kernels`.
 
     Raises:
         AnalysisError: An access cannot be executed, or it depends on the data.

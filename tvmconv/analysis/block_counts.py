@@ -46,6 +46,13 @@ def count_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockCounts:
     If indices are evaluated, the shared accesses are those of the first block, the global ones those of the middle
     block, and the arithmetic that of the busiest block. If the kernel is emulated, all are those of the middle block.
 
+    Args:
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The counts, cached per kernel.
+
     Raises:
         AnalysisError: The accesses cannot be counted, or they depend on the data.
     """

@@ -82,6 +82,9 @@ def count_kernel_work(kernel: Kernel, max_instructions: int | None = None) -> li
         kernel: Kernel for an NVIDIA architecture.
         max_instructions: Maximum number of warp instructions to interpret per block; one million by default.
 
+    Returns:
+        The work of each device kernel in the order of `kernel.timed_kernels`.
+
     Raises:
         AnalysisError: The work cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: The kernel does not compile, or there is no nvdisasm.

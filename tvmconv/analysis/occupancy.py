@@ -162,6 +162,11 @@ def compute_kernel_occupancy(kernel: Kernel, lowered_kernel: LoweredKernel | Non
 def compute_waves(kernel_occupancy: Occupancy, blocks: int, multiprocessors: int) -> Waves:
     """Compute the waves of a grid of `blocks` blocks on a GPU with `multiprocessors` multiprocessors.
 
+    Args:
+        kernel_occupancy: Occupancy of the device kernel.
+        blocks: Number of blocks of the grid.
+        multiprocessors: Number of multiprocessors of the GPU.
+
     Raises:
         AnalysisError: Not one block fits on a multiprocessor.
     """

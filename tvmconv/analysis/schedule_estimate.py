@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 def estimate_schedule_seconds(kernel: Kernel) -> float | None:
     """Return the estimated seconds of a kernel on the GPU that the formula was fitted to.
 
+    Args:
+        kernel: A built kernel.
+
     Returns:
         The seconds; None if the schedule has no estimate, or if it does not cover the kernel's config.
     """

@@ -36,6 +36,9 @@ def iterate_knob_neighbors(kernel: Kernel) -> Iterator[KnobNeighbor]:
     """Yield the kernels that differ in one knob, at most `MAX_NEIGHBORS_PER_KNOB` for each knob.
 
     A config that exceeds the device's limits per block, or that fails to lower, is left out.
+
+    Args:
+        kernel: A built kernel.
     """
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     point = space.point_from_config(kernel.config)

@@ -73,6 +73,9 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
         kernel: Kernel for an NVIDIA architecture.
         device_spec: Rates of the GPU.
 
+    Returns:
+        One entry each for arithmetic, shared memory, L1, DRAM and launches.
+
     Raises:
         AnalysisError: The work cannot be counted, or it depends on the data.
     """
@@ -86,9 +89,8 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
         max_blocks_per_sm = ceil_div(blocks, device_spec.multiprocessors)
         block_work = _count_middle_block(kernel, lowered_kernel)
         total_work = total_work.add_blocks(block_work, blocks)
-        clocks[ARITHMETIC] += max_blocks_per_sm * (
-            block_work.lane_clocks / num_fp32_lanes + block_work.matrix_flops / 2 / tensor_rate
-        )
+        arithmetic_clocks = block_work.lane_clocks / num_fp32_lanes + block_work.matrix_flops / 2 / tensor_rate
+        clocks[ARITHMETIC] += max_blocks_per_sm * arithmetic_clocks
         clocks[SHARED] += max_blocks_per_sm * block_work.wavefronts / WAVEFRONTS_PER_CLOCK
         clocks[L1] += max_blocks_per_sm * block_work.sectors / L1_SECTORS_PER_CLOCK
         kernel_min_clocks = (
@@ -123,6 +125,9 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
 
 def explain_text_counts(kernel: Kernel) -> str:
     """Return the reason why a kernel's TIR was counted instead of its machine code; empty if the latter was counted.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
 
     Raises:
         AnalysisError: The accesses cannot be counted, or they depend on the data.
@@ -221,10 +226,8 @@ def _compute_min_clocks(
         return None
     block_works = [middle_work]
     try:
-        block_works += [
-            _sum_instructions(count_instructions(kernel, lowered_kernel, block))
-            for block in _select_corner_blocks(lowered_kernel)
-        ]
+        for block in _select_corner_blocks(lowered_kernel):
+            block_works.append(_sum_instructions(count_instructions(kernel, lowered_kernel, block)))
     except (AnalysisError, CompileError):
         return None
 
@@ -236,12 +239,8 @@ def _compute_min_clocks(
         }
 
     clocks_by_block = [compute_clocks(work) for work in block_works]
-    return {
-        unit: max(
-            clocks_by_block[0][unit], max_blocks_per_sm * min(block_clocks[unit] for block_clocks in clocks_by_block)
-        )
-        for unit in clocks_by_block[0]
-    }
+    least = {unit: min(clocks[unit] for clocks in clocks_by_block) for unit in clocks_by_block[0]}
+    return {unit: max(clocks, max_blocks_per_sm * least[unit]) for unit, clocks in clocks_by_block[0].items()}
 
 
 def _select_corner_blocks(lowered_kernel: LoweredKernel) -> list[BlockIndex]:

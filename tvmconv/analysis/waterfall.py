@@ -90,15 +90,11 @@ def compute_waterfall(
         current_config[name] = best.config[name]
         remaining_knobs.remove(name)
         pending_changes = (*pending_changes, (name, current_config[name]))
-        kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
         if not remaining_knobs:
-            kernel = best
-        waterfall_step = (
-            _try_make_step(pending_changes, kernel, device_spec, find_measured_seconds)
-            if remaining_knobs
-            else _make_step(pending_changes, best, device_spec, find_measured_seconds)
-        )
-        if waterfall_step:
+            waterfall_steps.append(_make_step(pending_changes, best, device_spec, find_measured_seconds))
+            break
+        kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
+        if waterfall_step := _try_make_step(pending_changes, kernel, device_spec, find_measured_seconds):
             waterfall_steps.append(waterfall_step)
             pending_changes = ()
     return waterfall_steps

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def bind_arguments(lowered_kernel: LoweredKernel, arrays: Sequence[GlobalArray]) -> list[Argument]:
-    """Return the arguments of a device kernel, from arrays in the order of `LoweredKernel.arguments`' indices."""
+    """Return the arguments of a device kernel, from arrays in the order of `LoweredKernel.arguments`' indices.
+
+    Args:
+        lowered_kernel: One of a kernel's device kernels.
+        arrays: Arrays of the kernel's program by index.
+    """
     return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])
 
 
@@ -28,7 +33,11 @@ def _apply_tensor_maps(lowered_kernel: LoweredKernel, arguments: Sequence[Global
 
 
 def make_zero_arguments(lowered_kernel: LoweredKernel) -> list[Argument]:
-    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare."""
+    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare.
+
+    Args:
+        lowered_kernel: One of a kernel's device kernels.
+    """
     import tvm_ffi
     from tvm import tirx
 

@@ -23,6 +23,10 @@ BlockIndex = tuple[int, int, int]  # index of a block in the grid, or the grid's
 def expand_to_clusters(launch: LaunchConfig, blocks: Sequence[BlockIndex] | None = None) -> list[BlockIndex]:
     """Return blocks (all by default) and the others of their clusters, cluster by cluster in the order of the ranks.
 
+    Args:
+        launch: Grid, block and cluster size.
+        blocks: Indices of blocks as (x, y, z); all blocks of the grid by default.
+
     Raises:
         AnalysisError: The grid is not divisible by the cluster.
     """

@@ -104,7 +104,12 @@ def count_shared_accesses(
 
 
 def count_conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
-    """Return the number of bank conflicts of all shared loads or stores of a kernel's first block."""
+    """Return the number of bank conflicts of all shared loads or stores of a kernel's first block.
+
+    Args:
+        kernel: A built kernel for any target.
+        kind: "load" or "store".
+    """
     return sum(access.num_conflicts for access in count_shared_accesses(kernel) if access.kind == kind)
 
 

@@ -63,7 +63,12 @@ _FOOTPRINT_CACHE: WeakKeyDictionary[Kernel, dict[str, ArrayFootprints | None]] =
 
 
 def compute_footprints(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFootprints | None:
-    """Return the footprints of the middle block of a grid; None if the TIR alone does not determine them."""
+    """Return the footprints of the middle block of a grid; None if the TIR alone does not determine them.
+
+    Args:
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`.
+    """
     cache = _FOOTPRINT_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
         cache[lowered_kernel.name] = None
@@ -87,7 +92,11 @@ def _compute_by_evaluation(kernel: Kernel, lowered_kernel: LoweredKernel) -> Arr
 
 
 def count_dram_bytes(kernel: Kernel) -> int:
-    """Return the DRAM bytes that the timed device kernels move if no array is in L2 at the start."""
+    """Return the DRAM bytes that the timed device kernels move if no array is in L2 at the start.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+    """
     l2_capacity_bytes = get_l2_bytes(str(kernel.device.arch))
     return sum(
         count_kernel_dram_bytes(kernel, lowered_kernel, compute_footprints(kernel, lowered_kernel), l2_capacity_bytes)

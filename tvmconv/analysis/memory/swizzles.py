@@ -62,6 +62,13 @@ def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[Swizzle
 
     The block is executed until `MAX_SITE_SAMPLES` accesses of each site in its loops have been inspected.
 
+    Args:
+        kernel: A built kernel.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The tiles; an empty list if the device kernel uses no TMA.
+
     Raises:
         AnalysisError: The emulator cannot execute the device kernel.
     """
@@ -107,12 +114,10 @@ class SwizzleObserver(AccessObserver):
         """Select the first `MAX_SITE_SAMPLES` accesses of each site."""
         self._num_samples[site] += 1
         self._current_site = site
-        enough_samples = (
-            num_samples >= MAX_SITE_SAMPLES
-            for sampled_site, num_samples in self._num_samples.items()
-            if sampled_site not in self._store_sites
+        has_samples = (
+            count >= MAX_SITE_SAMPLES or key in self._store_sites for key, count in self._num_samples.items()
         )
-        if self._num_samples[site] > MAX_SITE_SAMPLES and self._has_wgmma_read and all(enough_samples):
+        if self._num_samples[site] > MAX_SITE_SAMPLES and self._has_wgmma_read and all(has_samples):
             raise StopEmulationError
         return self._num_samples[site] <= MAX_SITE_SAMPLES
 

@@ -66,11 +66,8 @@ class OperationCount:
     num_bytes: int = 0
 
     def __add__(self, addend: OperationCount) -> OperationCount:
-        return OperationCount(
-            self.num_elements + addend.num_elements,
-            self.num_requests + addend.num_requests,
-            self.num_bytes + addend.num_bytes,
-        )
+        requests = self.num_requests + addend.num_requests
+        return OperationCount(self.num_elements + addend.num_elements, requests, self.num_bytes + addend.num_bytes)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
 def read_source_view(command: Sequence[str]) -> list[list[ProfiledInstruction]]:
     """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`.
 
+    Args:
+        command: Program and arguments.
+
+    Returns:
+        The instructions of each launch, in the order of the machine code.
+
     Raises:
         DeviceError: ncu is not installed, or it fails.
     """

@@ -40,6 +40,9 @@ class ProfiledInstruction:
 def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
     """Return the instructions of each launch in order.
 
+    Args:
+        lines: Lines of ncu's output in CSV.
+
     Raises:
         Error: The lines are not ncu's source view as CSV.
     """

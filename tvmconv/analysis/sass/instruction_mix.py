@@ -106,7 +106,11 @@ class InstructionMix:
 
 
 def analyze_mix(listing: Listing) -> InstructionMix:
-    """Return the instruction mix of a kernel without the padding at its end."""
+    """Return the instruction mix of a kernel without the padding at its end.
+
+    Args:
+        listing: Machine code of a device kernel.
+    """
     instructions = select_reachable(listing)
     waits = [item for item in instructions if item.opcode == "DEPBAR" and "LE" in item.modifiers]
     has_copies = any(item.opcode == "LDGDEPBAR" for item in instructions)

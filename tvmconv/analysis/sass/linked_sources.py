@@ -80,6 +80,9 @@ def prefetch_listings(kernel: Kernel) -> None:
 def link_sources(kernel: Kernel) -> list[LinkedSources]:
     """Return the linked sources of a CUDA kernel's device kernels, cached per kernel.
 
+    Args:
+        kernel: Kernel for CUDA.
+
     Raises:
         CompileError: The kernel does not compile, or there is no nvdisasm.
     """
@@ -127,8 +130,4 @@ def _link_kernel(kernel: Kernel) -> list[LinkedSources]:
 
 
 def _shift_lines(lines: StatementLines, offset: int) -> dict[int, range]:
-    return {
-        statement_index: range(line_range.start + offset, line_range.stop + offset)
-        for statement_index, line_range in enumerate(lines)
-        if line_range
-    }
+    return {index: range(item.start + offset, item.stop + offset) for index, item in enumerate(lines) if item}

@@ -42,14 +42,11 @@ def find_loops(listing: Listing) -> list[NaturalLoop]:
         for head in successor_indices:
             if head < index and _is_dominated_by(dominators, head, index):
                 indices_by_head.setdefault(head, {head}).update(_find_loop_body(index, head, predecessors))
-    return [
-        NaturalLoop(
-            head,
-            frozenset(indices),
-            frozenset(indices.difference(*(body for header, body in indices_by_head.items() if body < indices))),
-        )
-        for head, indices in sorted(indices_by_head.items())
-    ]
+    loops = []
+    for head, indices in sorted(indices_by_head.items()):
+        own_indices = indices.difference(*(body for body in indices_by_head.values() if body < indices))
+        loops.append(NaturalLoop(head, frozenset(indices), frozenset(own_indices)))
+    return loops
 
 
 def find_successors(listing: Listing) -> list[list[int]]:

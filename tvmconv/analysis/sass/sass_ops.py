@@ -21,13 +21,8 @@ _REGISTER = re.compile(r"(?<![A-Z0-9_.])(UR|R|UP|P)(\d+)(\.64)?")
 
 # These opcodes write no register. A store reads the register that it stores.
 _STORES = ("STG", "STS", "STL", "ST", "STSM")
-_WRITE_NOTHING = frozenset(
-    [
-        *_STORES,
-        *("RED", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "MEMBAR", "CCTL"),
-        *("BRA", "EXIT", "RET", "BSSY", "BSYNC", "WARPSYNC"),
-    ]
-)
+_CONTROL = ("BRA", "EXIT", "RET", "BSSY", "BSYNC", "WARPSYNC")
+_WRITE_NOTHING = frozenset([*_STORES, *_CONTROL, "RED", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "MEMBAR", "CCTL"])
 _REGISTERS_BY_WIDTH = {"64": 2, "128": 4}
 
 
@@ -88,11 +83,8 @@ def build_code(listing: Listing, execution_counts: Sequence[int], backward_branc
         return body
 
     def compute_trip_count(head: int) -> float:
-        num_backward = sum(
-            backward_branch_counts[index]
-            for index in indices_by_head[head]
-            if listing[index].target_address == listing[head].address
-        )
+        branches = [index for index in indices_by_head[head] if listing[index].target_address == listing[head].address]
+        num_backward = sum(backward_branch_counts[index] for index in branches)
         return execution_counts[head] / max(1, execution_counts[head] - num_backward)
 
     return nest_loops(range(len(listing)))

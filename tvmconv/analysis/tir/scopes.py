@@ -64,6 +64,9 @@ class Scope:
 def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
     """Yield every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the TIR.
 
+    Args:
+        function: A lowered device function.
+
     Raises:
         AnalysisError: A loop has an extent that is not constant, or a statement has an unsupported kind.
     """

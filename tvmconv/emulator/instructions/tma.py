@@ -91,10 +91,8 @@ class _TmaOperands:
         """Return the addresses of the chunks of copies at shared-memory addresses, of shape (copies, chunks)."""
         misaligned = addresses[addresses % TILE_ALIGNMENT_BYTES != 0]
         if misaligned.size:
-            raise ExecutionError(
-                f"misaligned: {self._call} of shared memory at byte {int(misaligned[0])}, which is not a multiple of "
-                f"{TILE_ALIGNMENT_BYTES}"
-            )
+            place = f"byte {int(misaligned[0])}, which is not a multiple of {TILE_ALIGNMENT_BYTES}"
+            raise ExecutionError(f"misaligned: {self._call} of shared memory at {place}")
         chunk_addresses = addresses[:, None] + np.arange(0, self.nbytes, CHUNK_BYTES)
         return swizzle_addresses(chunk_addresses, self.array_map.tensor_map.swizzle)
 

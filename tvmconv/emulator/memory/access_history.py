@@ -219,7 +219,7 @@ class SharedMemoryHistory:
                 name, other_name = (self.threads.describe_lane(index) for index in (lane, other_lane))
                 raise RaceError(
                     f"race: {name} {action} {self._describe_location(unit)}, which {other_name} has written with "
-                    "no fence.proxy.async behind it"
+                    "no fence.proxy.async after it"
                 )
 
     def _check_async_write(self, chunks: NDArray[np.int64], lanes: Lanes) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.addresses import CHUNK_BYTES
-from tvmconv.emulator.memory.arrays import Bytes
-from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReader, AsyncReaders
+from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReaders
 from tvmconv.emulator.memory.shared_memory import SharedMemory
 from tvmconv.emulator.memory.vector_clocks import VectorClocks
 
@@ -36,24 +35,19 @@ class _UncheckedClocks(VectorClocks):
         """Return one of the clocks."""
         return clock
 
-    def acquire(self, lanes: Lanes, clock: NDArray[np.int32]) -> None:
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
 
-    def fence_async_proxy(self, lanes: Lanes) -> None:
-        """Do nothing."""
-
-    def synchronize_groups(self, groups: NDArray[np.intp]) -> None:
-        """Do nothing."""
+    acquire = fence_async_proxy = synchronize_groups = _ignore
 
 
 class _UncheckedReaders(AsyncReaders):
     """Asynchronous readers that record no reads."""
 
-    def start_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
 
-    def complete_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
-        """Do nothing."""
+    start_read = complete_read = _ignore
 
 
 class UncheckedSharedMemory(SharedMemory):
@@ -71,29 +65,8 @@ class UncheckedSharedMemory(SharedMemory):
         """Return zeros."""
         return np.zeros(units.shape, f"u{self.unit_bytes}")
 
-    def write(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
 
-    def apply_logged_reads(self) -> None:
-        """Do nothing."""
-
-    def start_copy(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
-        """Do nothing."""
-
-    def start_async_write(self, chunks: NDArray[np.int64], lanes: Lanes, agents: Lanes) -> None:
-        """Do nothing."""
-
-    def complete_copy(self, chunks: NDArray[np.int64], data: Bytes) -> None:
-        """Do nothing."""
-
-    def reserve_mbarrier(self, units: NDArray[np.int64], lanes: Lanes) -> None:
-        """Do nothing."""
-
-    def free_mbarrier(self, units: NDArray[np.int64], lanes: Lanes) -> None:
-        """Do nothing."""
-
-    def synchronize_groups(self, groups: NDArray[np.intp]) -> None:
-        """Do nothing."""
-
-    def note_remote_access(self, blocks: Lanes, lanes: Lanes) -> None:
-        """Do nothing."""
+    write = start_copy = start_async_write = complete_copy = _ignore
+    apply_logged_reads = synchronize_groups = note_remote_access = reserve_mbarrier = free_mbarrier = _ignore

@@ -171,10 +171,12 @@ class MbarrierTable:
                 )
             known_time = shared.clocks.read_times(np.array(lane), np.array(barrier.init_lane))
             if lane != barrier.init_lane and barrier.init_time >= known_time:
-                raise RaceError(f"race: {thread_name} uses {barrier.name} with no barrier behind its mbarrier.init")
+                raise RaceError(f"race: {thread_name} uses {barrier.name} with no barrier after its mbarrier.init")
             is_remote = block != lane // shared.threads.lanes_per_block
             if (is_async_proxy or is_remote) and not barrier.is_fenced:
-                raise RaceError(f"race: {thread_name} uses {barrier.name} with no fence.mbarrier_init behind its init")
+                raise RaceError(
+                    f"race: {thread_name} uses {barrier.name} with no fence.mbarrier_init after its mbarrier.init"
+                )
             if is_remote and not is_async_proxy:
                 shared.note_remote_access(np.array([block]), np.array([lane]))
             mbarriers.append(barrier)

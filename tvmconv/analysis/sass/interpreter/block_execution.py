@@ -83,11 +83,7 @@ class SassInterpreter:
         self._special_registers: dict[str, Array] = {}
         self._instructions = decode_listing(listing, constants, self._special_registers)
         join_targets = {instruction.target_index for instruction in self._instructions}  # threads may join here
-        join_targets |= {
-            index + 1
-            for index, instruction in enumerate(self._instructions)
-            if instruction.instruction.opcode == "BSYNC"
-        }
+        join_targets |= {index + 1 for index, instruction in enumerate(listing) if instruction.opcode == "BSYNC"}
         self._next_required = [len(listing)] * (len(listing) + 1)  # index of the next instruction to execute
         for index in reversed(range(len(listing))):
             is_required = index in join_targets or self._instructions[index].must_execute
@@ -110,13 +106,8 @@ class SassInterpreter:
         self._special_registers.clear()
         self._special_registers.update(self._evaluate_special_registers(blocks))
         is_thread = np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block
-        return _BlockExecutor(
-            self._instructions,
-            self._next_required,
-            np.tile(is_thread, len(blocks)),
-            on_access,
-            max_instructions or MAX_INSTRUCTIONS,
-        ).execute()
+        mask, limit = np.tile(is_thread, len(blocks)), max_instructions or MAX_INSTRUCTIONS
+        return _BlockExecutor(self._instructions, self._next_required, mask, on_access, limit).execute()
 
     def _evaluate_special_registers(self, blocks: Sequence[BlockIndex]) -> dict[str, Array]:
         x, y, _ = self._launch.block

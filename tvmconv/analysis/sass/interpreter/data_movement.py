@@ -55,11 +55,8 @@ def _make_to_uniform(instruction: SassInstruction, operands: list[str], constant
         writes: tuple[int | None, ...] = (parse_register(operands[1]), parse_register(operands[0]))
         sources = parse_words(operands[2:3], constants)
         return SassSemantics(writes, sources, lambda a: [_broadcast_first_lane(a), np.zeros(1, bool)])
-    return SassSemantics(
-        (parse_register(operands[0]),),
-        parse_words(operands[1:2], constants),
-        lambda a: [_broadcast_first_lane(a)],
-    )
+    sources = parse_words(operands[1:2], constants)
+    return SassSemantics((parse_register(operands[0]),), sources, lambda a: [_broadcast_first_lane(a)])
 
 
 def _broadcast_first_lane(value: Array) -> Array:

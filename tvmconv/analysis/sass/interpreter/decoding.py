@@ -94,21 +94,16 @@ def _decode_branch(instruction: SassInstruction, index_by_address: Mapping[int, 
         guard = parse_predicate("!PT")
     elif instruction.opcode == "BRA" and len(operands) > 1:  # the first operand is a second predicate
         guard = _combine_predicates(guard, parse_predicate(operands[0]))
-    return DecodedInstruction(
-        instruction,
-        guard,
-        target_index=None if instruction.target_address is None else index_by_address[instruction.target_address],
-    )
+    target_address = instruction.target_address
+    target_index = None if target_address is None else index_by_address[target_address]
+    return DecodedInstruction(instruction, guard, target_index=target_index)
 
 
 def _decode_instruction(
     instruction: SassInstruction, constants: Constants, special_registers: Mapping[str, Array]
 ) -> DecodedInstruction:
-    decoded = DecodedInstruction(
-        instruction,
-        parse_predicate(instruction.predicate) if instruction.predicate else None,
-        make_semantics(instruction, constants, special_registers),
-    )
+    guard = parse_predicate(instruction.predicate) if instruction.predicate else None
+    decoded = DecodedInstruction(instruction, guard, make_semantics(instruction, constants, special_registers))
     if instruction.opcode not in _MEMORY_OPCODES:
         return decoded
     operands = instruction.operands.split(", ")

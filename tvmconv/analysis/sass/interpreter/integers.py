@@ -270,11 +270,8 @@ def _min_or_max(instruction: SassInstruction, operands: list[str], constants: Co
 
 @register_semantics(SEMANTICS_FACTORIES, "IABS")
 def _make_absolute(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
-    return SassSemantics(
-        (parse_register(operands[0]),),
-        parse_words(operands[1:2], constants),
-        lambda a: [low_words(np.abs(to_int64(a)))],
-    )
+    sources = parse_words(operands[1:2], constants)
+    return SassSemantics((parse_register(operands[0]),), sources, lambda a: [low_words(np.abs(to_int64(a)))])
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IDP")
