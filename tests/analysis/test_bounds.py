@@ -88,7 +88,7 @@ def test_without_nvdisasm_no_time_is_called_certain(tmp_path):
 
 REASONS = {
     "conv2d:1x64x16x16,128x64x1x1,s1,p0,f16,nhwc hopper": "the time that TMA copies and wgmma instructions take is not",
-    "conv2d:1x8x8x8,8x8x3x3,s1,p1 tiling": "its machine code takes more than 10 steps to execute",
+    "conv2d:1x8x8x8,8x8x3x3,s1,p1 tiling": "the machine code takes more than 10 steps to execute",
 }
 
 

@@ -111,18 +111,18 @@ def test_a_ring_of_stages_is_filled_and_released(options):
     ("faults", "message"),
     [
         (dict(expect=16), r"deadlock: .* at the mbarrier .* lacks 16 bytes"),
-        (dict(expect=-2048), "expect too few bytes"),
+        (dict(expect=-2048), "expects too few bytes"),
         (
             dict(released="never"),
             r"deadlock: .*thread 128 of block \(0, 0, 0\) at the mbarrier .* lacks 1 of 1 arrivals",
         ),
-        (dict(released="before"), "which a wgmma may still read: nobody has waited for it"),
-        (dict(pending=2), "which a wgmma may still read: nobody has waited for it"),
+        (dict(released="before"), "which a wgmma may still read: no thread has waited"),
+        (dict(pending=2), "which a wgmma may still read: no thread has waited"),
         (dict(waits=False), "race"),
         (dict(fence=False), "no wgmma.fence"),
         (dict(covered=False), "acc is accessed while wgmma writes it"),
-        (dict(init_fence=False), "no fence.mbarrier_init behind"),
-        (dict(init_barrier=False), "no barrier behind its mbarrier.init|no mbarrier at"),
+        (dict(init_fence=False), "no fence.mbarrier_init after"),
+        (dict(init_barrier=False), "no barrier after its mbarrier.init|not initialized"),
     ],
 )
 def test_what_a_ring_lacks_is_found(faults, message):
@@ -138,10 +138,10 @@ def test_tma_stores_what_lies_in_the_array():
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        (dict(fence=False), "no fence.proxy.async behind it"),
+        (dict(fence=False), "no fence.proxy.async after it"),
         (dict(barrier=False), "has written with no barrier between"),
-        (dict(waited=None), "a bulk copy may still read: nobody has waited"),
-        (dict(again=False, left=True), "may end while a bulk copy still reads"),
+        (dict(waited=None), "a bulk copy may still read: no thread has waited"),
+        (dict(again=False, left=True), "may exit while a bulk copy still reads"),
     ],
 )
 def test_what_a_bulk_store_lacks_is_found(faults, message):
@@ -159,11 +159,11 @@ def test_the_blocks_of_a_cluster_copy_for_each_other():
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        (dict(synchronised=False), "no barrier behind its mbarrier.init|no mbarrier at"),
+        (dict(synchronised=False), "no barrier after its mbarrier.init|not initialized"),
         (dict(mask=1), "deadlock: .*lacks .* bytes"),
-        (dict(mask=7), "block 2 of a cluster of 2"),
+        (dict(mask=7), "rank 2 exceeds the cluster of 2 blocks"),
         (dict(released=False), "deadlock: .*thread 64 of block .* lacks 2 of 2 arrivals"),
-        (dict(end=False), "a block may end"),
+        (dict(end=False), r"block \(.* may exit"),
     ],
 )
 def test_what_a_cluster_lacks_is_found(faults, message):
@@ -188,7 +188,7 @@ def test_wgmma_reads_what_threads_have_stored(dtype, swizzle):
 
 def test_wgmma_needs_a_fence_behind_stores_of_threads():
     kernel = bulk.staged_product(f"wgmma.mma_async.sync.aligned.{FORMATS['float16']}", 24, 32, fence=False)
-    with pytest.raises(RaceError, match=r"no fence.proxy.async behind it"):
+    with pytest.raises(RaceError, match=r"no fence.proxy.async after it"):
         emulate.run(kernel, [np.zeros(512, np.uint32), np.zeros(192, np.uint32)])
 
 

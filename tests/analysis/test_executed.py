@@ -223,9 +223,9 @@ def test_several_blocks_are_executed_together():
 @pytest.mark.parametrize(
     ("lines", "match"),
     [
-        (("LDS R1, [RZ]", "STS [R1], RZ"), "STS .* depends on what is not known"),
-        (("LDS R1, [RZ]", "ISETP.GT.AND P0, PT, R1, RZ, PT", "@P0 STS [RZ], RZ"), "depends on what is not known"),
-        (("RET.REL.NODEC R2",), "RET.* an instruction that is not understood"),
+        (("LDS R1, [RZ]", "STS [R1], RZ"), "STS .* depends on an unknown value"),
+        (("LDS R1, [RZ]", "ISETP.GT.AND P0, PT, R1, RZ, PT", "@P0 STS [RZ], RZ"), "depends on an unknown value"),
+        (("RET.REL.NODEC R2",), "unsupported instruction RET"),
         ((".L_x", "STS [RZ], RZ", "BRA `(.L_x)"), "takes more than"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_part_of_a_block_that_meets_does_not_order_the_other():
     ("count", "message"),
     [
         (WORDS, r"deadlock: threads 0 to \d+ of block \(0, 0, 0\) at the barrier 1 of 128 .* \(64 of 128\)"),
-        (32, "at the barrier 1 of 32 threads, for 32 threads, of which 64 have come"),
+        (32, "at the barrier 1 of 32 threads: it expects 32 threads, and 64 have arrived"),
     ],
 )
 def test_a_barrier_of_another_number_of_threads_is_found(count, message):

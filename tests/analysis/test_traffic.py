@@ -150,7 +150,7 @@ def test_a_condition_on_memory_is_refused():
         if X[thread] < T.float32(1):
             Y[thread] = T.float32(0)
 
-    with pytest.raises(AnalysisError, match="TensorLoad in index arithmetic"):
+    with pytest.raises(AnalysisError, match=r"index arithmetic.*TensorLoad"):
         counts(kernel)
 
 

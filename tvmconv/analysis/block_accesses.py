@@ -1,7 +1,7 @@
-"""What one block's accesses ask of shared and global memory, as the machine code makes them: exact, where it is known.
+"""Counts of one block's requests to shared and global memory, taken from the machine code where it is available.
 
-The text of a kernel has accesses that the compiler merges, drops, or makes only once; its machine code has those that
-there are. They are told by the statement of the text that they come from.
+The compiler merges, drops and hoists accesses of the TIR, so only the machine code shows the accesses that are made.
+The line table of the machine code relates each access to the TIR statement that it comes from.
 """
 
 from __future__ import annotations
@@ -37,20 +37,19 @@ if TYPE_CHECKING:
 
 RequestKind = Literal["load", "store"]
 REQUEST_KINDS: tuple[RequestKind, ...] = ("load", "store")
-MAX_BLOCK_INSTRUCTIONS = 1_000_000  # instructions of a block that are executed: some seconds
-NO_STATEMENT = -1  # of what the compiler has moved to a line without one
+MAX_BLOCK_INSTRUCTIONS = 1_000_000  # warp instructions of a block to interpret, which takes some seconds
+NO_STATEMENT = -1  # statement index of an instruction that the compiler assigns to no line of the TIR
 
 
 @dataclass(frozen=True)
 class BlockAccessCounts:
-    """What a block of a step asks.
+    """Memory requests of one block of a device kernel.
 
     Attributes:
-        shared_accesses: its accesses to shared memory.
-        global_accesses: its accesses to global memory, but for TMA's, constant memory's and textures'.
-        instruction_counts: its instructions, in their order, and what each does; None where the text was counted
-            instead.
-        fallback_reason: why the machine code was not executed; empty where it was.
+        shared_accesses: Accesses to shared memory.
+        global_accesses: Accesses to global memory without those of TMA, constant memory and textures.
+        instruction_counts: SASS instructions in their order with their counts; None if the TIR was counted instead.
+        fallback_reason: Reason why the machine code was not interpreted; empty if it was.
     """
 
     shared_accesses: list[SharedAccess]
@@ -59,66 +58,82 @@ class BlockAccessCounts:
     fallback_reason: str = ""
 
 
-_COUNTS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockAccessCounts]] = WeakKeyDictionary()  # steps by name
+_COUNTS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockAccessCounts]] = WeakKeyDictionary()  # by device kernel's name
 
 
 def count_block_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockAccessCounts:
-    """What the middle block of one of a kernel's steps asks.
+    """Count the memory requests of the middle block of one of a kernel's device kernels.
 
-    Where there is no nvdisasm, or the machine code is not understood or takes more than `MAX_BLOCK_INSTRUCTIONS` to
-    execute, it is what the text asks (`tvmconv.analysis.block_counts`).
+    The TIR is counted instead (`tvmconv.analysis.block_counts`) if there is no nvdisasm, if the machine code has an
+    unsupported instruction, or if the block executes more than `MAX_BLOCK_INSTRUCTIONS`.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The requests of all accesses, cached per kernel.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+        AnalysisError: The accesses cannot be counted, or they depend on the data.
     """
-    counts_by_kernel = _COUNTS_CACHE.setdefault(kernel, {})
-    if lowered_kernel.name not in counts_by_kernel:
+    cache = _COUNTS_CACHE.setdefault(kernel, {})
+    if lowered_kernel.name not in cache:
         try:
             return count_sass_accesses(kernel, lowered_kernel)
         except (AnalysisError, CompileError) as error:
-            text_counts = count_block(kernel, lowered_kernel)
-            counts_by_kernel[lowered_kernel.name] = BlockAccessCounts(
-                text_counts.shared_accesses, text_counts.global_accesses, fallback_reason=str(error)
+            tir_counts = count_block(kernel, lowered_kernel)
+            cache[lowered_kernel.name] = BlockAccessCounts(
+                tir_counts.shared_accesses, tir_counts.global_accesses, fallback_reason=str(error)
             )
-    return counts_by_kernel[lowered_kernel.name]
+    return cache[lowered_kernel.name]
 
 
 def count_sass_accesses(
     kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int | None = None
 ) -> BlockAccessCounts:
-    """What the middle block of one of a kernel's steps asks, by its machine code alone.
+    """Count the memory requests of the middle block of a device kernel from its machine code alone.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        lowered_kernel: one of its steps.
-        max_instructions: number of instructions of the block that are executed at most; `MAX_BLOCK_INSTRUCTIONS` by
-            default.
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of the kernel's device kernels.
+        max_instructions: Maximum number of warp instructions to interpret; `MAX_BLOCK_INSTRUCTIONS` by default.
+
+    Returns:
+        The requests of all accesses, cached per kernel.
 
     Raises:
-        AnalysisError: the machine code is not understood, or takes more steps to execute.
-        CompileError: the kernel does not compile, or there is no disassembler.
+        AnalysisError: The machine code has an unsupported instruction, or executes too many of them.
+        CompileError: The kernel does not compile, or there is no disassembler.
     """
-    counts_by_kernel = _COUNTS_CACHE.setdefault(kernel, {})
-    if lowered_kernel.name not in counts_by_kernel:
-        counts_by_kernel[lowered_kernel.name] = _count_from_sass(
-            kernel, lowered_kernel, max_instructions or MAX_BLOCK_INSTRUCTIONS
-        )
-    if counts_by_kernel[lowered_kernel.name].instruction_counts is None:
-        raise AnalysisError(counts_by_kernel[lowered_kernel.name].fallback_reason)
-    return counts_by_kernel[lowered_kernel.name]
+    cache = _COUNTS_CACHE.setdefault(kernel, {})
+    if lowered_kernel.name not in cache:
+        limit = max_instructions or MAX_BLOCK_INSTRUCTIONS
+        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, limit)
+    if cache[lowered_kernel.name].instruction_counts is None:
+        raise AnalysisError(cache[lowered_kernel.name].fallback_reason)
+    return cache[lowered_kernel.name]
+
+
+def _interpret(
+    kernel: Kernel,
+    lowered_kernel: LoweredKernel,
+    block: BlockIndex,
+    max_instructions: int,
+    on_access: executed.AccessCallback | None = None,
+) -> tuple[LinkedSources, list[InstructionCounts]]:
+    """Interpret a block's machine code, and return it with the counts of each instruction."""
+    index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
+    sources = link_sources(kernel)[index]
+    compiled_kernel = kernel.executable.kernels[index]
+    counts = count_requests(compiled_kernel, sources.listing, arch, [block], on_access, max_instructions)
+    return sources, counts
 
 
 def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int) -> BlockAccessCounts:
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    sources = link_sources(kernel)[kernel_index]
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        sources.listing,
-        str(kernel.device.arch),
-        [select_middle_block(lowered_kernel)],
-        max_instructions=max_instructions,
-    )
-    names = list_array_names(kernel, lowered_kernel)
+    middle_block = select_middle_block(lowered_kernel)
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
+    array_names = list_array_names(kernel, lowered_kernel)
     buffers = _SharedBufferNames(sources, instruction_counts)
     shared_counts: defaultdict[tuple[int, RequestKind, str], list[InstructionCounts]] = defaultdict(list)
     global_counts: defaultdict[tuple[int, RequestKind, str], list[InstructionCounts]] = defaultdict(list)
@@ -129,12 +144,11 @@ def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instruct
             if counts.num_requests and instruction.opcode in ACCESSES["shared", kind]:
                 shared_counts[statement_index, kind, buffers.find_name(kind, statement_index, counts)].append(counts)
             if counts.num_sectors and instruction.opcode in ACCESSES["global", kind]:
-                global_counts[statement_index, kind, ", ".join(names[n] for n in sorted(counts.array_indices))].append(
-                    counts
-                )
+                array = ", ".join(array_names[n] for n in sorted(counts.array_indices))
+                global_counts[statement_index, kind, array].append(counts)
     return BlockAccessCounts(
-        [_sum_shared_access(key, sources) for key, sources in sorted(shared_counts.items())],
-        [_sum_global_access(key, sources) for key, sources in sorted(global_counts.items())],
+        [_sum_shared_access(key, counts) for key, counts in sorted(shared_counts.items())],
+        [_sum_global_access(key, counts) for key, counts in sorted(global_counts.items())],
         list(zip(sources.listing, instruction_counts, strict=True)),
     )
 
@@ -142,37 +156,37 @@ def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instruct
 def count_instructions(
     kernel: Kernel, lowered_kernel: LoweredKernel, block: BlockIndex
 ) -> list[tuple[SassInstruction, InstructionCounts]]:
-    """Return the instructions of a step, in their order, and what each does in one block.
+    """Return the SASS instructions of a device kernel in their order, each with its counts in one block.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        lowered_kernel: one of its steps.
-        block: of the grid, as (x, y, z).
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of the kernel's device kernels.
+        block: Index of the block in the grid as (x, y, z).
+
+    Returns:
+        Pairs of an instruction and its counts.
 
     Raises:
-        AnalysisError: the machine code is not understood, or takes more than `MAX_BLOCK_INSTRUCTIONS` to execute.
-        CompileError: the kernel does not compile, or there is no disassembler.
+        AnalysisError: The machine code has an unsupported instruction, or executes more than
+            `MAX_BLOCK_INSTRUCTIONS`.
+        CompileError: The kernel does not compile, or there is no disassembler.
     """
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    listing = link_sources(kernel)[kernel_index].listing
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        listing,
-        str(kernel.device.arch),
-        [block],
-        max_instructions=MAX_BLOCK_INSTRUCTIONS,
-    )
-    return list(zip(listing, instruction_counts, strict=True))
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, block, MAX_BLOCK_INSTRUCTIONS)
+    return list(zip(sources.listing, instruction_counts, strict=True))
 
 
 def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
-    """Of each access of the middle block the first request of a warp that takes most, in the order of the text.
+    """Return the costliest warp request of each access of the middle block, in the order of the TIR's statements.
 
-    Where the machine code is not known or understood, of each access of the text
-    (`tvmconv.analysis.memory.requests.find_worst_requests`).
+    The accesses are those of the TIR (`tvmconv.analysis.memory.requests.find_worst_requests`) if the machine code
+    cannot be interpreted.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of `kernel.kernels`.
 
     Raises:
-        AnalysisError: an access cannot be executed, or depends on the data.
+        AnalysisError: An access cannot be executed, or it depends on the data.
     """
     try:
         return _find_costliest_in_sass(kernel, lowered_kernel)
@@ -181,51 +195,35 @@ def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
 
 
 def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
-    kernel_index = kernel.kernels.index(lowered_kernel)
-    sources = link_sources(kernel)[kernel_index]
     costliest: dict[tuple[int, MemorySpace], CostliestRequest] = {}
+    listing = link_sources(kernel)[kernel.kernels.index(lowered_kernel)].listing
 
-    def note_request(warp_request: executed.WarpRequest) -> None:
-        instruction, copies = sources.listing[warp_request.instruction_index], warp_request.source_addresses is not None
+    def note_request(request: executed.WarpRequest) -> None:
+        instruction, is_copy = listing[request.instruction_index], request.source_addresses is not None
+        shared_part = request.addresses, request.is_active
+        global_part = (request.source_addresses, request.is_read) if is_copy else shared_part
         memory_parts: tuple[tuple[MemorySpace, NDArray[np.int64] | None, NDArray[np.bool_] | None], ...] = (
-            ("shared", warp_request.addresses, warp_request.is_active),
-            (
-                "global",
-                *(
-                    (warp_request.source_addresses, warp_request.is_read)
-                    if copies
-                    else (warp_request.addresses, warp_request.is_active)
-                ),
-            ),
+            ("shared", *shared_part),
+            ("global", *global_part),
         )
         for space, addresses, active in memory_parts:
             for kind in REQUEST_KINDS:
                 if addresses is None or active is None or instruction.opcode not in ACCESSES[space, kind]:
                     continue
-                site = AccessSite(0, space, kind, "", warp_request.access_bytes)
-                if worst := select_costlier(
-                    costliest.get((warp_request.instruction_index, space)), site, addresses, active, is_copy=copies
-                ):
-                    costliest[warp_request.instruction_index, space] = worst
+                site = AccessSite(0, space, kind, "", request.access_bytes)
+                key = request.instruction_index, space
+                if worst := select_costlier(costliest.get(key), site, addresses, active, is_copy=is_copy):
+                    costliest[key] = worst
 
-    arch = str(kernel.device.arch)
-    instruction_counts = count_requests(
-        kernel.executable.kernels[kernel_index],
-        sources.listing,
-        arch,
-        [select_middle_block(lowered_kernel)],
-        note_request,
-        MAX_BLOCK_INSTRUCTIONS,
-    )
-    names, buffers = list_array_names(kernel, lowered_kernel), _SharedBufferNames(sources, instruction_counts)
+    middle_block = select_middle_block(lowered_kernel)
+    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
+    array_names, buffers = list_array_names(kernel, lowered_kernel), _SharedBufferNames(sources, instruction_counts)
     requests_by_access: dict[tuple[int, MemorySpace, RequestKind, str], CostliestRequest] = {}
     for (instruction_index, space), request in costliest.items():
-        statement = sources.find_statement(sources.listing[instruction_index])
-        statement_index, counts = (
-            NO_STATEMENT if statement is None else statement,
-            instruction_counts[instruction_index],
-        )
-        array_text = ", ".join(names[n] for n in sorted(counts.array_indices))
+        statement = sources.find_statement(listing[instruction_index])
+        statement_index = NO_STATEMENT if statement is None else statement
+        counts = instruction_counts[instruction_index]
+        array_text = ", ".join(array_names[n] for n in sorted(counts.array_indices))
         name = buffers.find_name(request.kind, statement_index, counts) if space == "shared" else array_text
         key = statement_index, space, request.kind, name
         if key not in requests_by_access or requests_by_access[key].cost < request.cost:
@@ -261,40 +259,36 @@ def _sum_global_access(key: tuple[int, RequestKind, str], instruction_counts: li
 
 
 class _SharedBufferNames:
-    """The shared buffers of a step, by where their stores go: of a statement that reads several, which one it is."""
+    """Names of a device kernel's shared buffers, by the address range that the stores to each buffer cover.
+
+    The range tells which buffer an instruction accesses if its statement reads several buffers.
+    """
 
     def __init__(self, sources: LinkedSources, instruction_counts: Iterable[InstructionCounts]) -> None:
-        self._has_instructions = has_instructions(sources.lowered_kernel.function)
+        function = sources.lowered_kernel.function
+        self._has_instructions = has_instructions(function)
         self._names_by_statement: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
-        if (
-            not self._has_instructions
-            and sources.lowered_kernel.shared_bytes + sources.lowered_kernel.dynamic_shared_bytes
-        ):
-            for access in iterate_accesses(sources.lowered_kernel.function, is_shared):
+        shared_bytes = sources.lowered_kernel.shared_bytes + sources.lowered_kernel.dynamic_shared_bytes
+        if not self._has_instructions and shared_bytes:
+            for access in iterate_accesses(function, is_shared):
                 self._names_by_statement[access.kind, access.statement_index][str(access.buffer.name)] = None
         self._address_ranges: dict[str, tuple[int, int]] = {}
         for instruction, counts in zip(sources.listing, instruction_counts, strict=True):
             statement = sources.find_statement(instruction)
             names = self._names_by_statement.get(("store", NO_STATEMENT if statement is None else statement), {})
-            if instruction.opcode in ACCESSES["shared", "store"] and counts.shared_address_range and len(names) == 1:
+            address_range = counts.shared_address_range
+            if instruction.opcode in ACCESSES["shared", "store"] and address_range and len(names) == 1:
                 (name,) = names
-                first, last = self._address_ranges.get(name, counts.shared_address_range)
-                self._address_ranges[name] = (
-                    min(first, counts.shared_address_range[0]),
-                    max(last, counts.shared_address_range[1]),
-                )
+                first, last = self._address_ranges.get(name, address_range)
+                self._address_ranges[name] = min(first, address_range[0]), max(last, address_range[1])
 
     def find_name(self, kind: str, statement: int, counts: InstructionCounts) -> str:
-        """The buffer that an instruction of a statement accesses; all that it may be, where that is not known."""
+        """Return the name of the buffer that an instruction accesses, or all candidates joined by commas."""
         if self._has_instructions:
             return "shared"
         names: Mapping[str, None] = self._names_by_statement.get((kind, statement), {})
         if counts.shared_address_range and len(names) != 1:
             first, last = counts.shared_address_range
-            containing_buffers = [
-                name
-                for name, (first_address, last_address) in self._address_ranges.items()
-                if first_address <= first and last <= last_address
-            ]
-            names = dict.fromkeys(name for name in containing_buffers if name in names or not names) or names
+            containing = [name for name, (start, end) in self._address_ranges.items() if start <= first and last <= end]
+            names = dict.fromkeys(name for name in containing if name in names or not names) or names
         return ", ".join(names) or "shared"

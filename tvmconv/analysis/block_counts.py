@@ -1,6 +1,6 @@
-"""What one block's text does to shared and global memory, and its arithmetic: counted once for a kernel, whoever asks.
+"""Counts of one block's memory accesses and arithmetic, taken from a kernel's TIR and cached per kernel.
 
-A kernel of instructions by name is executed for that, its middle block, which takes seconds where its loops are long.
+The emulator executes the middle block if the kernel uses GPU instructions by name, which takes seconds for long loops.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """What one block of a step does.
+    """Memory accesses and arithmetic of one block of a device kernel.
 
     Attributes:
-        shared_accesses: its accesses to shared memory.
-        global_accesses: its accesses to global memory.
-        traffic: all of its operations. What TMA and wgmma access is not among them.
+        shared_accesses: Accesses to shared memory.
+        global_accesses: Accesses to global memory.
+        traffic: Bytes and operations of the block without the accesses of TMA and wgmma.
     """
 
     shared_accesses: list[SharedAccess]
@@ -37,34 +37,36 @@ class BlockCounts:
     traffic: BlockTraffic
 
 
-_COUNTS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockCounts]] = WeakKeyDictionary()  # steps by name
+_COUNTS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockCounts]] = WeakKeyDictionary()  # by device kernel's name
 
 
 def count_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockCounts:
-    """What a block of one of a kernel's steps does.
+    """Count the memory accesses and arithmetic of a block of one of a kernel's device kernels.
 
-    Where indices are evaluated, shared accesses are those of the first block, global ones those of the middle one, and
-    the arithmetic that of the busiest; where the kernel is executed, all are those of the middle one.
+    If indices are evaluated, the shared accesses are those of the first block, the global ones those of the middle
+    block, and the arithmetic that of the busiest block. If the kernel is emulated, all are those of the middle block.
+
+    Args:
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The counts, cached per kernel.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+        AnalysisError: The accesses cannot be counted, or they depend on the data.
     """
-    counts_by_kernel = _COUNTS_CACHE.setdefault(kernel, {})
-    if lowered_kernel.name not in counts_by_kernel:
-        counts_by_kernel[lowered_kernel.name] = (
-            _count_by_execution(kernel, lowered_kernel)
-            if has_instructions(lowered_kernel.function)
-            else _count_by_evaluation(kernel, lowered_kernel)
-        )
-    return counts_by_kernel[lowered_kernel.name]
-
-
-def _count_by_evaluation(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockCounts:
-    return BlockCounts(
-        count_shared_accesses(kernel, lowered_kernel),
-        count_global_accesses(kernel, lowered_kernel),
-        count_traffic(kernel, lowered_kernel),
-    )
+    cache = _COUNTS_CACHE.setdefault(kernel, {})
+    if lowered_kernel.name not in cache:
+        if has_instructions(lowered_kernel.function):
+            cache[lowered_kernel.name] = _count_by_execution(kernel, lowered_kernel)
+        else:
+            cache[lowered_kernel.name] = BlockCounts(
+                count_shared_accesses(kernel, lowered_kernel),
+                count_global_accesses(kernel, lowered_kernel),
+                count_traffic(kernel, lowered_kernel),
+            )
+    return cache[lowered_kernel.name]
 
 
 def _count_by_execution(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockCounts:
@@ -72,12 +74,8 @@ def _count_by_execution(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockC
     blocks = expand_to_clusters(lowered_kernel.launch, [select_middle_block(lowered_kernel)])
     bank_observer, sector_observer = BankConflictObserver(lanes_per_block), SectorObserver(lanes_per_block)
     traffic_observer = TrafficObserver(len(blocks), lanes_per_block, kernel.memory_scopes, wants_async_proxy=False)
-    run_with_observer(
-        lowered_kernel,
-        kernel.memory_scopes,
-        blocks,
-        CompositeObserver(bank_observer, sector_observer, traffic_observer),
-    )
+    observer = CompositeObserver(bank_observer, sector_observer, traffic_observer)
+    run_with_observer(lowered_kernel, kernel.memory_scopes, blocks, observer)
     return BlockCounts(
         bank_observer.list_accesses(),
         sector_observer.list_accesses(),

@@ -1,8 +1,8 @@
-"""How long a kernel takes at least to write and read its threads' local memory: what does not fit in registers.
+"""Estimates of the time that a kernel needs at least to write and read its threads' local memory.
 
-Arrays of a thread that are too large for registers, or are indexed by what is not known at compile time, lie in local
-memory, which is global memory of each thread's own ("Local Memory" in the CUDA C++ Programming Guide). A config whose
-tile was fast with a small filter may have thousands of bytes of it with a large one.
+Arrays of a thread that exceed the register file, or that the kernel indexes by values unknown at compile time, lie in
+local memory. This is global memory that is private to a thread ("Local Memory" in the CUDA C++ Programming Guide). A
+config whose tile is fast with a small filter may need thousands of bytes of it with a large filter.
 """
 
 from __future__ import annotations
@@ -26,38 +26,34 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 REGISTER_BYTES = 4
-L1_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 128, 64  # of a multiprocessor; sources as in `predict_kernel_time`
+L1_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 128, 64  # per multiprocessor; `predicted_time` names the sources
 
 
 def estimate_seconds_from_text(kernel: Kernel, device_spec: DeviceSpec) -> float:
-    """Estimate the seconds that local memory takes by the arrays of a thread that no registers can hold.
+    """Estimate the seconds that local memory takes, from the TIR's thread-local arrays that exceed the registers.
 
-    The kernel need not be compiled, which takes long where such arrays make its text long.
+    The kernel is not compiled, because long arrays make its generated code long and slow to compile.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        device_spec: the GPU.
+        kernel: Kernel for an NVIDIA architecture.
+        device_spec: Rates of the GPU.
     """
-    max_register_bytes = MAX_REGISTERS_PER_THREAD * REGISTER_BYTES
-    return sum(
-        _estimate_seconds(
-            lowered_kernel,
-            max(0, sum_allocated_bytes(lowered_kernel.function, "local") - max_register_bytes),
-            device_spec,
-        )
-        for lowered_kernel in kernel.timed_kernels
-    )
+    seconds = 0.0
+    for lowered_kernel in kernel.timed_kernels:
+        excess_bytes = sum_allocated_bytes(lowered_kernel.function, "local") - MAX_REGISTERS_PER_THREAD * REGISTER_BYTES
+        seconds += _estimate_seconds(lowered_kernel, max(0, excess_bytes), device_spec)
+    return seconds
 
 
 def estimate_seconds_from_cubin(kernel: Kernel, device_spec: DeviceSpec) -> float:
-    """Estimate the seconds that local memory takes by the stack that ptxas reports, spilled registers included.
+    """Estimate the seconds that local memory takes, from the stack that ptxas reports, spilled registers included.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        device_spec: the GPU.
+        kernel: Kernel for an NVIDIA architecture.
+        device_spec: Rates of the GPU.
 
     Raises:
-        CompileError: the kernel does not compile.
+        CompileError: The kernel does not compile.
     """
     return sum(
         _estimate_seconds(lowered_kernel, kernel.cubin.kernels[lowered_kernel.name].stack_bytes, device_spec)
@@ -66,7 +62,7 @@ def estimate_seconds_from_cubin(kernel: Kernel, device_spec: DeviceSpec) -> floa
 
 
 def _estimate_seconds(lowered_kernel: LoweredKernel, nbytes: int, device_spec: DeviceSpec) -> float:
-    """The seconds in which each thread writes so many bytes once and reads them once."""
+    """Return the seconds in which each thread writes `nbytes` bytes once and reads them once."""
     clock_hz = device_spec.flops / (2 * (get_fp32_lanes(device_spec.arch) or 128) * device_spec.multiprocessors)
     blocks, threads = math.prod(lowered_kernel.launch.grid), lowered_kernel.launch.threads_per_block
     sm = get_multiprocessor_spec(device_spec.arch)

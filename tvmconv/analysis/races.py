@@ -1,7 +1,7 @@
-"""Races for shared memory, found by executing blocks: also where addresses are numbers in registers.
+"""Detection of data races for shared memory, by executing blocks in the emulator.
 
-`tvmconv.compiler.barriers` finds the barriers that TVM leaves out, from the text alone, before a kernel is compiled. It
-compares indices of buffers, and knows nothing of addresses: of kernels with GPU instructions by name this is the check.
+`tvmconv.compiler.barriers` finds the barriers that TVM omits in the TIR, before a kernel is compiled. It compares
+buffer indices but cannot see addresses in registers, so kernels with GPU instructions by name need this check.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ if TYPE_CHECKING:
 
 
 def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> list[str]:
-    """What the threads of a kernel race for, the first of each of its steps; empty where no race is found.
+    """Return a message for the first race of each device kernel; an empty list if no race is found.
 
-    A race is an access to shared memory that no barrier orders behind another thread's store to it, or a store behind
-    another thread's load; an asynchronous copy that nobody has waited for where it goes; a fence or a wait that TMA or
-    wgmma lacks; a barrier that not all threads reach, or any other wait that never ends. Only what the executed blocks
-    do is seen, on random numbers, and of global memory only stores at one time.
+    A race is one of the following:
+
+    * an access to shared memory that no barrier orders after another thread's store to it, or a store that no barrier
+      orders after another thread's load;
+    * an asynchronous copy whose result is used before a wait for it;
+    * a missing fence or wait for TMA or wgmma;
+    * a barrier that not all threads reach, or any other wait that never ends.
+
+    The check sees only what the executed blocks do on random numbers, and in global memory only simultaneous stores.
 
     Args:
-        kernel: a built kernel, for any target.
-        blocks: of the grid, which are executed; by default the first, the last, and some in between.
+        kernel: A built kernel for any target.
+        blocks: Indices of the blocks to execute; by default the first, the last and some in between.
 
     Raises:
-        ExecutionError: the kernel leaves its arrays, or an access is misaligned.
-        AnalysisError: it cannot be executed (`tvmconv.emulator.execution.execute`).
+        ExecutionError: The kernel accesses memory outside its arrays, or an access is misaligned.
+        AnalysisError: The emulator cannot execute the kernel (`tvmconv.emulator.execution.execute`).
     """
     race_messages = []
     for lowered_kernel in kernel.kernels:

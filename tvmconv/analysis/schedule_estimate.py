@@ -1,4 +1,4 @@
-"""How long a kernel takes by the estimate of its schedule, a formula over the tiles, where that has one."""
+"""Time of a kernel by its schedule's own estimate, a formula over the tile sizes that some schedules provide."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ if TYPE_CHECKING:
 
 
 def estimate_schedule_seconds(kernel: Kernel) -> float | None:
-    """The seconds, on the GPU that the formula was fitted to; None where it is for no such config, or tells no time."""
+    """Return the estimated seconds of a kernel on the GPU that the formula was fitted to.
+
+    Args:
+        kernel: A built kernel.
+
+    Returns:
+        The seconds; None if the schedule has no estimate, or if it does not cover the kernel's config.
+    """
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     try:
         usage = space.compute_usage(space.point_from_config(kernel.config)[None])
-    except KnobError:  # a value that no search would try
+    except KnobError:  # the config has a value outside the search space
         return None
     if usage is None or usage.estimate is None or usage.estimate_seconds_per_unit is None:
         return None

@@ -1,4 +1,4 @@
-"""What a knob governs: a kernel beside those that differ from it by one step of one knob."""
+"""One-at-a-time sensitivity of a kernel to its knobs: kernels that differ from it by a nearby value of one knob."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from tvmconv.space import Value
 from tvmconv.space.mutation import compute_option_distances
 from tvmconv.space.search_space import Space
 
-MAX_NEIGHBORS_PER_KNOB = (
-    2  # steps of a knob: of a number the next smaller and the next larger, of a split those that move a factor
-)
+# The neighbors are the next smaller and larger value of a number, or the splits that differ by moving one factor.
+MAX_NEIGHBORS_PER_KNOB = 2
 
 
 @dataclass(frozen=True)
 class KnobNeighbor:
-    """A kernel with another value of a knob.
+    """Kernel that differs from another one in the value of one knob.
 
     Attributes:
-        knob: its name.
-        value: that it has here.
-        kernel: built, but for its machine code.
+        knob: Name of the knob.
+        value: Value of the knob in this kernel.
+        kernel: The kernel, lowered but not yet compiled to machine code.
     """
 
     knob: str
@@ -34,16 +33,18 @@ class KnobNeighbor:
 
 
 def iterate_knob_neighbors(kernel: Kernel) -> Iterator[KnobNeighbor]:
-    """The kernels that differ in one knob, by its nearest legal values; `MAX_NEIGHBORS_PER_KNOB` of a knob at most.
+    """Yield the kernels that differ in one knob, at most `MAX_NEIGHBORS_PER_KNOB` for each knob.
 
-    What exceeds a block of the device, or does not lower, is left out.
+    A config that exceeds the device's limits per block, or that fails to lower, is left out.
+
+    Args:
+        kernel: A built kernel.
     """
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     point = space.point_from_config(kernel.config)
     for knob_index, (name, knob) in enumerate(space.knobs.items()):
-        for option in _select_nearest_options(
-            space, point, knob_index, compute_option_distances(knob, int(point[knob_index]))
-        ):
+        distances = compute_option_distances(knob, int(point[knob_index]))
+        for option in _select_nearest_options(space, point, knob_index, distances):
             neighbor_point = point.copy()
             neighbor_point[knob_index] = option
             config = space.config_from_point(neighbor_point)
@@ -54,15 +55,10 @@ def iterate_knob_neighbors(kernel: Kernel) -> Iterator[KnobNeighbor]:
             yield KnobNeighbor(name, config[name], neighbor_kernel)
 
 
-def _select_nearest_options(
-    space: Space, point: np.ndarray, knob_index: int, option_distances: np.ndarray
-) -> list[int]:
-    """The legal options of a knob that are nearest to the one that a point has."""
-    other_options = [
-        option for option in np.argsort(option_distances, kind="stable").tolist() if option != point[knob_index]
-    ]
-    points = np.repeat(point[None, :], len(other_options), axis=0)
-    points[:, knob_index] = other_options
-    return [option for option, is_legal in zip(other_options, space.is_legal(points), strict=True) if is_legal][
-        :MAX_NEIGHBORS_PER_KNOB
-    ]
+def _select_nearest_options(space: Space, point: np.ndarray, knob_index: int, distances: np.ndarray) -> list[int]:
+    """Return the legal options of a knob that are nearest to the point's option."""
+    options = [option for option in np.argsort(distances, kind="stable").tolist() if option != point[knob_index]]
+    points = np.repeat(point[None, :], len(options), axis=0)
+    points[:, knob_index] = options
+    legal_options = [option for option, is_legal in zip(options, space.is_legal(points), strict=True) if is_legal]
+    return legal_options[:MAX_NEIGHBORS_PER_KNOB]

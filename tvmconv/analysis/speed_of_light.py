@@ -1,25 +1,23 @@
-"""How long each unit of a GPU needs for its part of a kernel: an estimate of its time, and a time that is certain.
+"""Time that each unit of a GPU needs for its part of a kernel: an estimate, and a lower bound (NCU's "Speed of Light").
 
-A unit of a multiprocessor does the work of the blocks that come to that multiprocessor: of a grid of B blocks on M
-multiprocessors, the busiest has the next integer above B / M of them. Arithmetic in float32 is an instruction a lane
-and clock, a multiply-add at most ("Arithmetic Instructions" in the CUDA C++ Programming Guide), and tensor cores do
-many times that. Shared memory serves a wavefront of 128 bytes a clock ("Shared Memory" there), and L1 moves 4 sectors
-of 32 bytes a clock. Memory moves its bytes at the device's bandwidth.
+The busiest of M multiprocessors executes ceil(B / M) blocks of a grid of B blocks. A float32 lane executes one
+instruction per clock, at most a multiply-add ("Arithmetic Instructions" in the CUDA C++ Programming Guide). Tensor
+cores execute `TENSOR_CORE_RATE` times as many operations. Shared memory serves a wavefront of 128 bytes per clock
+("Shared Memory" there). L1 moves 4 sectors of 32 bytes per clock. DRAM moves its bytes at the device's bandwidth.
 
-The estimate (`UnitLowerBound.seconds`) takes all blocks to do what the middle one does. It takes each array to come
-from memory once, and again where L2 does not keep it (`footprint`), and a launch to take what the smallest kernel
-takes.
+The estimate (`UnitLowerBound.seconds`) assumes that all blocks do the work of the middle block. It counts each array
+once for DRAM, and again where L2 does not keep it (`memory.footprint`). A launch takes as long as the smallest kernel.
 
-The certain time (`UnitLowerBound.min_seconds`) is a lower bound, which no run of the kernel undercuts:
+The lower bound (`UnitLowerBound.min_seconds`) is a time that no run of the kernel can undercut:
 
-* It exists for arithmetic, shared memory and L1 only where the machine code was executed. The text of a kernel has
-  accesses and operations that the compiler merges or drops.
-* Some multiprocessor has at least the next integer above B / M blocks, each of which does no less than the least of the
-  middle block and the two at opposite corners of the grid. Some multiprocessor also has the middle block itself.
-* Tensor cores and the lanes of float32 work at the same time, so that the longer of the two counts. So do steps that
-  begin before the step in front of them has ended.
-* Of memory it counts what the arrays have beyond the L2 cache, which may hold the rest from the launch before.
-* A launch has none: how long an empty kernel takes differs between drivers and hosts.
+* Arithmetic, shared memory and L1 have a bound only if the machine code was interpreted. The TIR has accesses and
+  operations that the compiler merges or drops.
+* Some multiprocessor executes at least ceil(B / M) blocks. Each does no less than the least of the middle block and the
+  blocks at two opposite corners of the grid. Some multiprocessor also executes the middle block itself.
+* Tensor cores and float32 lanes work at the same time, so only the longer time counts. The same holds for device
+  kernels that start before the previous one ends.
+* DRAM counts the bytes of the arrays beyond the size of L2, which may keep the rest from the previous launch.
+* A launch has no bound, because the time of an empty kernel differs between drivers and hosts.
 """
 
 from __future__ import annotations
@@ -46,20 +44,20 @@ if TYPE_CHECKING:
     from tvmconv.emulator.blocks import BlockIndex
     from tvmconv.kernel import Kernel
 
-L1_SECTORS_PER_CLOCK = 4  # of L1, a multiprocessor
-WAVEFRONTS_PER_CLOCK = 1  # of shared memory, a multiprocessor
+L1_SECTORS_PER_CLOCK = 4  # per multiprocessor
+WAVEFRONTS_PER_CLOCK = 1  # shared-memory wavefronts per multiprocessor
 ARITHMETIC, SHARED, L1, DRAM, LAUNCH = "arithmetic", "shared memory", "L1", "memory", "launch"
 
 
 @dataclass(frozen=True)
 class UnitLowerBound:
-    """How long one unit needs for its part of a kernel.
+    """Time that one unit needs for its part of a kernel.
 
     Attributes:
-        unit: its name.
-        amount: what it has to do for the whole kernel, such as "1.2 GFLOP", if all blocks do what the middle one does.
-        seconds: an estimate of the time that it needs.
-        min_seconds: seconds that it needs for certain; None where no such time is known.
+        unit: Name of the unit.
+        amount: Work of the whole kernel, such as "1.2 GFLOP", if all blocks do the work of the middle block.
+        seconds: Estimated time in seconds.
+        min_seconds: Lower bound of the time in seconds; None if there is no bound.
     """
 
     unit: str
@@ -69,14 +67,17 @@ class UnitLowerBound:
 
 
 def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowerBound]:
-    """Return how long each unit needs for a kernel, over all its timed steps, the longest estimate first.
+    """Return the time that each unit needs for all timed device kernels, the longest estimate first.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        device_spec: the GPU.
+        kernel: Kernel for an NVIDIA architecture.
+        device_spec: Rates of the GPU.
+
+    Returns:
+        One entry each for arithmetic, shared memory, L1, DRAM and launches.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+        AnalysisError: The work cannot be counted, or it depends on the data.
     """
     num_fp32_lanes = get_fp32_lanes(device_spec.arch) or 128
     clock_hz = device_spec.flops / (2 * num_fp32_lanes * device_spec.multiprocessors)
@@ -88,9 +89,8 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
         max_blocks_per_sm = ceil_div(blocks, device_spec.multiprocessors)
         block_work = _count_middle_block(kernel, lowered_kernel)
         total_work = total_work.add_blocks(block_work, blocks)
-        clocks[ARITHMETIC] += max_blocks_per_sm * (
-            block_work.lane_clocks / num_fp32_lanes + block_work.matrix_flops / 2 / tensor_rate
-        )
+        arithmetic_clocks = block_work.lane_clocks / num_fp32_lanes + block_work.matrix_flops / 2 / tensor_rate
+        clocks[ARITHMETIC] += max_blocks_per_sm * arithmetic_clocks
         clocks[SHARED] += max_blocks_per_sm * block_work.wavefronts / WAVEFRONTS_PER_CLOCK
         clocks[L1] += max_blocks_per_sm * block_work.sectors / L1_SECTORS_PER_CLOCK
         kernel_min_clocks = (
@@ -108,55 +108,42 @@ def compute_unit_times(kernel: Kernel, device_spec: DeviceSpec) -> list[UnitLowe
     bytes_beyond_l2 = max(0, kernel.workload.min_bytes - get_l2_bytes(device_spec.arch))
     min_seconds = {unit: value / clock_hz for unit, value in (min_clocks or {}).items()}
     flops = total_work.flops + total_work.matrix_flops
+    amounts = {
+        ARITHMETIC: f"{flops / 1e9:.3g} GFLOP",
+        SHARED: f"{total_work.wavefronts / 1e6:.3g} million wavefronts",
+        L1: f"{total_work.sectors / 1e6:.3g} million sectors",
+    }
     unit_times = [
-        UnitLowerBound(
-            ARITHMETIC, f"{flops / 1e9:.3g} GFLOP", clocks[ARITHMETIC] / clock_hz, min_seconds.get(ARITHMETIC)
-        ),
-        UnitLowerBound(
-            SHARED,
-            f"{total_work.wavefronts / 1e6:.3g} million wavefronts",
-            clocks[SHARED] / clock_hz,
-            min_seconds.get(SHARED),
-        ),
-        UnitLowerBound(
-            L1, f"{total_work.sectors / 1e6:.3g} million sectors", clocks[L1] / clock_hz, min_seconds.get(L1)
-        ),
-        UnitLowerBound(
-            DRAM,
-            f"{dram_total_bytes / 1e6:.3g} MB",
-            dram_total_bytes / device_spec.bandwidth,
-            bytes_beyond_l2 / device_spec.bandwidth or None,
-        ),
-        UnitLowerBound(LAUNCH, f"{launches}", LAUNCH_SECONDS * launches),
+        UnitLowerBound(unit, amount, clocks[unit] / clock_hz, min_seconds.get(unit)) for unit, amount in amounts.items()
     ]
+    dram_seconds, min_dram_seconds = (nbytes / device_spec.bandwidth for nbytes in (dram_total_bytes, bytes_beyond_l2))
+    dram_amount = f"{dram_total_bytes / 1e6:.3g} MB"
+    unit_times.append(UnitLowerBound(DRAM, dram_amount, dram_seconds, min_dram_seconds or None))
+    unit_times.append(UnitLowerBound(LAUNCH, f"{launches}", LAUNCH_SECONDS * launches))
     return sorted(unit_times, key=lambda unit_time: -unit_time.seconds)
 
 
 def explain_text_counts(kernel: Kernel) -> str:
-    """Return why the text of a kernel was counted in place of its machine code; empty where the machine code was.
+    """Return the reason why a kernel's TIR was counted instead of its machine code; empty if the latter was counted.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+        AnalysisError: The accesses cannot be counted, or they depend on the data.
     """
-    return next(
-        filter(
-            None,
-            (count_block_accesses(kernel, lowered_kernel).fallback_reason for lowered_kernel in kernel.timed_kernels),
-        ),
-        "",
-    )
+    reasons = (count_block_accesses(kernel, lowered_kernel).fallback_reason for lowered_kernel in kernel.timed_kernels)
+    return next(filter(None, reasons), "")
 
 
 def _count_exposed_launches(kernel: Kernel) -> int:
-    """How many launches take their time: not of steps that come up while the one before them ends."""
+    """Return the number of launches whose time counts; programmatic dependent launches overlap the previous kernel."""
     program = kernel.executable
-    return 1 + sum(
-        not compiled_kernel.uses_pdl for compiled_kernel in program.kernels[program.num_prepack_kernels + 1 :]
-    )
+    return 1 + sum(not compiled.uses_pdl for compiled in program.kernels[program.num_prepack_kernels + 1 :])
 
 
 def _uses_pdl(kernel: Kernel, lowered_kernel: LoweredKernel) -> bool:
-    """Whether a timed step begins before the timed step in front of it has ended."""
+    """Return whether a timed device kernel starts before the previous one ends (programmatic dependent launch)."""
     return (
         lowered_kernel is not kernel.timed_kernels[0]
         and kernel.executable.kernels[kernel.kernels.index(lowered_kernel)].uses_pdl
@@ -165,14 +152,14 @@ def _uses_pdl(kernel: Kernel, lowered_kernel: LoweredKernel) -> bool:
 
 @dataclass(frozen=True)
 class _UnitWork:
-    """What one block, or several, ask of the units.
+    """Work of one or more blocks for each unit.
 
     Attributes:
-        lane_clocks: clocks of all lanes of float32 together.
-        flops: multiplications and additions that these are.
-        matrix_flops: multiplications and additions of tensor cores.
-        wavefronts: of shared memory.
-        sectors: of global memory.
+        lane_clocks: Clocks of float32 arithmetic, summed over all lanes.
+        flops: Number of float32 multiplications and additions.
+        matrix_flops: Number of tensor-core multiplications and additions.
+        wavefronts: Number of shared-memory wavefronts.
+        sectors: Number of global-memory sectors.
     """
 
     lane_clocks: float
@@ -182,7 +169,7 @@ class _UnitWork:
     sectors: float
 
     def add_blocks(self, block_work: _UnitWork, num_blocks: int) -> _UnitWork:
-        """Return this work and that of so many blocks."""
+        """Return the sum of this work and that of `num_blocks` blocks."""
         return _UnitWork(
             self.lane_clocks + num_blocks * block_work.lane_clocks,
             self.flops + num_blocks * block_work.flops,
@@ -193,7 +180,7 @@ class _UnitWork:
 
 
 def _count_middle_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> _UnitWork:
-    """What the middle block asks: by its machine code, or by its text where that is not known."""
+    """Return the work of the middle block, from its machine code if that could be interpreted, else from its TIR."""
     access_counts = count_block_accesses(kernel, lowered_kernel)
     if access_counts.instruction_counts is not None:
         return _sum_instructions(access_counts.instruction_counts)
@@ -225,24 +212,22 @@ def _compute_min_clocks(
     num_fp32_lanes: int,
     tensor_rate: int,
 ) -> dict[str, float] | None:
-    """Clocks that the units of some multiprocessor need for certain; None where the machine code is not known.
+    """Return lower bounds of the clocks per unit; None if the machine code could not be interpreted.
 
     Args:
-        kernel: the kernel.
-        lowered_kernel: one of its steps.
-        middle_work: what the middle block of its grid asks.
-        max_blocks_per_sm: blocks of the multiprocessor that has most.
-        num_fp32_lanes: of float32.
-        tensor_rate: multiply-adds a clock of tensor cores.
+        kernel: The kernel.
+        lowered_kernel: One of the kernel's device kernels.
+        middle_work: Work of the middle block of its grid.
+        max_blocks_per_sm: Number of blocks of the busiest multiprocessor.
+        num_fp32_lanes: Number of float32 lanes per multiprocessor.
+        tensor_rate: Tensor-core multiply-adds per clock and multiprocessor.
     """
     if count_block_accesses(kernel, lowered_kernel).instruction_counts is None:
         return None
     block_works = [middle_work]
     try:
-        block_works += [
-            _sum_instructions(count_instructions(kernel, lowered_kernel, block))
-            for block in _select_corner_blocks(lowered_kernel)
-        ]
+        for block in _select_corner_blocks(lowered_kernel):
+            block_works.append(_sum_instructions(count_instructions(kernel, lowered_kernel, block)))
     except (AnalysisError, CompileError):
         return None
 
@@ -254,16 +239,12 @@ def _compute_min_clocks(
         }
 
     clocks_by_block = [compute_clocks(work) for work in block_works]
-    return {
-        unit: max(
-            clocks_by_block[0][unit], max_blocks_per_sm * min(block_clocks[unit] for block_clocks in clocks_by_block)
-        )
-        for unit in clocks_by_block[0]
-    }
+    least = {unit: min(clocks[unit] for clocks in clocks_by_block) for unit in clocks_by_block[0]}
+    return {unit: max(clocks, max_blocks_per_sm * least[unit]) for unit, clocks in clocks_by_block[0].items()}
 
 
 def _select_corner_blocks(lowered_kernel: LoweredKernel) -> list[BlockIndex]:
-    """The first and the last block of a grid, but for those that are its middle one."""
+    """Return the first and the last block of a grid without its middle block."""
     x, y, z = lowered_kernel.launch.grid
     corners: dict[BlockIndex, None] = dict.fromkeys([(0, 0, 0), (x - 1, y - 1, z - 1)])
     return [block for block in corners if block != select_middle_block(lowered_kernel)]

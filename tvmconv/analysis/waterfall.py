@@ -1,8 +1,8 @@
-"""The knob waterfall: from a schedule's default config to another, one knob at a time, and what each knob buys.
+"""Knob waterfall: the cumulative effect of the knobs between a schedule's default config and another config.
 
-The next knob is the one that lowers the least time most, when it is set to the value that it has in the end. What a
-knob would buy is computed again only once it comes first by what it would have bought before (Minoux, "Accelerated
-greedy algorithms", 1978): of ten knobs some thirty kernels are built, not fifty-five.
+Each step sets the knob that lowers the estimated time most to its final value. The gain of a knob is computed again
+only if the knob comes first by its previous gain (Minoux, "Accelerated greedy algorithms", 1978). For ten knobs some
+thirty kernels are built instead of 55.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_for_device
 from tvmconv.space import Config, Value
 
-MAX_BUILDS_PER_KNOB = 4  # kernels at most for each knob; after them the order is that of what was computed before
+MAX_BUILDS_PER_KNOB = 4  # after this many kernels per knob, the order is that of the gains computed so far
 
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """A config on the way.
+    """One config of the waterfall.
 
     Attributes:
-        knobs: those that changed here, with their new values; none at the beginning, and several where the values
-            between them make no kernel.
-        unit: which takes the longest.
-        seconds: the least time, by that unit.
-        measured_seconds: seconds a launch, where it is known.
-        occupancy: the share of a multiprocessor's warps, of the step that has the least.
-        registers: a thread, of the step that has the most.
-        wavefronts: of shared memory, in the whole kernel.
-        sectors: of global memory, in the whole kernel.
+        knobs: Knobs that this step changes, with their new values. The first step changes none. A step changes several
+            if the configs between them make no valid kernel.
+        unit: Unit that takes the longest time.
+        seconds: Estimated seconds of that unit.
+        measured_seconds: Measured seconds per launch; None if unknown.
+        occupancy: Fraction of a multiprocessor's warps in use, the minimum over the device kernels.
+        registers: Number of registers per thread, the maximum over the device kernels.
+        wavefronts: Number of shared-memory wavefronts of the whole kernel.
+        sectors: Number of global-memory sectors of the whole kernel.
     """
 
     knobs: tuple[tuple[str, Value], ...]
@@ -54,27 +54,29 @@ def compute_waterfall(
     find_measured_seconds: Callable[[Config], float | None] = lambda config: None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[WaterfallStep]:
-    """The way from a schedule's default config to a kernel's.
+    """Compute the steps from a schedule's default config to the config of a kernel.
 
     Args:
-        best: the kernel in the end, for an NVIDIA architecture.
-        device_spec: the GPU's numbers.
-        find_measured_seconds: how long a config takes, where that is known.
-        on_progress: is called with what is being built.
+        best: Kernel of the final config, for an NVIDIA architecture.
+        device_spec: Rates of the GPU.
+        find_measured_seconds: Function that returns the measured seconds of a config, or None; none are known by
+            default.
+        on_progress: Function that is called with the name of the knob whose kernel is being built.
+
+    Returns:
+        The steps in order, from the default config to the final one.
 
     Raises:
-        AnalysisError: what the first or the last kernel does cannot be counted.
-        Error: the default config makes no kernel.
+        AnalysisError: The first or the last kernel cannot be analysed.
+        Error: The default config makes no valid kernel.
     """
     default = build_for_device(best.workload, best.schedule, best.device, None)
     current_config: Config = {**default.config}
     waterfall_steps = [_make_step((), default, device_spec, find_measured_seconds)]
     remaining_knobs = [name for name, value in best.config.items() if current_config.get(name) != value]
-    best_seconds: dict[str, float] = dict.fromkeys(
-        remaining_knobs, -math.inf
-    )  # of the kernel with it, as last computed
+    best_seconds = dict.fromkeys(remaining_knobs, -math.inf)  # last estimate with the knob at its final value
     remaining_builds = MAX_BUILDS_PER_KNOB * len(remaining_knobs)
-    pending_changes: tuple[tuple[str, Value], ...] = ()  # knobs that make no kernel before another has changed, too
+    pending_changes: tuple[tuple[str, Value], ...] = ()  # changes that make no valid kernel without a later one
     while remaining_knobs:
         built_kernels: dict[str, Kernel | None] = {}
         while True:
@@ -88,22 +90,18 @@ def compute_waterfall(
         current_config[name] = best.config[name]
         remaining_knobs.remove(name)
         pending_changes = (*pending_changes, (name, current_config[name]))
-        kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
         if not remaining_knobs:
-            kernel = best
-        waterfall_step = (
-            _try_make_step(pending_changes, kernel, device_spec, find_measured_seconds)
-            if remaining_knobs
-            else _make_step(pending_changes, best, device_spec, find_measured_seconds)
-        )
-        if waterfall_step:
+            waterfall_steps.append(_make_step(pending_changes, best, device_spec, find_measured_seconds))
+            break
+        kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
+        if waterfall_step := _try_make_step(pending_changes, kernel, device_spec, find_measured_seconds):
             waterfall_steps.append(waterfall_step)
             pending_changes = ()
     return waterfall_steps
 
 
 def _build_kernel(best: Kernel, config: Mapping[str, Value]) -> Kernel | None:
-    """The kernel of a config; None if it makes none."""
+    """Return the kernel of a config, or None if the config makes no valid kernel."""
     try:
         return build_for_device(best.workload, best.schedule, best.device, config)
     except Error:
@@ -127,7 +125,7 @@ def _try_make_step(
 ) -> WaterfallStep | None:
     try:
         return _make_step(knobs, kernel, device_spec, find_measured_seconds) if kernel else None
-    except Error:  # what the compiler does not take is no step
+    except Error:  # the compiler rejects the kernel
         return None
 
 
@@ -140,10 +138,8 @@ def _make_step(
     slowest_unit, *_ = compute_unit_times(kernel, device_spec)
     blocks = [math.prod(lowered_kernel.launch.grid) for lowered_kernel in kernel.timed_kernels]
     access_counts = [count_block_accesses(kernel, lowered_kernel) for lowered_kernel in kernel.timed_kernels]
-    wavefronts_per_block = [
-        sum(item.wavefronts for item in kernel_counts.shared_accesses) for kernel_counts in access_counts
-    ]
-    sectors_per_block = [sum(item.sectors for item in kernel_counts.global_accesses) for kernel_counts in access_counts]
+    wavefronts = [sum(access.wavefronts for access in counts.shared_accesses) for counts in access_counts]
+    sectors = [sum(access.sectors for access in counts.global_accesses) for counts in access_counts]
     return WaterfallStep(
         knobs=tuple(knobs),
         unit=slowest_unit.unit,
@@ -153,6 +149,6 @@ def _make_step(
             compute_kernel_occupancy(kernel, lowered_kernel).warp_fraction for lowered_kernel in kernel.timed_kernels
         ),
         registers=max(kernel.cubin.kernels[lowered_kernel.name].registers for lowered_kernel in kernel.timed_kernels),
-        wavefronts=int(sum(item * count for item, count in zip(wavefronts_per_block, blocks, strict=True))),
-        sectors=int(sum(item * count for item, count in zip(sectors_per_block, blocks, strict=True))),
+        wavefronts=int(sum(item * count for item, count in zip(wavefronts, blocks, strict=True))),
+        sectors=int(sum(item * count for item, count in zip(sectors, blocks, strict=True))),
     )

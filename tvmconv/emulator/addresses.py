@@ -1,7 +1,7 @@
-"""The addresses of shared memory, as emulated code and who watches it have them."""
+"""Layout of the shared-memory addresses of emulated code."""
 
 from __future__ import annotations
 
-SHARED_BASE_ADDRESS = 1024  # where shared memory begins, so that the address 0 is nowhere
-CLUSTER_WINDOW_BYTES = 1 << 24  # bytes of the shared addresses of each block of a cluster, as seen from all of them
-CHUNK_BYTES = 16  # bytes: what the async proxy reads and writes is a multiple of it
+SHARED_BASE_ADDRESS = 1024  # first address of shared memory, so that address 0 is invalid
+CLUSTER_WINDOW_BYTES = 1 << 24  # size of each block's window in the shared addresses of a cluster
+CHUNK_BYTES = 16  # granularity of the accesses of the async proxy

@@ -1,4 +1,4 @@
-"""What the parameters of a kernel's step are given: arrays, and those behind tensor maps."""
+"""Arguments of an emulated kernel: arrays, and arrays behind tensor maps."""
 
 from __future__ import annotations
 
@@ -15,42 +15,47 @@ if TYPE_CHECKING:
 
 
 def bind_arguments(lowered_kernel: LoweredKernel, arrays: Sequence[GlobalArray]) -> list[Argument]:
-    """What a step's parameters are given, of arrays in the order of `LoweredKernel.arguments`' indices."""
+    """Return the arguments of a device kernel, from arrays in the order of `LoweredKernel.arguments`' indices.
+
+    Args:
+        lowered_kernel: One of a kernel's device kernels.
+        arrays: Arrays of the kernel's program by index.
+    """
+    return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])
+
+
+def _apply_tensor_maps(lowered_kernel: LoweredKernel, arguments: Sequence[GlobalArray]) -> list[Argument]:
     tensor_maps = dict(lowered_kernel.tensor_maps)
     return [
-        TensorMapArray(arrays[array_index], tensor_maps[position]) if position in tensor_maps else arrays[array_index]
-        for position, array_index in enumerate(lowered_kernel.arguments)
+        TensorMapArray(array, tensor_maps[position]) if position in tensor_maps else array
+        for position, array in enumerate(arguments)
     ]
 
 
 def make_zero_arguments(lowered_kernel: LoweredKernel) -> list[Argument]:
-    """Arrays of zeros for a step's parameters, as large as its text and its tensor maps have them."""
+    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare.
+
+    Args:
+        lowered_kernel: One of a kernel's device kernels.
+    """
     import tvm_ffi
     from tvm import tirx
 
     sizes: dict[Any, int] = {}
 
     def declare(declaration: Any) -> None:
-        sizes[declaration.data] = max(
-            sizes.get(declaration.data, 0), math.prod(int(extent) for extent in declaration.buffer.shape)
-        )
+        size = math.prod(int(extent) for extent in declaration.buffer.shape)
+        sizes[declaration.data] = max(sizes.get(declaration.data, 0), size)
 
     tvm_ffi.structural_walk(lowered_kernel.function.body, (tirx.DeclBuffer, declare), order="post")
     tensor_maps = dict(lowered_kernel.tensor_maps)
     arrays: dict[int, GlobalArray] = {}
-    for position, (parameter, variable) in enumerate(
-        zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)
-    ):
+    parameters = zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)
+    for position, (parameter, variable) in enumerate(parameters):
         dtype = get_numpy_dtype(parameter.dtype)
-        size = (
-            ceil_div(tensor_maps[position].nbytes, dtype.itemsize)
-            if position in tensor_maps
-            else sizes.get(variable, 0)
-        )
+        size = sizes.get(variable, 0)
+        if position in tensor_maps:
+            size = ceil_div(tensor_maps[position].nbytes, dtype.itemsize)
         if parameter.index not in arrays or arrays[parameter.index].size < size:
             arrays[parameter.index] = GlobalArray.allocate_zeros(parameter.name, dtype, size)
-    arguments = [arrays[array_index] for array_index in lowered_kernel.arguments]
-    return [
-        TensorMapArray(array, tensor_maps[position]) if position in tensor_maps else array
-        for position, array in enumerate(arguments)
-    ]
+    return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])

@@ -1,4 +1,4 @@
-"""Which blocks of a grid are executed, and how many lanes each of them has."""
+"""Selection of the blocks of a grid to execute, and the number of lanes per block."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ if TYPE_CHECKING:
     from tvmconv.compiler.executable import LaunchConfig
     from tvmconv.compiler.lowered_module import LoweredKernel
 
-NUM_SAMPLED_BLOCKS = 8  # that stand for all
+NUM_SAMPLED_BLOCKS = 8  # size of the sample that stands for all blocks
 
-BlockIndex = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
+BlockIndex = tuple[int, int, int]  # index of a block in the grid, or the grid's extents, as (x, y, z)
 
 
 def expand_to_clusters(launch: LaunchConfig, blocks: Sequence[BlockIndex] | None = None) -> list[BlockIndex]:
-    """Blocks, all by default, and the others of their clusters: those of one in a row, in the order of their ranks."""
-    x, y, z = (
-        range(0, extent, cluster_extent) for extent, cluster_extent in zip(launch.grid, launch.cluster, strict=True)
-    )
-    if any(extent % cluster_extent for extent, cluster_extent in zip(launch.grid, launch.cluster, strict=True)):
-        raise AnalysisError(f"a grid of {launch.grid} blocks in clusters of {launch.cluster}")
+    """Return blocks (all by default) and the others of their clusters, cluster by cluster in the order of the ranks.
+
+    Args:
+        launch: Grid, block and cluster size.
+        blocks: Indices of blocks as (x, y, z); all blocks of the grid by default.
+
+    Raises:
+        AnalysisError: The grid is not divisible by the cluster.
+    """
+    cluster = launch.cluster
+    if any(extent % step for extent, step in zip(launch.grid, cluster, strict=True)):
+        raise AnalysisError(f"the grid {launch.grid} is not divisible by the cluster {cluster}")
     if blocks is None:
+        x, y, z = (range(0, extent, step) for extent, step in zip(launch.grid, cluster, strict=True))
         blocks = [(i, j, k) for k in z for j in y for i in x]
-    first_blocks = dict.fromkeys(
-        tuple(
-            coordinate - coordinate % cluster_extent
-            for coordinate, cluster_extent in zip(block, launch.cluster, strict=True)
-        )
-        for block in blocks
-    )
-    cluster_x, cluster_y, cluster_z = launch.cluster
+    origins = (tuple(index - index % step for index, step in zip(block, cluster, strict=True)) for block in blocks)
+    first_blocks = dict.fromkeys(origins)
+    cluster_x, cluster_y, cluster_z = cluster
     return [
         (i + dx, j + dy, k + dz)
         for i, j, k in first_blocks
@@ -47,9 +49,9 @@ def expand_to_clusters(launch: LaunchConfig, blocks: Sequence[BlockIndex] | None
 
 
 def sample_blocks(grid: BlockIndex) -> list[BlockIndex]:
-    """Blocks spread over a grid: the one in the middle, and some drawn at random, always the same.
+    """Return a fixed sample of blocks: the middle one, and some drawn at random.
 
-    The middle alone will not do: where a schedule has fused the grid's axes, it may lie at an image's border.
+    The middle block alone is not representative: it may lie at an image's border if a schedule fuses the grid's axes.
     """
     random_blocks = np.random.default_rng(0).integers(grid, size=(NUM_SAMPLED_BLOCKS - 1, 3)).tolist()
     x, y, z = (extent // 2 for extent in grid)
@@ -57,5 +59,5 @@ def sample_blocks(grid: BlockIndex) -> list[BlockIndex]:
 
 
 def count_lanes(lowered_kernel: LoweredKernel) -> int:
-    """The lanes that a block has where it is executed: its threads, in whole warps."""
+    """Return the number of emulated lanes per block, which is the number of threads rounded up to whole warps."""
     return round_up(lowered_kernel.launch.threads_per_block, WARP_SIZE)

@@ -1,4 +1,4 @@
-"""The errors of a kernel that does what no kernel may."""
+"""Errors of an emulated kernel's behavior."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tvmconv.errors import AnalysisError
 
 
 class ExecutionError(AnalysisError):
-    """A kernel does what no kernel may: it races, leaves its arrays, or is misaligned."""
+    """Illegal behavior of a kernel: a race, an access out of bounds, or a misaligned access."""
 
 
 class RaceError(ExecutionError):
-    """Threads race for memory, do not wait for a copy, or do not all reach a barrier."""
+    """Accesses of threads that are not ordered, an asynchronous copy without a wait, or an incomplete barrier."""
 
 
 class DeadlockError(RaceError):
-    """Nobody can go on."""
+    """Threads of which none can continue."""

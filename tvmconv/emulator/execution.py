@@ -1,32 +1,34 @@
-"""Lowered device functions, executed with NumPy: no GPU, and stricter than one.
+"""Execution of lowered device functions with NumPy, without a GPU and with stricter checks than one.
 
-All threads of a block, and many blocks at once, run in lock step: a value is a number, or an array of one for each
-lane. `execute` runs one device function on arrays and changes them; what no kernel may do raises `ExecutionError`:
-leaving an array, misaligned vectors, races for shared memory, barriers that not all threads reach, registers read as
-integers before they are written. Memory that nobody has written is NaN.
+All threads of a block, and many blocks at once, run in lock step: a value is a number, or an array with one element per
+lane. `execute` runs one device function on arrays and changes them. Illegal behavior raises `ExecutionError`: accesses
+out of bounds, misaligned vectors, races for shared memory, barriers that not all threads reach, and integer registers
+that are read before they are written. Unwritten memory is NaN.
 
-The two sides of a branch in which threads wait for each other, at mbarriers or barriers, are executed in turns
-(`synchronization.fibers`). Where lock step itself keeps threads from going on, all is executed again, by warpgroups,
-and then by warps, but for whole warpgroups where they multiply together. That nobody can go on even so is a
-`DeadlockError` that tells who waits where, and for what. Tensor maps are given as `TensorMapArray` arrays
-(`arguments`).
+The two sides of a branch run in turns as fibers if threads wait in them at barriers or mbarriers
+(`synchronization.fibers`). If lock step itself prevents progress, everything is executed again with each warpgroup in
+lock step, and then with each warp, except warpgroups that execute wgmma. If no thread can continue even so, a
+`DeadlockError` lists the waiting threads and their barriers. Tensor maps are passed as `TensorMapArray` (`arguments`).
 
-What TMA copies lands when nobody can go on without it, in the order in which it was asked for; what wgmma computes is
-in its registers at once. Found are, as a `RaceError`: an access to where a copy goes without a wait for its mbarrier;
-bytes that an mbarrier expects but do not come (a deadlock), or too few (its phase is complete before they are there);
-mbarriers that are used before they are made known, by a barrier and fence.mbarrier_init; shared memory that is written
-while wgmma or a bulk store may still read it, as nobody has waited, or nobody was told; what threads have stored and
-TMA or wgmma reads with no fence.proxy.async behind it; accumulators that are accessed with no wgmma.wait_group, or
-multiplied into with no wgmma.fence; blocks that end while others access their memory, or copies are under way.
+TMA copies complete in order of issue, and only when no thread can continue without them. The results of wgmma are in
+the registers at once. The following raise a `RaceError`:
 
-Floating-point arithmetic is that of the types: NumPy's, rounded after every operation; wgmma adds up exact products in
-float32. A minimum or maximum of a NaN is NaN, other than on a GPU, so that what was not written shows behind an
-activation too.
+* an access to the destination of a copy without a wait for its mbarrier;
+* an mbarrier that expects more bytes than are copied (a deadlock), or fewer (its phase completes too early);
+* the use of an mbarrier without a barrier and fence.mbarrier_init after its initialization;
+* a write to shared memory that wgmma or a bulk store may still read;
+* a read by TMA or wgmma of data that threads stored without fence.proxy.async;
+* an access to accumulators without wgmma.wait_group, or a wgmma into them without wgmma.fence;
+* the exit of a block whose shared memory others still access, or whose copies are pending.
 
-Not executed: textures, atomics, wgmma with operands in registers or not K-major, bulk copies without a tensor map,
-gathers and scatters, reductions by TMA. `mbarrier.try_wait` waits for as long as it takes; setmaxnreg, griddepcontrol
-and prefetches do nothing. Not found: races for global memory; accumulators of different shapes under way at a time;
-threads that wait for each other within a warp.
+Floating-point arithmetic is that of NumPy in the operands' types, rounded after every operation; wgmma sums exact
+products in float32. The minimum or maximum with a NaN is NaN, unlike on a GPU, so that unwritten values show after an
+activation, too.
+
+Not supported: textures, atomics, wgmma with operands in registers or not K-major, bulk copies without a tensor map,
+gathers and scatters, and reductions by TMA. `mbarrier.try_wait` waits without a limit; setmaxnreg, griddepcontrol and
+prefetches do nothing. Not detected: races for global memory, concurrent use of accumulators of different shapes, and
+waits between threads of one warp.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.executable import LaunchConfig
 
-MAX_LANES = 1 << 15  # that are executed together
-MAX_SHARED_BYTES = 1 << 26  # of all of them
+MAX_LANES = 1 << 15  # number of lanes that are executed together
+MAX_SHARED_BYTES = 1 << 26  # shared memory of the blocks that are executed together
 
 
 def execute(
@@ -71,17 +73,17 @@ def execute(
     """Run a lowered device function on arrays, which it changes.
 
     Args:
-        function: the device function.
-        launch: its grid, block and cluster.
-        arrays: what its parameters point to, or are tensor maps of: see `arguments`.
-        blocks: which blocks of the grid to run, as (x, y, z), with the others of their clusters; all by default.
-        observer: is told of what happens.
-        check_races: whether values matter, and races; if not, `observer` is told what is accessed and arrays are left
-            as they are.
+        function: Lowered device function.
+        launch: Grid, block and cluster size.
+        arrays: Arguments of the function: arrays, and arrays behind tensor maps (`arguments`).
+        blocks: Indices of the blocks to run as (x, y, z), extended to whole clusters; all blocks by default.
+        observer: Observer that is notified of accesses and operations.
+        check_races: Whether to compute values and check for races. If not, `observer` is still notified of accesses,
+            and arrays do not change.
 
     Raises:
-        ExecutionError: the function does what no kernel may.
-        AnalysisError: it has something that cannot be executed.
+        ExecutionError: The function behaves illegally.
+        AnalysisError: The function has an unsupported construct.
     """
     blocks = expand_to_clusters(launch, blocks)
     cluster_size = math.prod(launch.cluster)
@@ -104,20 +106,17 @@ def _execute_batch(
     observer: AccessObserver | None,
     check_races: bool,
 ) -> None:
-    """Run blocks together: in lock step as far as they can, and by warpgroup or warp where they wait for each other."""
-    arrays_to_restore = [argument.array if isinstance(argument, TensorMapArray) else argument for argument in arrays]
-    has_synchronization = _has_synchronization(function)
-    initial_bytes = (
-        [array.raw_bytes.copy() for array in arrays_to_restore] if has_synchronization and check_races else []
-    )
-    uses_wgmma = any("wgmma" in name for name in _collect_op_names(function))
+    """Run blocks together, in lock step if possible, else by warpgroups or warps that wait for each other."""
+    global_arrays = [argument.array if isinstance(argument, TensorMapArray) else argument for argument in arrays]
+    op_names = _collect_op_names(function)
+    has_synchronization = any("mbarrier" in name or "bar_" in name or "cluster" in name for name in op_names)
+    initial_bytes = [array.raw_bytes.copy() for array in global_arrays] if has_synchronization and check_races else []
+    uses_wgmma = any("wgmma" in name for name in op_names)
     memory_class = SharedMemory if check_races else UncheckedSharedMemory
     for lockstep_lanes in (None, WARPGROUP_SIZE, WARP_SIZE) if has_synchronization else (None,):
-        active_observer = (
-            EventRecorder(observer)
-            if observer is not None and has_synchronization and not observer.immediate
-            else observer
-        )
+        active_observer = observer
+        if observer is not None and has_synchronization and not observer.immediate:
+            active_observer = EventRecorder(observer)
         state = EmulatorState(threads, memory_class(threads, layout.nbytes, layout.unit_bytes), active_observer)
         translator = StatementTranslator(state, layout, dict(zip(function.params, arrays, strict=True)))
         statement = translator.translate_statement(function.body)
@@ -129,9 +128,8 @@ def _execute_batch(
         except DeadlockError:
             if not has_synchronization or lockstep_lanes == WARP_SIZE:
                 raise
-            if check_races:
-                for array, initial in zip(arrays_to_restore, initial_bytes, strict=True):
-                    array.raw_bytes[:] = initial
+            for array, initial in zip(global_arrays, initial_bytes, strict=False):  # empty without race checks
+                array.raw_bytes[:] = initial
             continue
         if check_races:
             state.mbarriers.check_block_exit()
@@ -142,17 +140,10 @@ def _execute_batch(
 
 
 def _collect_op_names(function: PrimFunc) -> set[str]:
-    """The names of all operators that a function calls."""
+    """Return the names of all operators that a function calls."""
     import tvm_ffi
     from tvm.ir import Call
 
     names: set[str] = set()
     tvm_ffi.structural_walk(function.body, (Call, lambda call: names.add(str(call.op.name))), order="post")
     return names
-
-
-def _has_synchronization(function: PrimFunc) -> bool:
-    """Whether parts of a block may wait for each other."""
-    return any(
-        "mbarrier" in op_name or "bar_" in op_name or "cluster" in op_name for op_name in _collect_op_names(function)
-    )

@@ -1,4 +1,4 @@
-"""What TIR is translated to: Python functions of the lanes that take part."""
+"""Types of the Python functions that TIR is translated to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tvmconv.emulator.state import EmulatorState, Mask
 if TYPE_CHECKING:
     from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
 
-ExpressionCode = Callable[[Mask], Any]  # evaluates an expression: a number, an array of one for each lane, or a Pointer
-StatementCode = Callable[[Mask], None]  # executes a statement
+ExpressionCode = Callable[[Mask], Any]  # evaluates an expression: a number, an array with one per lane, or a Pointer
+StatementCode = Callable[[Mask], None]  # executes a statement for the lanes of a mask
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where a pointer points to: a memory and a place in bytes, one for all lanes or for each."""
+    """Memory object and byte offset that a pointer refers to; the offset is a number or an array with one per lane."""
 
     memory: GlobalArray | TensorMapArray | RegisterBuffer | SharedMemory
     byte_offset: Any
@@ -29,7 +29,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class SuspendableStatement:
-    """A statement at which lanes may have to wait: `run` yields what for, and goes on when that has come."""
+    """Statement at which lanes may wait: `run` yields a condition, and continues once that is ready."""
 
     run: Callable[[Mask], Iterator[WaitCondition | Fork]]
 
@@ -38,12 +38,12 @@ CompiledStatement: TypeAlias = StatementCode | SuspendableStatement
 
 
 class TirTranslator(Protocol):
-    """What the instructions ask of what compiles TIR."""
+    """Interface of the TIR translator that the instructions use."""
 
     state: EmulatorState
 
     def translate_expression(self, node: Any) -> ExpressionCode:
-        """How to evaluate an expression."""
+        """Return the function that evaluates an expression."""
 
     def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """The registers that an operand such as `acc[3]` is, and the index in them."""
+        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""

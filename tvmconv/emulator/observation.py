@@ -1,4 +1,4 @@
-"""Executing blocks of a kernel's step on zeros, to see what they do."""
+"""Execution of some blocks of a device kernel on zeros, to observe their accesses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def run_with_observer(
     lowered_kernel: LoweredKernel, argument_names: Iterable[str], blocks: Sequence[BlockIndex], observer: AccessObserver
 ) -> None:
-    """Execute some blocks of a step.
+    """Execute some blocks of a device kernel on zeros and notify an observer.
 
     Args:
-        lowered_kernel: of a kernel.
-        argument_names: the names of the kernel's arrays, as in `kernel.memory_scopes`.
-        blocks: of the grid, as (x, y, z).
-        observer: is told what they do, with the arrays under these names.
+        lowered_kernel: One of a kernel's device kernels.
+        argument_names: Names of the kernel's arrays, as in `kernel.memory_scopes`.
+        blocks: Indices of the blocks in the grid as (x, y, z).
+        observer: Observer that is notified of accesses, with the arrays under these names.
 
     Raises:
-        AnalysisError: the step does what cannot be executed.
+        AnalysisError: The emulator cannot execute the device kernel.
     """
     arrays, names = make_zero_arguments(lowered_kernel), dict(enumerate(argument_names))
     for index, argument in zip(lowered_kernel.arguments, arrays, strict=True):

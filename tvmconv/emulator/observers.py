@@ -1,4 +1,4 @@
-"""Who is told what executed code does: its accesses to memory and its arithmetic, to count them."""
+"""Observers of executed code, which are notified of its memory accesses and arithmetic."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 MemorySpace = Literal["global", "shared"]
 AccessKind = Literal["load", "store"]
-SITES_PER_STATEMENT = 1 << 20  # numbers for the accesses of one statement
+SITES_PER_STATEMENT = 1 << 20  # size of the range of site numbers of one statement
 
 
 @dataclass(frozen=True, order=True)
 class AccessSite:
-    """What all executions of one access have in common.
+    """Properties that all executions of one access share.
 
     Attributes:
-        site: where in the text: a number that is larger further down.
-        space: which memory.
-        kind: load or store.
-        name: of the array or buffer.
-        nbytes: of an access.
+        site: Number of the access, in ascending order of the TIR.
+        space: "global" or "shared".
+        kind: "load" or "store".
+        name: Name of the array or buffer.
+        nbytes: Bytes per access.
     """
 
     site: int
@@ -37,23 +37,22 @@ class AccessSite:
 
     @property
     def statement_index(self) -> int:
-        """The index of its statement, in the order of `tvmconv.analysis.tir.scopes.iterate_statements`."""
+        """Index of the access's statement, in the order of `tvmconv.analysis.tir.scopes.iterate_statements`."""
         return self.site // SITES_PER_STATEMENT
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess(AccessSite):
-    """An access to memory that some lanes made at once.
+    """One access to memory by some lanes at once.
 
     Attributes:
-        lanes: that access it.
-        addresses: where each does, in bytes.
-        itemsize: of the elements in these.
-        source_addresses: of a copy from global to shared memory, where it reads each, in bytes; -1 where it stores
-            zeros.
-        swizzle_bytes: of what the async proxy accesses in shared memory, the bytes within which its chunks are
-            swizzled; 0 where they are not.
-        global_array: of a copy by TMA, the array on its other side.
+        lanes: Lanes that take part.
+        addresses: Address of each lane in bytes.
+        itemsize: Bytes per element.
+        source_addresses: Source address of each lane in bytes for a copy from global to shared memory; -1 where the
+            copy stores zeros.
+        swizzle_bytes: Swizzle width of an access of the async proxy to shared memory in bytes; 0 without a swizzle.
+        global_array: Name of the array on the other side of a TMA copy.
     """
 
     lanes: Lanes
@@ -65,14 +64,18 @@ class MemoryAccess(AccessSite):
 
     @property
     def access_site(self) -> AccessSite:
-        """Which access it is an execution of."""
+        """The access site without the properties of this execution."""
         return AccessSite(self.site, self.space, self.kind, self.name, self.nbytes)
 
     def restrict_to_first_block(self, lanes_per_block: int | None) -> MemoryAccess | None:
-        """The part of the first block's, which has so many lanes (None: of all blocks); None if there is none."""
-        is_first_block = self.lanes < (
-            len(self.lanes) and self.lanes.max() + 1 if lanes_per_block is None else lanes_per_block
-        )
+        """Return the part of the access in the first block, or all of it if `lanes_per_block` is None.
+
+        Returns:
+            The access; None if no lane of the first block takes part.
+        """
+        if lanes_per_block is None:
+            return self if len(self.lanes) else None
+        is_first_block = self.lanes < lanes_per_block
         if not is_first_block.any():
             return None
         if is_first_block.all():
@@ -86,82 +89,83 @@ class MemoryAccess(AccessSite):
         )
 
     def split_into_elements(self) -> tuple[Lanes, NDArray[np.int64]]:
-        """Each element by itself: the lane that accesses it, and its index in the array."""
+        """Return the lane and the index in the array of each accessed element."""
         count = self.nbytes // self.itemsize
         element_indices = self.addresses[:, None] // self.itemsize + np.arange(count)
         return np.repeat(self.lanes, count), element_indices.reshape(-1)
 
 
 class StopEmulationError(Exception):
-    """Raised by who watches: nothing more has to be executed."""
+    """Request of an observer to stop the execution."""
 
 
 class AccessObserver:
-    """Is told of what happens, to count it; this one does not.
+    """Base class of observers; this one ignores all notifications.
 
     Attributes:
-        wants_async_proxy: whether it is to be told of what the async proxy accesses.
-        immediate: whether it is to be told as things happen, though what ends in a deadlock is begun anew.
+        wants_async_proxy: Whether the observer is notified of accesses of the async proxy.
+        immediate: Whether the observer is notified during the execution, although an execution that ends in a deadlock
+            is repeated. By default notifications are recorded and replayed.
     """
 
     wants_async_proxy: bool = False
     immediate: bool = False
 
     def wants_site(self, site: int) -> bool:
-        """Of those that want to be told of it: whether what comes next at a site is of interest."""
+        """Return whether the observer wants the next async-proxy access of a site."""
         return self.wants_async_proxy
 
     def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Blocks begin, which are executed together; their lanes are counted from 0."""
+        """Handle the start of blocks that are executed together, and whose lanes are numbered from 0."""
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Memory is accessed."""
+        """Handle a memory access."""
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """The async proxy accesses memory, for lanes. It has no conflicts in banks that are known of."""
+        """Handle a memory access of the async proxy, whose bank conflicts are not documented."""
 
     def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Each of some lanes does arithmetic on so many elements."""
+        """Handle an arithmetic operation of some lanes on `elements` elements each."""
 
 
 class CompositeObserver(AccessObserver):
-    """Tells several."""
+    """Observer that forwards notifications to several observers."""
 
     def __init__(self, *observers: AccessObserver) -> None:
         self._observers = observers
         self.wants_async_proxy = any(observer.wants_async_proxy for observer in observers)
 
     def wants_site(self, site: int) -> bool:
-        """Whether one of them wants it."""
+        """Return whether one of the observers wants the access."""
         return any([observer.wants_site(site) for observer in self._observers])
 
     def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Tell them."""
+        """Forward the notification."""
         for observer in self._observers:
             observer.on_blocks_start(threads)
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Tell them."""
+        """Forward the notification."""
         for observer in self._observers:
             observer.on_access(event)
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Tell them."""
+        """Forward the notification."""
         for observer in self._observers:
             if observer.wants_async_proxy:
                 observer.on_async_proxy_access(event)
 
     def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Tell them."""
+        """Forward the notification."""
         for observer in self._observers:
             observer.on_operation(name, lanes, elements, itemsize)
 
 
 class EventRecorder(AccessObserver):
-    """Keeps what it is told, to tell another.
+    """Observer that records notifications, to replay them to another observer.
 
     Args:
-        target: that one.
+        target: Observer that decides which sites are of interest.
     """
 
     def __init__(self, target: AccessObserver) -> None:
@@ -169,26 +173,26 @@ class EventRecorder(AccessObserver):
         self._events: list[Callable[[AccessObserver], None]] = []
 
     def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Keep it."""
+        """Record the notification."""
         self._events.append(lambda observer: observer.on_blocks_start(threads))
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Keep it."""
+        """Record the notification."""
         self._events.append(lambda observer: observer.on_access(event))
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Keep it."""
+        """Record the notification."""
         self._events.append(lambda observer: observer.on_async_proxy_access(event))
 
     def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Keep it."""
+        """Record the notification."""
         self._events.append(lambda observer: observer.on_operation(name, lanes, elements, itemsize))
 
     def wants_site(self, site: int) -> bool:
-        """Whether that one wants it."""
+        """Return whether the target wants the access."""
         return self._target.wants_site(site)
 
     def replay(self, observer: AccessObserver) -> None:
-        """Tell it."""
+        """Send the recorded notifications to an observer."""
         for send_event in self._events:
             send_event(observer)

@@ -1,4 +1,4 @@
-"""What executed code runs on: threads in lock step, their masks, and accesses to memory that can be watched."""
+"""State of the executed code: lanes in lock step, their masks, and observed memory accesses."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.vector_clocks import VectorClocks
 
-Mask = NDArray[np.bool_] | None  # of lanes that take part; None for all, if a block has whole warps
+Mask = NDArray[np.bool_] | None  # active lanes; None for all lanes, if blocks consist of whole warps
 
 
 @dataclass
 class EmulatorState:
-    """Threads and their shared memory.
+    """Lanes and their shared memory.
 
     Attributes:
-        threads: the lanes.
-        shared: of all blocks.
-        observer: is told of accesses and operations.
-        buffers: where each shared buffer begins, and its name.
-        site: where in the text the access is that comes next.
-        depends_on_memory: whether what is being evaluated depends on what is in memory.
-        barriers: the barriers of blocks and clusters.
-        mbarriers: the objects of that name.
-        wgmma_groups: those by wgmma that are under way.
-        bulk_copy_groups: copies to global memory that are under way.
-        pending_copies: what lets a copy to shared memory land, in the order in which these were issued.
-        is_checked: whether races are looked for, and values kept.
+        threads: Threads that are executed together.
+        shared: Shared memory of all blocks.
+        observer: Observer that is notified of accesses and operations.
+        buffers: Start address and name of each shared buffer.
+        site: Site number of the next access.
+        depends_on_memory: Whether the value that is being evaluated depends on memory contents.
+        barriers: Barriers of blocks and clusters.
+        mbarriers: Mbarrier objects.
+        wgmma_groups: Groups of pending wgmma instructions.
+        bulk_copy_groups: Groups of pending bulk copies to global memory.
+        pending_copies: Functions that complete pending copies to shared memory, in order of issue.
+        is_checked: Whether values are computed and races are checked.
     """
 
     threads: EmulatedThreads
@@ -54,7 +54,7 @@ class EmulatorState:
     depends_on_memory: bool = False
 
     def __post_init__(self) -> None:
-        """The lanes and their masks."""
+        """Initialize the masks and the synchronization objects."""
         self.is_checked = self.shared.is_checked
         self.all_lanes: Lanes = np.arange(self.threads.num_lanes)
         self.thread_mask = self.all_lanes % self.threads.lanes_per_block < self.threads.threads_per_block
@@ -68,16 +68,16 @@ class EmulatorState:
 
     @property
     def observes_async_proxy(self) -> bool:
-        """Whether somebody wants to know what the async proxy accesses next."""
+        """Whether an observer wants the next access of the async proxy."""
         return self.observer is not None and self.observer.wants_async_proxy and self.observer.wants_site(self.site)
 
     @property
     def clocks(self) -> VectorClocks:
-        """What the threads know of each other."""
+        """Vector clocks of the threads."""
         return self.shared.clocks
 
     def find_lanes(self, mask: Mask) -> Lanes:
-        """The lanes of a mask."""
+        """Return the active lanes of a mask."""
         if mask is None:
             return self.all_lanes
         if self._active_cache[0] is not mask:
@@ -85,72 +85,69 @@ class EmulatorState:
         return self._active_cache[1]
 
     def read_axis(self, tag: str) -> NDArray[np.int64]:
-        """The value of a thread or block axis in each lane."""
+        """Return the value of a thread or block axis in each lane."""
         thread = self.all_lanes % self.threads.lanes_per_block
         block = self.threads.block_indices[self.all_lanes // self.threads.lanes_per_block]
         (x, y, _), clusters = self.threads.block_shape, self.threads.cluster_shape
-        values = {
-            "threadIdx.x": thread % x,
-            "threadIdx.y": thread // x % y,
-            "threadIdx.z": thread // (x * y),
-            "blockIdx.x": block[:, 0],
-            "blockIdx.y": block[:, 1],
-            "blockIdx.z": block[:, 2],
-            "clusterCtaIdx.x": block[:, 0] % clusters[0],
-            "clusterCtaIdx.y": block[:, 1] % clusters[1],
-            "clusterCtaIdx.z": block[:, 2] % clusters[2],
-        }
+        values = {"threadIdx.x": thread % x, "threadIdx.y": thread // x % y, "threadIdx.z": thread // (x * y)}
+        for axis, name in enumerate("xyz"):
+            values[f"blockIdx.{name}"] = block[:, axis]
+            values[f"clusterCtaIdx.{name}"] = block[:, axis] % clusters[axis]
         if tag not in values:
-            raise AnalysisError(f"threads along {tag}")
+            raise AnalysisError(f"the thread axis {tag} is not supported; supported are {', '.join(values)}")
         return values[tag].astype(np.int64)
 
     def select_lane_values(self, value: Any, lanes: Lanes) -> NDArray[Any]:
-        """A value in each of some lanes."""
+        """Return a value in each of some lanes."""
         value = np.asarray(value)
         return np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
 
     def evaluate_data_independent(self, code: Callable[[Mask], Any], mask: Mask) -> Any:
-        """What decides where or whether memory is accessed: for who counts, it has to be the code and not the data.
+        """Evaluate code that decides whether or where memory is accessed.
 
         Raises:
-            AnalysisError: somebody watches, and it depends on what is in memory.
+            AnalysisError: An observer is present, and the value depends on memory contents.
         """
         if self.observer is None:
             return code(mask)
         previous, self.depends_on_memory = self.depends_on_memory, False
         value = code(mask)
         if self.depends_on_memory:
-            raise AnalysisError("what a thread does depends on the data")
+            raise AnalysisError("an address or a condition depends on the data in memory")
         self.depends_on_memory = previous
         return value
 
+    def evaluate_lanes(self, code: Callable[[Mask], Any], mask: Mask, lanes: Lanes) -> NDArray[Any]:
+        """Evaluate code as `evaluate_data_independent` does, and return its value in each of some lanes."""
+        return self.select_lane_values(self.evaluate_data_independent(code, mask), lanes)
+
     def sync_warps(self, mask: Mask) -> None:
-        """A barrier of the warps that lanes are all of."""
+        """Synchronize the warps of a mask, of which all lanes take part."""
         self.barriers.sync_warps(self.thread_mask if mask is None else mask, self.thread_mask)
 
     def complete_oldest_copy(self) -> bool:
-        """Let the copy land that is under way for longest, if there is one."""
+        """Complete the oldest pending copy, and return whether there was one."""
         if not self.pending_copies:
             return False
         self.pending_copies.pop(0)()
         return True
 
     def require_whole_warpgroups(self, mask: Mask) -> NDArray[np.intp]:
-        """The lanes of a mask, which has to be of whole warpgroups, for what these do together; one in a row."""
+        """Return the active lanes of a mask by warpgroup; all lanes of each warpgroup have to be active."""
         lanes = self.find_lanes(mask)
         groups = lanes.reshape(-1, WARPGROUP_SIZE) if len(lanes) % WARPGROUP_SIZE == 0 else lanes[None, :1]
         is_whole = groups.shape[1] == WARPGROUP_SIZE and (groups[:, -1] - groups[:, 0] == WARPGROUP_SIZE - 1).all()
         if not is_whole or (groups[:, 0] % self.threads.lanes_per_block % WARPGROUP_SIZE).any():
-            raise ExecutionError("an instruction of a whole warpgroup that not all of its threads reach")
+            raise ExecutionError("not all threads of a warpgroup reach an instruction of the whole warpgroup")
         return groups
 
     def require_whole_warps(self, mask: Mask) -> Lanes:
-        """The lanes of a mask, which has to be of whole warps, for what a warp does together."""
+        """Return the active lanes of a mask; all lanes of each warp have to be active."""
         lanes = self.find_lanes(mask)
         active = self.thread_mask if mask is None else mask
         active_by_warp = active.reshape(-1, WARP_SIZE)
         if not np.array_equal(active_by_warp.any(axis=1), active_by_warp.all(axis=1)):
-            raise ExecutionError("an instruction of a whole warp that not all of its threads reach")
+            raise ExecutionError("not all threads of a warp reach an instruction of the whole warp")
         return lanes
 
     # --- memory ---
@@ -164,21 +161,15 @@ class EmulatorState:
         lanes: Lanes,
         name: str,
     ) -> NDArray[Any]:
-        """Elements in a row, of each lane from one start or from several; shape (lanes, elements)."""
+        """Load `count` contiguous elements from each start address of a lane; of shape (lanes, elements)."""
         starts_per_lane = start_addresses.shape[1]
         self.depends_on_memory = True
-        if (
-            self.is_checked
-            and isinstance(memory, GlobalArray)
-            and starts_per_lane * count == 1
-            and memory.dtype == dtype
-        ):
+        is_single_element = starts_per_lane * count == 1 and isinstance(memory, GlobalArray) and memory.dtype == dtype
+        if self.is_checked and is_single_element and isinstance(memory, GlobalArray):
             self.notify("global", "load", name, lanes, start_addresses, dtype.itemsize, dtype.itemsize)
             return memory.values[start_addresses // dtype.itemsize]
-        addresses, access_lanes = (
-            start_addresses.reshape(-1),
-            np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes,
-        )
+        addresses = start_addresses.reshape(-1)
+        access_lanes = np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes
         loaded = self.load_bytes(memory, addresses, count * dtype.itemsize, access_lanes, name, dtype.itemsize)
         return loaded.view(dtype).reshape(len(lanes), starts_per_lane * count)
 
@@ -192,12 +183,10 @@ class EmulatorState:
         name: str,
         itemsize: int,
     ) -> None:
-        """Store elements, as `load` loads them."""
+        """Store elements, with the arguments of `load`."""
         starts_per_lane = start_addresses.shape[1]
-        addresses, access_lanes = (
-            start_addresses.reshape(-1),
-            np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes,
-        )
+        addresses = start_addresses.reshape(-1)
+        access_lanes = np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes
         stored_bytes = elements.reshape(len(addresses), count).view(np.uint8)
         self.store_bytes(memory, addresses, stored_bytes, access_lanes, name, itemsize)
 
@@ -211,7 +200,7 @@ class EmulatorState:
         itemsize: int,
         blocks: Lanes | None = None,
     ) -> NDArray[Any]:
-        """Bytes at addresses, of shape (lanes, bytes); `blocks` says whose shared memory it is, if not their own."""
+        """Load bytes, of shape (lanes, bytes); `blocks` owns the shared memory if it is not each lane's own block."""
         if not self.is_checked:
             self.note_access(memory, "load", name, lanes, addresses, nbytes, itemsize, blocks)
             return np.zeros((len(addresses), nbytes), np.uint8)
@@ -236,7 +225,7 @@ class EmulatorState:
         itemsize: int,
         blocks: Lanes | None = None,
     ) -> None:
-        """Store rows of bytes at addresses; as for `load_bytes`."""
+        """Store rows of bytes, with the arguments of `load_bytes`."""
         nbytes = stored_bytes.shape[1]
         if not self.is_checked:
             self.note_access(memory, "store", name, lanes, addresses, nbytes, itemsize, blocks)
@@ -245,16 +234,15 @@ class EmulatorState:
             memory.write(addresses, stored_bytes)
             self.notify("global", "store", name, lanes, addresses, nbytes, itemsize)
             return
-        memory.write(
-            memory.find_units(addresses, lanes, nbytes, blocks), lanes, stored_bytes.view(f"u{memory.unit_bytes}")
-        )
+        units = memory.find_units(addresses, lanes, nbytes, blocks)
+        memory.write(units, lanes, stored_bytes.view(f"u{memory.unit_bytes}"))
         if blocks is not None:
             memory.note_remote_access(blocks, lanes)
         else:
             self.notify("shared", "store", name, lanes, addresses, nbytes, itemsize)
 
     def defer_access(self, access: Callable[[Mask], object]) -> Callable[[Mask], None]:
-        """An access by the lanes of a mask that is told of later, as of where the text is now."""
+        """Return a function that notifies of an access later, at the site of now, for the lanes of its mask."""
         site = self.site
 
         def run_deferred(mask: Mask) -> None:
@@ -275,7 +263,7 @@ class EmulatorState:
         itemsize: int,
         blocks: Lanes | None = None,
     ) -> None:
-        """Access bytes whose values do not matter; as for `load_bytes`."""
+        """Check an access and notify of it, without values; the arguments are those of `load_bytes`."""
         if isinstance(memory, GlobalArray):
             memory.check_access(addresses, nbytes)
             self.notify("global", kind, name, lanes, addresses, nbytes, itemsize)
@@ -295,7 +283,7 @@ class EmulatorState:
         itemsize: int,
         source_addresses: NDArray[np.int64] | None = None,
     ) -> None:
-        """Tell who watches of an access; see `MemoryAccess`."""
+        """Notify the observer of an access; see `MemoryAccess`."""
         if self.observer is not None:
             flat_addresses = addresses.reshape(-1)
             self.observer.on_access(
@@ -303,6 +291,6 @@ class EmulatorState:
             )
 
     def find_buffer_name(self, address: int) -> str:
-        """The name of the shared buffer that an address lies in."""
+        """Return the name of the shared buffer that contains an address."""
         preceding_buffers = [(start, name) for start, name in self.buffers if start <= address]
         return max(preceding_buffers)[1] if preceding_buffers else f"address {address - SHARED_BASE_ADDRESS}"

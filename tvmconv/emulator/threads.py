@@ -1,4 +1,4 @@
-"""The threads that are executed together."""
+"""Threads that the emulator executes together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from tvmconv.arithmetic import round_up
 from tvmconv.gpu_specs import WARP_SIZE
 
-Lanes = NDArray[np.intp]  # threads, by their number among all
+Lanes = NDArray[np.intp]  # indices of threads among all that are executed together
 
 
 @dataclass(frozen=True)
 class EmulatedThreads:
-    """The threads that are executed together.
+    """Threads that are executed together.
 
     Attributes:
-        block_shape: threads of a block, as (x, y, z).
-        block_indices: the place of each block in the grid, shape (blocks, 3), in x, y, z; those of a cluster in a row.
-        cluster_shape: blocks of a cluster, as (x, y, z).
+        block_shape: Threads per block as (x, y, z).
+        block_indices: Index of each block in the grid, of shape (blocks, 3), cluster by cluster.
+        cluster_shape: Blocks per cluster as (x, y, z).
     """
 
     block_shape: tuple[int, int, int]
@@ -30,42 +30,39 @@ class EmulatedThreads:
 
     @property
     def cluster_size(self) -> int:
-        """Blocks of a cluster."""
+        """Number of blocks per cluster."""
         return math.prod(self.cluster_shape)
 
     @property
     def threads_per_block(self) -> int:
-        """Threads of a block."""
+        """Number of threads per block."""
         return math.prod(self.block_shape)
 
     @property
     def lanes_per_block(self) -> int:
-        """Lanes of a block: whole warps."""
+        """Number of lanes per block, which is the number of threads rounded up to whole warps."""
         return round_up(self.threads_per_block, WARP_SIZE)
 
     @property
     def num_lanes(self) -> int:
-        """Lanes of all blocks."""
+        """Number of lanes of all blocks."""
         return len(self.block_indices) * self.lanes_per_block
 
     def describe_block(self, index: int) -> str:
-        """A block by its place in the grid."""
+        """Return the index of a block in the grid as text."""
         return str(tuple(self.block_indices[index].tolist()))
 
     def describe_lane(self, lane: int) -> str:
-        """A lane, as messages name it."""
+        """Return the name of a lane for messages."""
         block, thread = divmod(lane, self.lanes_per_block)
         return f"thread {thread} of block {self.describe_block(block)}"
 
     def describe_lanes(self, lanes: Lanes) -> str:
-        """Lanes, as messages name them: the first and the last of a block."""
+        """Return the name of lanes for messages: the first and the last thread of the first block."""
         blocks = np.unique(lanes // self.lanes_per_block)
         thread_indices = lanes[lanes // self.lanes_per_block == blocks[0]] % self.lanes_per_block
         first, last = int(thread_indices.min()), int(thread_indices.max())
         block_text = f"of block {self.describe_block(int(blocks[0]))}"
         more_text = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
-        return (
-            f"thread {first} {block_text}{more_text}"
-            if first == last
-            else f"threads {first} to {last} {block_text}{more_text}"
-        )
+        thread_text = f"thread {first}" if first == last else f"threads {first} to {last}"
+        return f"{thread_text} {block_text}{more_text}"

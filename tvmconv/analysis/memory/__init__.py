@@ -1,1 +1,1 @@
-"""What a kernel does to memory, counted from its lowered text: banks, sectors, requests, bytes."""
+"""Analysis of a kernel's memory accesses from its TIR: bank conflicts, coalescing, DRAM traffic and TMA swizzles."""

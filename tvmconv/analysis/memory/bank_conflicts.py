@@ -1,23 +1,22 @@
 """Shared-memory bank conflicts, counted from the lowered TIR without running the kernel.
 
-The model is the one of the CUDA C++ Programming Guide for compute capability 5.0 and up ("Shared Memory" under "Compute
-Capability 5.x"): 32 banks of 4 bytes; the threads of a warp that touch different words of one bank are served one after
-the other, those that touch the same word are served together. An access of a warp then takes as many wavefronts as the
-busiest bank has words, and all but the first are conflicts.
+The model is that of the CUDA C++ Programming Guide for compute capability 5.0 and up ("Shared Memory" under "Compute
+Capability 5.x"). There are 32 banks of 4 bytes. Different words of one bank are served one after the other, and threads
+that access the same word are served together. A request of a warp takes as many wavefronts as the busiest bank has
+words, and all but the first of them are conflicts.
 
-Counted are the accesses that the TIR makes. Two 16-bit elements share a word. Of 8 bytes the threads of half a warp
-are served together, of 16 those of a quarter: such accesses take 2 and 4 wavefronts without any conflict. Where every
-thread has the address of its neighbour, or of the one after that, two such parts are served at once (measured on an
-H200: a load of 16 bytes from one address takes 2 wavefronts, one of 8 bytes 1). So are the rows of 16 bytes that
-`ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells this of 64 and 128
-bits for compute capability 3.x; it is taken to hold for all since.) The compiler may merge a thread's neighbouring
-loads into wider ones: conflicts of strides of 2 or 4 words can vanish then.
+The accesses of the TIR are counted. Two 16-bit elements share a word. Accesses of 8 bytes are served by half-warps, and
+accesses of 16 bytes by quarter-warps, so they take 2 and 4 wavefronts without any conflict. (The guide says so for
+compute capability 3.x; it is assumed to hold since.) Two such parts are served at once if every thread has the address
+of its neighbor, or of the one after it. On an H200, a 16-byte load from one address takes 2 wavefronts, and an 8-byte
+load takes 1. The 16-byte rows of `ldmatrix` and `stmatrix`, and the writes of asynchronous copies, are served 8 at a
+time. The compiler may merge neighboring loads of a thread; conflicts of strides of 2 or 4 words can vanish then.
 
-Indices of buffers are evaluated for all threads and iterations at once. Where a kernel has GPU instructions by name,
-with addresses that lie in registers, its first block is executed instead (`emulation.execute_blocks`), on arrays of
-zeros. What a block reads of the shared memory of others of its cluster is not counted. Nor is what TMA writes and
-wgmma reads: how the hardware serves these is not documented; the swizzles of 32, 64 and 128 bytes are there so that 8
-rows of 16 bytes lie in different banks. What threads store for TMA, or load behind it, is counted.
+Buffer indices are evaluated for all threads and iterations at once. If a kernel uses GPU instructions by name, whose
+addresses lie in registers, the emulator executes its first block on arrays of zeros. Three kinds of accesses are not
+counted: loads from other blocks of the cluster, writes of TMA, and reads of wgmma. The hardware's way to serve the last
+two is not documented; the swizzles of 32, 64 and 128 bytes exist to spread 8 rows of 16 bytes over different banks. The
+threads' own stores for TMA, and their loads after it, are counted.
 """
 
 from __future__ import annotations
@@ -47,17 +46,16 @@ FIRST_BLOCK = (0, 0, 0)
 
 @dataclass(frozen=True)
 class SharedAccess:
-    """One load or store of shared memory in the text of a kernel, over all times that it runs in one block.
+    """Counts of one load or store of shared memory in a kernel, over all its executions in one block.
 
     Attributes:
-        kind: load or store.
-        buffer: the shared buffer's name.
-        num_requests: how often a warp executes it, with at least one thread taking part.
-        wavefronts: how many passes over the banks these take.
-        min_wavefronts: how many they would take without any conflict.
-        nbytes: that a thread accesses, or the row of a matrix.
-        statement_index: the index of the statement that it is of, in the order of
-            `tvmconv.analysis.tir.scopes.iterate_statements`.
+        kind: "load" or "store".
+        buffer: Name of the shared buffer.
+        num_requests: Number of warp requests with at least one active thread.
+        wavefronts: Number of wavefronts that the requests take.
+        min_wavefronts: Number of wavefronts that the requests would take without conflicts.
+        nbytes: Bytes per thread, or per matrix row.
+        statement_index: Index of the statement in the order of `tvmconv.analysis.tir.scopes.iterate_statements`.
     """
 
     kind: Literal["load", "store"]
@@ -70,22 +68,25 @@ class SharedAccess:
 
     @property
     def num_conflicts(self) -> int:
-        """Wavefronts beyond those that there have to be: one of a request of at most a word for each thread."""
+        """Number of wavefronts beyond the minimum."""
         return self.wavefronts - self.min_wavefronts
 
 
 def count_shared_accesses(
     kernel: Kernel, selected_kernel: LoweredKernel | None = None, block: BlockIndex = FIRST_BLOCK
 ) -> list[SharedAccess]:
-    """Every shared-memory access of a kernel's text, each counted over one block.
+    """Count each shared-memory access of a kernel over one block.
 
     Args:
-        kernel: a built kernel, for any target.
-        selected_kernel: of one of `kernel.steps`; by default of all.
-        block: of the grid, as (x, y, z).
+        kernel: A built kernel for any target.
+        selected_kernel: One of `kernel.kernels`; all of them by default.
+        block: Index of the block in the grid as (x, y, z).
+
+    Returns:
+        The accesses in the order of the TIR.
 
     Raises:
-        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
+        AnalysisError: An access cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
             `tvmconv.emulator.execution.execute`), or it depends on the data.
     """
     shared: list[SharedAccess] = []
@@ -103,17 +104,22 @@ def count_shared_accesses(
 
 
 def count_conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
-    """Bank conflicts of all shared loads or stores of a kernel's first block."""
+    """Return the number of bank conflicts of all shared loads or stores of a kernel's first block.
+
+    Args:
+        kernel: A built kernel for any target.
+        kind: "load" or "store".
+    """
     return sum(access.num_conflicts for access in count_shared_accesses(kernel) if access.kind == kind)
 
 
 def is_shared(buffer: Any) -> bool:
-    """Whether a buffer lies in shared memory."""
+    """Return whether a TIR buffer lies in shared memory."""
     return str(buffer.scope()) in SHARED_SCOPES
 
 
 def count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> SharedAccess:
-    """One access as it stands in the text, counted over a block."""
+    """Count one access of the TIR over a block."""
     itemsize, nbytes = access.itemsize, access.nbytes
     totals = np.zeros(3, np.int64)
     for execution in execute_scope(access.scope, [access.index], launch, block, allow_sampling=True):
@@ -123,25 +129,24 @@ def count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> Sha
         num_requests = int(active.any(axis=1).sum()) * ceil_div(nbytes, VECTOR_BYTES)
         totals += execution.num_repeats * np.array([num_requests, num_wavefronts.sum(), min_wavefronts.sum()])
     requests, wavefronts, min_wavefronts = totals.tolist()
-    return SharedAccess(
-        access.kind, str(access.buffer.name), requests, wavefronts, min_wavefronts, nbytes, access.statement_index
-    )
+    buffer = str(access.buffer.name)
+    return SharedAccess(access.kind, buffer, requests, wavefronts, min_wavefronts, nbytes, access.statement_index)
 
 
 class BankConflictObserver(AccessObserver):
-    """Adds up the shared accesses of the blocks that are executed.
+    """Observer that sums the shared-memory accesses of the executed blocks.
 
     Args:
-        lanes_per_block: of a block, for those of the first alone; None for all.
+        lanes_per_block: Number of lanes per block, to count only the first block; None to count all blocks.
     """
 
     def __init__(self, lanes_per_block: int | None = None) -> None:
         self._lanes_per_block = lanes_per_block
         self._counts: dict[AccessSite, NDArray[np.int64]] = {}
-        self._pattern_cache: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}  # patterns that repeat
+        self._pattern_cache: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Count a shared access; vectors wider than 16 bytes are several."""
+        """Count a shared access; vectors wider than 16 bytes count as several accesses."""
         block_event = event.restrict_to_first_block(self._lanes_per_block)
         if block_event is None or block_event.space != "shared":
             return
@@ -150,7 +155,7 @@ class BankConflictObserver(AccessObserver):
         if block_event.source_addresses is not None and block_event.nbytes == VECTOR_BYTES:
             total += count_copy_wavefronts(block_event.lanes, block_event.addresses, block_event.source_addresses)
             return
-        # Which banks are busy is the same for addresses that are all moved on by as many words.
+        # The same banks are busy if all addresses are shifted by the same number of words.
         relative_addresses = block_event.addresses - block_event.addresses[0] // BANK_BYTES * BANK_BYTES
         pattern = block_event.lanes.tobytes(), relative_addresses.tobytes(), width
         if pattern not in self._pattern_cache:
@@ -158,24 +163,22 @@ class BankConflictObserver(AccessObserver):
         total += ceil_div(block_event.nbytes, VECTOR_BYTES) * np.array(self._pattern_cache[pattern])
 
     def list_accesses(self) -> list[SharedAccess]:
-        """What was counted, in the order of the text."""
-        shared = []
+        """Return the counted accesses in the order of the TIR."""
+        accesses = []
         for site, total in sorted(self._counts.items(), key=lambda item: item[0]):
-            requests, wavefronts, min_wavefronts = total.tolist()
-            access = SharedAccess(
-                site.kind, site.name, requests, wavefronts, min_wavefronts, site.nbytes, site.statement_index
-            )
-            shared.append(access)
-        return shared
+            requests, wavefronts, minimum = total.tolist()
+            counts = requests, wavefronts, minimum
+            accesses.append(SharedAccess(site.kind, site.name, *counts, site.nbytes, site.statement_index))
+        return accesses
 
 
 def count_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int) -> tuple[int, int, int]:
-    """Requests and wavefronts of shared accesses of 2, 4, 8 or 16 bytes, and how few wavefronts there can be.
+    """Return the requests, the wavefronts and the minimum of wavefronts of shared accesses of 2, 4, 8 or 16 bytes.
 
     Args:
-        lanes: that take part; each may do so several times, of a vector whose elements are no neighbours.
-        addresses: in bytes, of each.
-        nbytes: of an access.
+        lanes: Indices of the active lanes; a lane occurs several times if its vector's elements are not neighbors.
+        addresses: Address of each access in bytes.
+        nbytes: Bytes per access.
     """
     table, active = group_by_request(lanes, addresses)
     num_wavefronts, min_wavefronts = count_wavefronts_by_request(table, active, nbytes)
@@ -185,18 +188,17 @@ def count_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbyt
 def count_copy_wavefronts(
     lanes: NDArray[np.intp], addresses: NDArray[np.int64], source_addresses: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Requests and wavefronts of asynchronous copies of 16 bytes, and how few wavefronts there can be.
+    """Return the requests, the wavefronts and the minimum of wavefronts of asynchronous copies of 16 bytes.
 
     Args:
-        lanes: that copy.
-        addresses: to where, in bytes.
-        source_addresses: from where; -1 for zeros.
+        lanes: Indices of the copying lanes.
+        addresses: Destination addresses in bytes.
+        source_addresses: Source addresses in bytes; -1 where the copy stores zeros.
     """
     table, active = group_by_request(lanes, addresses)
     source_table, _ = group_by_request(lanes, source_addresses)
-    num_wavefronts, min_wavefronts = count_copy_wavefronts_by_request(
-        table, active, source_table, active & (source_table >= 0)
-    )
+    is_read = active & (source_table >= 0)
+    num_wavefronts, min_wavefronts = count_copy_wavefronts_by_request(table, active, source_table, is_read)
     return np.array([len(table), num_wavefronts.sum(), min_wavefronts.sum()])
 
 
@@ -206,16 +208,16 @@ def count_copy_wavefronts_by_request(
     source_addresses: NDArray[np.int64],
     is_read: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The wavefronts that each request of asynchronous copies of 16 bytes takes, and how few would do.
+    """Return the wavefronts of each request of asynchronous copies of 16 bytes, and their minimum.
 
-    What comes of a line of 128 bytes goes to a row of the banks in one wavefront, 8 threads at a time; where some
-    threads of a warp store zeros, all of its rows are written once more (measured on an H200).
+    Data from a line of 128 bytes is written to a row of the banks in one wavefront, 8 threads at a time. If some
+    threads of a warp store zeros, all rows of the warp are written once more (measured on an H200).
 
     Args:
-        addresses: to where, in bytes, of shape (requests, threads of a warp).
-        active: whether the thread takes part, same shape.
-        source_addresses: from where, same shape.
-        is_read: whether it copies; where not, it stores zeros.
+        addresses: Destination addresses in bytes, of shape (requests, threads per warp).
+        active: Whether the thread takes part, of the same shape.
+        source_addresses: Source addresses in bytes, of the same shape.
+        is_read: Whether the thread copies data instead of storing zeros, of the same shape.
     """
     quarter = np.arange(WARP_SIZE) // (WARP_SIZE // 4)
     bank_rows = addresses // LINE_BYTES * 4 + quarter
@@ -228,41 +230,32 @@ def count_copy_wavefronts_by_request(
 def count_wavefronts_by_request(
     addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The wavefronts that each request takes, and how few would do.
+    """Return the wavefronts of each request, and their minimum.
 
     Args:
-        addresses: in bytes, of shape (requests, threads of a warp).
-        active: whether the thread takes part, same shape.
-        nbytes: that a thread accesses from its address on; those wider than 16 bytes are several accesses.
+        addresses: Addresses in bytes, of shape (requests, threads per warp).
+        active: Whether the thread takes part, of the same shape.
+        nbytes: Bytes that a thread accesses from its address on; more than 16 bytes are several accesses.
     """
     access_bytes = min(nbytes, VECTOR_BYTES)
-    words_per_access = max(1, access_bytes // BANK_BYTES)
-    wavefront_counts = np.zeros((2, len(addresses)), np.int64)
-    for first_lane in range(0, WARP_SIZE, WARP_SIZE // max(1, words_per_access // 2)):
-        pair_slice = slice(first_lane, first_lane + WARP_SIZE // max(1, words_per_access // 2))
-        if words_per_access == 1:
-            wavefront_counts += _count_passes(addresses[:, pair_slice], active[:, pair_slice], words_per_access)
-            continue
-        lanes_per_part = WARP_SIZE // words_per_access
-        separate_counts = [
-            _count_passes(addresses[:, lane_slice], active[:, lane_slice], words_per_access)
-            for lane_slice in (
-                slice(first_lane, first_lane + lanes_per_part),
-                slice(first_lane + lanes_per_part, pair_slice.stop),
-            )
-        ]
-        paired_counts = _count_passes(addresses[:, pair_slice], active[:, pair_slice], words_per_access)
-        wavefront_counts += np.where(
-            _has_paired_addresses(addresses[:, pair_slice], active[:, pair_slice]),
-            paired_counts,
-            np.add(*separate_counts),
-        )
-    num_wavefronts, min_wavefronts = wavefront_counts * ceil_div(nbytes, VECTOR_BYTES)
+    num_words = max(1, access_bytes // BANK_BYTES)
+    pair_width = WARP_SIZE // max(1, num_words // 2)
+    totals = np.zeros((2, len(addresses)), np.int64)
+    for first_lane in range(0, WARP_SIZE, pair_width):
+        pair = slice(first_lane, first_lane + pair_width)
+        passes = _count_passes(addresses[:, pair], active[:, pair], num_words)
+        if num_words > 1:
+            middle_lane = first_lane + WARP_SIZE // num_words
+            parts = slice(first_lane, middle_lane), slice(middle_lane, pair.stop)
+            separate = sum(_count_passes(addresses[:, part], active[:, part], num_words) for part in parts)
+            passes = np.where(_has_paired_addresses(addresses[:, pair], active[:, pair]), passes, separate)
+        totals += passes
+    num_wavefronts, min_wavefronts = totals * ceil_div(nbytes, VECTOR_BYTES)
     return num_wavefronts, min_wavefronts
 
 
 def _count_passes(addresses: NDArray[np.int64], active: NDArray[np.bool_], words: int) -> NDArray[np.int64]:
-    """Of threads that are served together: the words of the busiest bank, and whether there are any."""
+    """Return per request the words of the busiest bank and whether any thread is active, if all are served together."""
     word_indices = (addresses // BANK_BYTES)[:, :, None] + np.arange(words)
     is_active = np.broadcast_to(active[:, :, None], word_indices.shape)
     sorted_words = np.sort(np.where(is_active, word_indices, -1).reshape(len(addresses), -1), axis=1)
@@ -274,7 +267,7 @@ def _count_passes(addresses: NDArray[np.int64], active: NDArray[np.bool_], words
 
 
 def _has_paired_addresses(addresses: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether all threads have the address of their neighbour, or all that of the one after it."""
+    """Return, per request, whether all threads share the address of their neighbor, or all that of the one after it."""
     threads = np.arange(addresses.shape[1])
     is_same_address = [
         ((addresses == addresses[:, threads ^ distance]) | ~active | ~active[:, threads ^ distance]).all(axis=1)

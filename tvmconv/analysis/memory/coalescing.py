@@ -1,17 +1,16 @@
-"""Coalescing: the sectors of global memory that each access of a warp touches, counted without running the kernel.
+"""Coalescing: the sectors of global memory that each warp request touches, counted without running the kernel.
 
-Global memory is moved in sectors of 32 bytes. A request of a warp takes as many as its threads touch different ones,
-whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"): 4 for 32
-neighbouring float32, 32 where each lies in a sector of its own. Accesses of 16 bytes are served by quarters of a warp:
-what one touches again that another has touched counts again, but for a sector that the last thread of one has in common
-with the first of the next, and but for a quarter whose threads ask for the same sectors as those of the quarter before
-it, asynchronous copies excepted (measured on an H200). Nsight Compute counts sectors as
-`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
+Global memory is moved in sectors of 32 bytes. A request takes as many sectors as its threads touch, in any order (CUDA
+C++ Best Practices Guide, "Coalesced Access to Global Memory"): 4 for 32 neighboring float32, 32 if each lies in its own
+sector. Accesses of 16 bytes are served by quarter-warps, and a sector counts once per quarter that touches it. Two
+exceptions were measured on an H200. A sector counts once if the last thread of a quarter shares it with the first of
+the next. A quarter that requests the same sectors as the previous one is free, except for asynchronous copies. Nsight
+Compute counts sectors as `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
 
-Counted are the accesses that the TIR makes, in one block: by default the middle one of the grid, as those at its
-border take less. Arrays begin at a sector, as whatever allocates them makes them. Kernels that have GPU instructions by
-name are executed, as in `banks`; what TMA copies goes another way, without requests of threads, and is not counted
-here. Nor is what is read from constant memory or through a texture.
+The accesses of the TIR are counted over one block. The default is the middle block of the grid, because blocks at the
+border do less. Arrays are assumed to begin at a sector, as allocators align them. Kernels that use GPU instructions by
+name are emulated, as in `bank_conflicts`. Copies of TMA are not counted because they need no requests of threads. Loads
+from constant memory and through textures are not counted either.
 """
 
 from __future__ import annotations
@@ -37,24 +36,23 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 SECTOR_BYTES = 32
-LINE_BYTES = 128  # of L1
+LINE_BYTES = 128  # L1 cache line
 GLOBAL = "global"
 
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """One load or store of global memory in the text of a kernel, over all times that it runs in one block.
+    """Counts of one load or store of global memory in a kernel, over all its executions in one block.
 
     Attributes:
-        kind: load or store.
-        array: its name.
-        num_requests: how often a warp executes it, with at least one thread taking part.
-        sectors: that these touch.
-        min_sectors: how many it would be if the bytes that each request touches lay side by side.
-        nbytes: that a thread accesses.
-        num_lines: of 128 bytes that the requests touch; L1 looks one up at a time.
-        statement_index: the index of the statement that it is of, in the order of
-            `tvmconv.analysis.tir.scopes.iterate_statements`.
+        kind: "load" or "store".
+        array: Name of the array.
+        num_requests: Number of warp requests with at least one active thread.
+        sectors: Number of 32-byte sectors that the requests touch.
+        min_sectors: Number of sectors if the bytes of each request were contiguous.
+        nbytes: Bytes per thread.
+        num_lines: Number of 128-byte lines that the requests touch; L1 looks up one line at a time.
+        statement_index: Index of the statement in the order of `tvmconv.analysis.tir.scopes.iterate_statements`.
     """
 
     kind: Literal["load", "store"]
@@ -68,22 +66,25 @@ class GlobalAccess:
 
     @property
     def efficiency(self) -> float:
-        """The share of what is moved that is asked for, 0 to 1."""
+        """Requested fraction of the bytes that move, from 0 to 1."""
         return self.min_sectors / self.sectors if self.sectors else 1.0
 
 
 def count_global_accesses(
     kernel: Kernel, lowered_kernel: LoweredKernel | None = None, block: BlockIndex | None = None
 ) -> list[GlobalAccess]:
-    """Every global access of a kernel's step, each counted over one block.
+    """Count each global-memory access of a device kernel over one block.
 
     Args:
-        kernel: a built kernel, for any target.
-        lowered_kernel: one of `kernel.steps`; the first by default.
-        block: of the grid, as (x, y, z); the one in the middle by default.
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`; the first by default.
+        block: Index of the block in the grid as (x, y, z); the middle block by default.
+
+    Returns:
+        The accesses in the order of the TIR.
 
     Raises:
-        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
+        AnalysisError: An access cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
             `tvmconv.emulator.execution.execute`), or it depends on the data.
     """
     lowered_kernel = lowered_kernel or kernel.kernels[0]
@@ -93,22 +94,24 @@ def count_global_accesses(
 def iterate_block_accesses(
     kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]
 ) -> Iterator[list[GlobalAccess]]:
-    """What `count_global_accesses` counts over each of several blocks of a step: its text is read but once."""
+    """Yield the result of `count_global_accesses` for each block; the TIR is traversed only once."""
     if has_instructions(lowered_kernel.function):
-        yield from (_count_by_execution(lowered_kernel, kernel, block) for block in blocks)
+        for block in blocks:
+            observer = SectorObserver(count_lanes(lowered_kernel))
+            run_with_observer(lowered_kernel, kernel.memory_scopes, [block], observer)
+            yield observer.list_accesses()
         return
+    accesses = list(iterate_accesses(lowered_kernel.function, lambda buffer: is_global(kernel, buffer)))
+    yield from ([_count_access(access, lowered_kernel.launch, block) for access in accesses] for block in blocks)
 
-    def is_global(buffer: Any) -> bool:
-        return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
 
-    global_loads_and_stores = list(iterate_accesses(lowered_kernel.function, is_global))
-    yield from (
-        [_count_access(access, lowered_kernel.launch, block) for access in global_loads_and_stores] for block in blocks
-    )
+def is_global(kernel: Kernel, buffer: Any) -> bool:
+    """Return whether a TIR buffer of a kernel lies in global memory, not in constant memory or a texture."""
+    return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
 
 
 def select_middle_block(lowered_kernel: LoweredKernel) -> BlockIndex:
-    """The block in the middle of a step's grid, as (x, y, z)."""
+    """Return the index of the middle block of a device kernel's grid as (x, y, z)."""
     x, y, z = lowered_kernel.launch.grid
     return x // 2, y // 2, z // 2
 
@@ -121,21 +124,20 @@ def _count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> Gl
         totals += execution.num_repeats * np.array(count_sectors(addresses, active, access.nbytes))
     requests, num_sectors, min_sectors, lines = totals.tolist()
     name = str(access.buffer.name)
-    return GlobalAccess(
-        access.kind, name, requests, num_sectors, min_sectors, access.nbytes, lines, access.statement_index
-    )
+    counts = requests, num_sectors, min_sectors
+    return GlobalAccess(access.kind, name, *counts, access.nbytes, lines, access.statement_index)
 
 
 def count_sectors(
     addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int, *, is_copy: bool = False
 ) -> tuple[int, int, int, int]:
-    """Requests, the sectors that they touch, the fewest that could hold what they touch, and the lines they touch.
+    """Return the numbers of requests, of sectors, of sectors at least, and of lines that accesses touch.
 
     Args:
-        addresses: in bytes, of shape (requests, threads of a warp).
-        active: whether the thread takes part, same shape.
-        nbytes: that a thread accesses from its address on.
-        is_copy: whether these are asynchronous copies.
+        addresses: Addresses in bytes, of shape (requests, threads per warp).
+        active: Whether the thread takes part, of the same shape.
+        nbytes: Bytes that a thread accesses from its address on.
+        is_copy: Whether the accesses are asynchronous copies.
     """
     is_request = active.any(axis=1)
     if not is_request.any():
@@ -149,24 +151,22 @@ def count_sectors(
 def count_sectors_by_request(
     addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, *, is_copy: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The sectors that each request touches, and the fewest that could hold what it touches; as for `count_sectors`."""
-    # Threads that read the same bytes do so from the same address on.
+    """Return the sectors that each request touches, and their minimum; see `count_sectors` for the arguments."""
+    # Threads that read the same bytes read them from the same address.
     requested_bytes = count_distinct(np.where(active, addresses, -1)) * nbytes
     num_sectors = _count_touched_pieces(addresses, active, nbytes, SECTOR_BYTES)
     if nbytes == VECTOR_BYTES:
-        num_sectors = _count_quarter_sectors(addresses // SECTOR_BYTES, active, is_copy=is_copy)
+        num_sectors = _count_by_quarter(addresses // SECTOR_BYTES, active, is_copy=is_copy)
     return num_sectors, ceil_div(requested_bytes, SECTOR_BYTES)
 
 
-def _count_quarter_sectors(
-    sector_indices: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool
-) -> NDArray[np.int64]:
-    """How many sectors the quarters of each request touch.
+def _count_by_quarter(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool) -> NDArray[np.int64]:
+    """Return the sectors that the quarter-warps of each request touch.
 
-    One that two share at their ends counts once, and so do, but of copies, those of quarters that ask for the same,
-    thread by thread.
+    A sector that two quarters share at their ends counts once. So does one that two quarters request thread by thread,
+    unless the accesses are copies.
     """
-    quarter_sectors = np.where(active, sector_indices, -1).reshape(len(sector_indices), 4, -1)
+    quarter_sectors = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
     num_sectors = count_distinct(quarter_sectors.reshape(-1, quarter_sectors.shape[2])).reshape(-1, 4)
     shares_sector = (quarter_sectors[:, 1:, 0] == quarter_sectors[:, :-1, -1]) & (quarter_sectors[:, 1:, 0] >= 0)
     added_sectors = num_sectors[:, 1:] - shares_sector
@@ -178,7 +178,7 @@ def _count_quarter_sectors(
 def _count_touched_pieces(
     addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, piece_bytes: int
 ) -> NDArray[np.int64]:
-    """How many pieces of so many bytes each request touches."""
+    """Return how many pieces of `piece_bytes` bytes each request touches."""
     first_pieces, last_pieces = addresses // piece_bytes, (addresses + nbytes - 1) // piece_bytes
     spans = int((last_pieces - first_pieces)[active].max(initial=0)) + 1
     piece_indices = np.minimum(first_pieces[:, :, None] + np.arange(spans), last_pieces[:, :, None])
@@ -186,41 +186,34 @@ def _count_touched_pieces(
 
 
 def count_distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many different values each row has, those below zero not counted."""
+    """Return the number of different values in each row, negative values excluded."""
     sorted_values = np.sort(values, axis=1)
     return ((sorted_values >= 0) & (np.diff(sorted_values, axis=1, prepend=-1) != 0)).sum(axis=1)
 
 
-def _count_by_execution(lowered_kernel: LoweredKernel, kernel: Kernel, block: BlockIndex) -> list[GlobalAccess]:
-    observer = SectorObserver(count_lanes(lowered_kernel))
-    run_with_observer(lowered_kernel, kernel.memory_scopes, [block], observer)
-    return observer.list_accesses()
-
-
 class SectorObserver(AccessObserver):
-    """Adds up the global accesses of the blocks that are executed.
+    """Observer that sums the global-memory accesses of the executed blocks.
 
     Args:
-        lanes_per_block: of a block, for those of the first alone; None for all.
+        lanes_per_block: Number of lanes per block, to count only the first block; None to count all blocks.
     """
 
     def __init__(self, lanes_per_block: int | None = None) -> None:
         self._lanes_per_block = lanes_per_block
         self._counts: dict[AccessSite, NDArray[np.int64]] = {}
-        self._pattern_cache: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}  # patterns that repeat
+        self._pattern_cache: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}
 
     def on_access(self, event: MemoryAccess) -> None:
         """Count a global access."""
         block_event = event.restrict_to_first_block(self._lanes_per_block)
         if block_event is None or block_event.space != GLOBAL:
             return
-        # What is touched is the same for addresses that are all moved on by as many lines.
+        # The counts are the same if all addresses are shifted by the same number of lines.
         relative_addresses = block_event.addresses - block_event.addresses[0] // LINE_BYTES * LINE_BYTES
         pattern = block_event.lanes.tobytes(), relative_addresses.tobytes(), block_event.nbytes
         if pattern not in self._pattern_cache:
-            relative_addresses += (
-                LINE_BYTES - relative_addresses.min() // LINE_BYTES * LINE_BYTES
-            )  # addresses below zero stand for nobody
+            # Negative addresses would count as inactive lanes.
+            relative_addresses += LINE_BYTES - relative_addresses.min() // LINE_BYTES * LINE_BYTES
             self._pattern_cache[pattern] = np.array(
                 count_sectors(*group_by_request(block_event.lanes, relative_addresses), block_event.nbytes)
             )
@@ -228,32 +221,31 @@ class SectorObserver(AccessObserver):
         self._counts[block_event.access_site] += self._pattern_cache[pattern]
 
     def list_accesses(self) -> list[GlobalAccess]:
-        """What was counted, in the order of the text."""
-        global_list = []
+        """Return the counted accesses in the order of the TIR."""
+        accesses = []
         for site, total in sorted(self._counts.items(), key=lambda item: item[0]):
-            requests, num_sectors, min_sectors, lines = total.tolist()
-            access = GlobalAccess(
-                site.kind, site.name, requests, num_sectors, min_sectors, site.nbytes, lines, site.statement_index
-            )
-            global_list.append(access)
-        return global_list
+            requests, sectors, minimum, lines = total.tolist()
+            counts = requests, sectors, minimum
+            accesses.append(GlobalAccess(site.kind, site.name, *counts, site.nbytes, lines, site.statement_index))
+        return accesses
 
 
 def group_by_request(
     lanes: NDArray[np.intp], addresses: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Addresses and activity by request, as for `count_sectors`.
+    """Arrange lanes and their addresses in a table of requests for `count_sectors`.
 
     Args:
-        lanes: in any order; each may take part several times, once in a request.
-        addresses: of each, in bytes.
+        lanes: Indices of lanes in any order; a lane that occurs several times takes part in several requests.
+        addresses: Address of each lane in bytes.
+
+    Returns:
+        Addresses and whether the thread takes part, each of shape (requests, threads per warp).
     """
-    if (np.diff(lanes) > 0).all():  # each once, in order
+    if (np.diff(lanes) > 0).all():  # each lane occurs once, and the lanes are sorted
         (request_warps,) = np.bincount(lanes // WARP_SIZE).nonzero()
-        table, active = (
-            np.zeros((len(request_warps), WARP_SIZE), np.int64),
-            np.zeros((len(request_warps), WARP_SIZE), bool),
-        )
+        shape = len(request_warps), WARP_SIZE
+        table, active = np.zeros(shape, np.int64), np.zeros(shape, bool)
         row = np.searchsorted(request_warps, lanes // WARP_SIZE)
         table[row, lanes % WARP_SIZE], active[row, lanes % WARP_SIZE] = addresses, True
         return table, active

@@ -1,26 +1,27 @@
-"""What of the arrays a block touches, and how many bytes that makes from the device's memory.
+"""Footprints of a block in the arrays, and the DRAM bytes that follow from them.
 
-A block's footprint of an array is the set of its sectors that the block touches, each once however often it does. From
-memory comes each array once, as long as what is touched between two reads of it fits the L2 cache. Where it does not,
-an array that does not depend on an axis of the grid is read again for each step along this axis; blocks begin in the
-order of x, then y, then z. That is reuse by stack distance (R. Mattson et al., "Evaluation techniques for storage
-hierarchies", 1970) with blocks in place of accesses.
+The footprint of a block in an array is the set of the array's sectors that the block touches. An array is read from
+DRAM once if everything that is touched between two reads of it fits the L2 cache. Otherwise, an array that does not
+depend on an axis of the grid is read again for each step along this axis; blocks start in the order of x, y, z. This is
+reuse by stack distance (R. Mattson et al., "Evaluation techniques for storage hierarchies", 1970) with blocks in place
+of accesses.
 
-Kernels of instructions by name, and of TMA, have their addresses in registers: of them each array counts once; and so
-it does where a thread has more iterations than can be looked at.
+Each array counts once if the kernel uses GPU instructions by name or TMA, because their addresses lie in registers, and
+if a thread has too many iterations to evaluate.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES
+from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, is_global, select_middle_block
 from tvmconv.analysis.tir.accesses import Access, iterate_accesses
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.arithmetic import ceil_div
@@ -38,12 +39,12 @@ ACCESS_KINDS = ("load", "store")
 
 @dataclass
 class ArrayFootprint:
-    """What a block touches of an array, in one way.
+    """Part of an array that a block loads or stores.
 
     Attributes:
-        array_bytes: of the whole array.
-        is_touched: which of its sectors the middle block of the grid touches.
-        depends_on_axis: along which axes of the grid another block touches others.
+        array_bytes: Bytes of the whole array.
+        is_touched: Whether the middle block of the grid touches each sector of the array.
+        depends_on_axis: Whether the touched sectors change along each axis (x, y, z) of the grid.
     """
 
     array_bytes: int
@@ -52,51 +53,50 @@ class ArrayFootprint:
 
     @property
     def num_sectors(self) -> int:
-        """Sectors that the block touches."""
+        """Number of sectors that the block touches."""
         return int(self.is_touched.sum())
 
 
-ArrayFootprints = dict[tuple[str, str], ArrayFootprint]  # by kind of access and array
-
-
-_FOOTPRINT_CACHE: WeakKeyDictionary[Kernel, dict[str, ArrayFootprints | None]] = WeakKeyDictionary()  # steps by name
+ArrayFootprints = dict[tuple[str, str], ArrayFootprint]  # by kind of access and name of the array
+# Footprints by the name of the device kernel.
+_FOOTPRINT_CACHE: WeakKeyDictionary[Kernel, dict[str, ArrayFootprints | None]] = WeakKeyDictionary()
 
 
 def compute_footprints(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFootprints | None:
-    """What the middle block of a grid touches; None where the text alone does not tell."""
-    footprints_by_kernel = _FOOTPRINT_CACHE.setdefault(kernel, {})
-    if lowered_kernel.name not in footprints_by_kernel:
-        try:
-            footprints_by_kernel[lowered_kernel.name] = (
-                None if has_instructions(lowered_kernel.function) else _compute_by_evaluation(kernel, lowered_kernel)
-            )
-        except AnalysisError:
-            footprints_by_kernel[lowered_kernel.name] = None
-    return footprints_by_kernel[lowered_kernel.name]
+    """Return the footprints of the middle block of a grid; None if the TIR alone does not determine them.
+
+    Args:
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`.
+    """
+    cache = _FOOTPRINT_CACHE.setdefault(kernel, {})
+    if lowered_kernel.name not in cache:
+        cache[lowered_kernel.name] = None
+        if not has_instructions(lowered_kernel.function):
+            with suppress(AnalysisError):
+                cache[lowered_kernel.name] = _compute_by_evaluation(kernel, lowered_kernel)
+    return cache[lowered_kernel.name]
 
 
 def _compute_by_evaluation(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFootprints:
-    def is_global(buffer: Any) -> bool:
-        return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-
-    global_loads_and_stores = list(iterate_accesses(lowered_kernel.function, is_global))
-    middle_block = tuple(extent // 2 for extent in lowered_kernel.launch.grid)
-    array_footprints = _collect_touched(global_loads_and_stores, lowered_kernel, middle_block)  # type: ignore[arg-type]
+    accesses = list(iterate_accesses(lowered_kernel.function, lambda buffer: is_global(kernel, buffer)))
+    middle_block = select_middle_block(lowered_kernel)
+    footprints = _collect_touched(accesses, lowered_kernel, middle_block)
     for axis, extent in enumerate(lowered_kernel.launch.grid):
         if extent > 1:
-            neighbor_block = tuple(
-                coordinate - 1 if axis == grid_axis else coordinate for grid_axis, coordinate in enumerate(middle_block)
-            )
-            neighbor_footprints = _collect_touched(global_loads_and_stores, lowered_kernel, neighbor_block)  # type: ignore[arg-type]
-            for key, footprint in array_footprints.items():
-                footprint.depends_on_axis[axis] = not np.array_equal(
-                    footprint.is_touched, neighbor_footprints[key].is_touched
-                )
-    return array_footprints
+            x, y, z = (coordinate - (axis == other) for other, coordinate in enumerate(middle_block))
+            neighbors = _collect_touched(accesses, lowered_kernel, (x, y, z))
+            for key, footprint in footprints.items():
+                footprint.depends_on_axis[axis] = not np.array_equal(footprint.is_touched, neighbors[key].is_touched)
+    return footprints
 
 
 def count_dram_bytes(kernel: Kernel) -> int:
-    """Bytes from and to the device's memory, of the timed steps of a kernel that finds none of its arrays in L2."""
+    """Return the DRAM bytes that the timed device kernels move if no array is in L2 at the start.
+
+    Args:
+        kernel: Kernel for an NVIDIA architecture.
+    """
     l2_capacity_bytes = get_l2_bytes(str(kernel.device.arch))
     return sum(
         count_kernel_dram_bytes(kernel, lowered_kernel, compute_footprints(kernel, lowered_kernel), l2_capacity_bytes)
@@ -107,7 +107,7 @@ def count_dram_bytes(kernel: Kernel) -> int:
 def count_kernel_dram_bytes(
     kernel: Kernel, lowered_kernel: LoweredKernel, footprints: ArrayFootprints | None, l2_capacity_bytes: int
 ) -> int:
-    """Bytes from and to the device's memory of one step; see `count_dram_bytes`."""
+    """Return the DRAM bytes that one device kernel moves; see `count_dram_bytes`."""
     if footprints is None:
         return kernel.workload.min_bytes if lowered_kernel is kernel.timed_kernels[0] else 0
     return sum(count_moved_bytes(lowered_kernel, footprints, l2_capacity_bytes).values())
@@ -116,7 +116,7 @@ def count_kernel_dram_bytes(
 def count_moved_bytes(
     lowered_kernel: LoweredKernel, footprints: ArrayFootprints, l2_capacity_bytes: int
 ) -> dict[str, int]:
-    """Bytes from the device's memory, as `load`, and to it, as `store`, of one step, by what a block touches."""
+    """Return the DRAM bytes that a device kernel moves by the footprints, for each of `ACCESS_KINDS`."""
     bytes_per_sweep = {key: float(footprint.num_sectors * SECTOR_BYTES) for key, footprint in footprints.items()}
     num_sweeps = dict.fromkeys(footprints, 1)
     for axis, extent in enumerate(lowered_kernel.launch.grid):
@@ -132,9 +132,9 @@ def count_moved_bytes(
     }
 
 
-def _collect_touched(block_accesses: list[Access], lowered_kernel: LoweredKernel, block: BlockIndex) -> ArrayFootprints:
+def _collect_touched(accesses: list[Access], lowered_kernel: LoweredKernel, block: BlockIndex) -> ArrayFootprints:
     footprints: ArrayFootprints = {}
-    for access in block_accesses:
+    for access in accesses:
         key = access.kind, str(access.buffer.name)
         if key not in footprints:
             nbytes = math.prod(int(extent) for extent in access.buffer.shape) * access.itemsize

@@ -1,4 +1,4 @@
-"""Which elements of the output the threads of one block compute: the tiles of a schedule, as they come out."""
+"""Output tile of one block: the elements of the output that its threads compute."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
-NO_THREAD = -1  # the thread of what TMA stores: all of the block's have a part in it
+NO_THREAD = -1  # thread of an element that TMA stores for the whole block
 
 
 @dataclass(frozen=True)
 class OutputTileMap:
-    """What one block stores to the output.
+    """Elements of the output that one block stores.
 
     Attributes:
-        shape: of the output: N, C and space, or space alone.
-        threads: by which each element is stored, or `NO_THREAD`.
-        coordinates: of the elements, of shape (elements, axes), in the order of `shape`.
+        shape: Shape of the output: N, C and the spatial axes, or the spatial axes alone.
+        threads: Thread that stores each element, or `NO_THREAD`.
+        coordinates: Coordinates of the elements, of shape (elements, axes), in the order of `shape`.
     """
 
     shape: tuple[int, ...]
@@ -40,24 +40,24 @@ class OutputTileMap:
 
 
 def map_output_tile(kernel: Kernel) -> OutputTileMap:
-    """The output's elements of the middle block of a kernel's last step.
+    """Return the elements of the output that the middle block of a kernel's last device kernel stores.
 
     Args:
-        kernel: a built kernel, for any target.
+        kernel: A built kernel for any target.
 
     Raises:
-        AnalysisError: the stores cannot be executed.
+        AnalysisError: The stores cannot be executed.
     """
     lowered_kernel, w = kernel.kernels[-1], kernel.workload
     name = list(kernel.memory_scopes)[len(w.argument_names) - 1]
-    stores = list(
-        _collect_executed_stores(kernel, lowered_kernel, name)
-        if has_instructions(lowered_kernel.function)
-        else _iterate_evaluated_stores(lowered_kernel, name)
-    )
-    threads, elements = (
-        np.concatenate([store[position] for store in stores] or [np.zeros(0, np.int64)]) for position in (0, 1)
-    )
+    if has_instructions(lowered_kernel.function):
+        observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
+        run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
+        stores = observer.stores
+    else:
+        stores = list(_iterate_evaluated_stores(lowered_kernel, name))
+    stores = stores or [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    threads, elements = map(np.concatenate, zip(*stores, strict=True))
     stored_shape = w.argument_shapes[-1]
     elements, first_indices = np.unique(elements, return_index=True)
     coordinates = np.stack(np.unravel_index(elements, stored_shape), axis=1)
@@ -66,7 +66,7 @@ def map_output_tile(kernel: Kernel) -> OutputTileMap:
 
 
 def _find_axis_order(w: Any, num_axes: int) -> list[int]:
-    """Where N, C and space are among the axes of an output in memory."""
+    """Return the position in memory of each of the axes N, C and space of an output."""
     if not hasattr(w, "layout"):
         return list(range(num_axes))
     stored_order = layout.to_storage_order(w.layout, range(num_axes))
@@ -77,37 +77,21 @@ def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Itera
     for access in iterate_accesses(lowered_kernel.function, lambda buffer: str(buffer.name) == name):
         if access.kind == "load":
             continue
-        for execution in execute_scope(
-            access.scope, [access.index], lowered_kernel.launch, select_middle_block(lowered_kernel)
-        ):
+        block = select_middle_block(lowered_kernel)
+        for execution in execute_scope(access.scope, [access.index], lowered_kernel.launch, block):
             (elements,) = execution.values
-            threads = np.broadcast_to(np.arange(lowered_kernel.launch.threads_per_block), elements.shape)[
-                execution.is_active
-            ]
-            yield _expand_vectors(threads, elements[execution.is_active], access.num_elements)
-
-
-def _collect_executed_stores(
-    kernel: Kernel, lowered_kernel: LoweredKernel, name: str
-) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
-    run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
-    return observer.stores
-
-
-def _expand_vectors(
-    threads: NDArray[Any], first_elements: NDArray[Any], num_elements: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Threads and elements of stores of so many neighbours each."""
-    return np.repeat(threads, num_elements), (first_elements[:, None] + np.arange(num_elements)).reshape(-1)
+            threads = np.broadcast_to(np.arange(lowered_kernel.launch.threads_per_block), elements.shape)
+            active = execution.is_active
+            vectors = elements[active][:, None] + np.arange(access.num_elements)
+            yield np.repeat(threads[active], access.num_elements), vectors.reshape(-1)
 
 
 class _FirstBlockStores(AccessObserver):
-    """Keeps what the first of the blocks that are executed stores to an array.
+    """Observer that records the stores of the first executed block to an array.
 
     Args:
-        name: the array's.
-        lanes_per_block: of a block.
+        name: Name of the array.
+        lanes_per_block: Number of lanes per block.
     """
 
     def __init__(self, name: str, lanes_per_block: int) -> None:
@@ -115,12 +99,12 @@ class _FirstBlockStores(AccessObserver):
         self.stores: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Keep a store of threads."""
+        """Record a store of threads."""
         if store := self._select_store(event):
             self.stores.append(store.split_into_elements())
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Keep a store of TMA."""
+        """Record a store of TMA."""
         if store := self._select_store(event):
             lanes, elements = store.split_into_elements()
             self.stores.append((np.full_like(lanes, NO_THREAD), elements))

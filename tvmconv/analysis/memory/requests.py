@@ -1,7 +1,6 @@
-"""The lanes of a warp on the banks and sectors of memory: of each access, the request that takes most.
+"""Costliest warp request of each memory access, with the address of each lane.
 
-A request is one access of one warp. Counts of all of them are in `banks` and `coalescing`, whose rules are the same;
-here is what one looks like: where each lane's bytes lie.
+A request is one access of one warp. `bank_conflicts` and `coalescing` count all requests by the same rules.
 """
 
 from __future__ import annotations
@@ -13,10 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request
-from tvmconv.analysis.memory.coalescing import GLOBAL, count_sectors_by_request, group_by_request, select_middle_block
+from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request, is_shared
+from tvmconv.analysis.memory.coalescing import (
+    count_sectors_by_request,
+    group_by_request,
+    is_global,
+    select_middle_block,
+)
 from tvmconv.analysis.tir.accesses import Access, iterate_accesses
-from tvmconv.analysis.tir.scopes import SHARED_SCOPES, execute_scope, group_by_warp, has_instructions
+from tvmconv.analysis.tir.scopes import execute_scope, group_by_warp, has_instructions
 from tvmconv.emulator.blocks import count_lanes
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import SITES_PER_STATEMENT, AccessObserver, AccessSite, MemoryAccess, MemorySpace
@@ -28,18 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CostliestRequest:
-    """The costliest request of one access.
+    """Costliest request of one access.
 
     Attributes:
-        memory_space: global or shared memory.
-        kind: load or store.
-        name: of the array or the shared buffer.
-        statement_index: its index in `tvmconv.analysis.tir.scopes.iterate_statements`.
-        access_bytes: that a lane accesses.
-        lanes: that take part, of the warp: 0 to 31, in order.
-        addresses: where each begins, in bytes.
-        cost: wavefronts of shared memory, or sectors.
-        min_cost: how few would do for the same bytes.
+        memory_space: "global" or "shared".
+        kind: "load" or "store".
+        name: Name of the array or the shared buffer.
+        statement_index: Index of the statement in `tvmconv.analysis.tir.scopes.iterate_statements`.
+        access_bytes: Bytes per lane.
+        lanes: Active lanes of the warp, from 0 to 31 in ascending order.
+        addresses: Address of each active lane in bytes.
+        cost: Number of wavefronts of shared memory, or of sectors of global memory.
+        min_cost: Minimum of the cost for the same bytes.
     """
 
     memory_space: MemorySpace
@@ -54,16 +58,16 @@ class CostliestRequest:
 
 
 def find_worst_requests(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> list[CostliestRequest]:
-    """Of each access of a kernel's step, the first request that takes most, in the order of the text.
+    """Return the first request of maximum cost of each access of a device kernel, in the order of the TIR.
 
-    Shared accesses are those of the first block, global ones those of the middle one, as where they are counted.
+    Shared accesses are those of the first block, and global ones those of the middle block, as where they are counted.
 
     Args:
-        kernel: a built kernel, for any target.
-        lowered_kernel: one of `kernel.steps`; the first by default.
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`; the first by default.
 
     Raises:
-        AnalysisError: an access cannot be executed, or depends on the data.
+        AnalysisError: An access cannot be executed, or it depends on the data.
     """
     lowered_kernel = lowered_kernel or kernel.kernels[0]
     if has_instructions(lowered_kernel.function):
@@ -75,29 +79,22 @@ def find_worst_requests(kernel: Kernel, lowered_kernel: LoweredKernel | None = N
 
 def _iterate_evaluated_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> Iterator[CostliestRequest | None]:
     def is_selected(buffer: Any) -> bool:
-        scope = str(buffer.scope())
-        return scope in SHARED_SCOPES or (
-            scope == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
-        )
+        return is_shared(buffer) or is_global(kernel, buffer)
 
     for access in iterate_accesses(lowered_kernel.function, is_selected):
-        memory_space: MemorySpace = "shared" if str(access.buffer.scope()) in SHARED_SCOPES else "global"
+        memory_space: MemorySpace = "shared" if is_shared(access.buffer) else "global"
         yield _find_worst_request(access, lowered_kernel, memory_space)
 
 
-def _find_worst_request(
-    access: Access, lowered_kernel: LoweredKernel, memory_space: MemorySpace
-) -> CostliestRequest | None:
-    block = (0, 0, 0) if memory_space == "shared" else select_middle_block(lowered_kernel)
-    site = AccessSite(
-        access.statement_index * SITES_PER_STATEMENT, memory_space, access.kind, str(access.buffer.name), access.nbytes
-    )
+def _find_worst_request(access: Access, lowered_kernel: LoweredKernel, space: MemorySpace) -> CostliestRequest | None:
+    block = (0, 0, 0) if space == "shared" else select_middle_block(lowered_kernel)
+    site_number = access.statement_index * SITES_PER_STATEMENT
+    site = AccessSite(site_number, space, access.kind, str(access.buffer.name), access.nbytes)
     costliest: CostliestRequest | None = None
     for execution in execute_scope(access.scope, [access.index], lowered_kernel.launch, block, allow_sampling=True):
         (elements,) = execution.values
-        costliest = select_costlier(
-            costliest, site, group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
-        )
+        addresses, active = group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
+        costliest = select_costlier(costliest, site, addresses, active)
     return costliest
 
 
@@ -109,14 +106,14 @@ def select_costlier(
     *,
     is_copy: bool = False,
 ) -> CostliestRequest | None:
-    """What was found, or one of these requests that takes more.
+    """Return `costliest`, or the first of the given requests that costs more.
 
     Args:
-        costliest: before, if there was one.
-        site: of the access.
-        addresses: in bytes, of shape (requests, threads of a warp).
-        active: whether the thread takes part, same shape.
-        is_copy: whether these are asynchronous copies.
+        costliest: Costliest request so far; None if there is none.
+        site: Site of the access.
+        addresses: Addresses in bytes, of shape (requests, threads per warp).
+        active: Whether the thread takes part, of the same shape.
+        is_copy: Whether the accesses are asynchronous copies.
     """
     is_request = active.any(axis=1)
     if not is_request.any():
@@ -144,10 +141,10 @@ def select_costlier(
 
 
 class _CostliestRequests(AccessObserver):
-    """Keeps the costliest request of each access of the first of the blocks that are executed.
+    """Observer that keeps the costliest request of each access of the first executed block.
 
     Args:
-        lanes_per_block: of a block.
+        lanes_per_block: Number of lanes per block.
     """
 
     def __init__(self, lanes_per_block: int) -> None:
@@ -155,7 +152,7 @@ class _CostliestRequests(AccessObserver):
         self._requests: dict[AccessSite, CostliestRequest | None] = {}
 
     def on_access(self, event: MemoryAccess) -> None:
-        """Look at one access of all lanes."""
+        """Compare the requests of one access of all lanes with the costliest so far."""
         if block_event := event.restrict_to_first_block(self._lanes_per_block):
             site = block_event.access_site
             self._requests[site] = select_costlier(
@@ -163,5 +160,5 @@ class _CostliestRequests(AccessObserver):
             )
 
     def list_requests(self) -> list[CostliestRequest]:
-        """What was found, in the order of the text."""
+        """Return the costliest requests in the order of the TIR."""
         return [request for site in sorted(self._requests) if (request := self._requests[site])]

@@ -1,9 +1,9 @@
-"""How tiles lie in shared memory that TMA and wgmma access: which swizzle each has, and whether both agree on it.
+"""Swizzles of the shared-memory tiles that TMA and wgmma access, and whether both agree on them.
 
-TMA and wgmma move chunks of 16 bytes, 8 rows of which wgmma reads together (a core matrix). Of rows that lie 32, 64 or
-128 bytes apart these would be in the same banks; the swizzle of that many bytes spreads them. Source: PTX ISA,
-"Swizzling modes" of tensors, and "Shared Memory Matrix Layouts" of wgmma. How the hardware serves them is not
-documented: counted are the wavefronts that the banks would take for 8 chunks at a time, as `ldmatrix` does.
+TMA and wgmma move chunks of 16 bytes, and wgmma reads 8 rows of chunks together (a core matrix). Rows that lie 32, 64
+or 128 bytes apart would fall into the same banks, and the swizzle of that width spreads them. Source: PTX ISA,
+"Swizzling modes" of tensors, and "Shared Memory Matrix Layouts" of wgmma. The hardware's way to serve them is not
+documented. The counted wavefronts are those that the banks would take for 8 chunks at a time, as for `ldmatrix`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
-CORE_MATRIX_ROWS = 8  # of a core matrix
-MAX_SITE_SAMPLES = 64  # accesses of one place that are looked at: more than any pipeline has stages
+CORE_MATRIX_ROWS = 8
+MAX_SITE_SAMPLES = 64  # accesses of one site to inspect, more than the number of stages of any pipeline
 
 
 @dataclass
 class SwizzledSmemTile:
-    """Shared memory that TMA copies an array to, or from.
+    """Shared memory that TMA copies an array to or from.
 
     Attributes:
-        array: its name.
-        kind: load or store, of the array.
-        tma_swizzle: of TMA, in bytes; 0 for none.
-        wgmma_swizzles: the swizzles that wgmma takes it to have; none where it does not read it.
-        num_core_matrices: core matrices that were looked at.
-        num_wavefronts: that they take.
+        array: Name of the array.
+        kind: "load" or "store" of the array.
+        tma_swizzle: Swizzle width of TMA in bytes; 0 without a swizzle.
+        wgmma_swizzles: Swizzle widths with which wgmma reads the tile; empty if wgmma does not read it.
+        num_core_matrices: Number of inspected core matrices.
+        num_wavefronts: Number of wavefronts that they take.
     """
 
     array: str
@@ -53,30 +53,33 @@ class SwizzledSmemTile:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether what reads it takes it to lie as it does."""
+        """Whether wgmma reads the tile with the swizzle with which TMA writes it."""
         return self.wgmma_swizzles <= {self.tma_swizzle}
 
 
 def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[SwizzledSmemTile]:
-    """The tiles that TMA copies in one block of a step, loads first; none where it copies none.
+    """Return the tiles that TMA copies in one block of a device kernel, loads first.
 
-    The block is executed until each access in its loops has been looked at often enough.
+    The block is executed until `MAX_SITE_SAMPLES` accesses of each site in its loops have been inspected.
+
+    Args:
+        kernel: A built kernel.
+        lowered_kernel: One of `kernel.kernels`.
+
+    Returns:
+        The tiles; an empty list if the device kernel uses no TMA.
 
     Raises:
-        AnalysisError: the step does what cannot be executed.
+        AnalysisError: The emulator cannot execute the device kernel.
     """
     if not lowered_kernel.tensor_maps:
         return []
     observer = SwizzleObserver(count_lanes(lowered_kernel))
     with contextlib.suppress(StopEmulationError):
-        run_with_observer(
-            lowered_kernel,
-            kernel.memory_scopes,
-            expand_to_clusters(lowered_kernel.launch, [select_middle_block(lowered_kernel)]),
-            observer,
-        )
+        blocks = expand_to_clusters(lowered_kernel.launch, [select_middle_block(lowered_kernel)])
+        run_with_observer(lowered_kernel, kernel.memory_scopes, blocks, observer)
     observed_tiles = observer.list_tiles()
-    output_index = len(kernel.executable.arrays) - 1  # is stored behind the loops
+    output_index = len(kernel.executable.arrays) - 1  # the output is stored after the loops, perhaps never reached
     stored_tiles = {
         (name, "store", parameter.tensor_map.swizzle)
         for parameter in lowered_kernel.parameters
@@ -90,10 +93,10 @@ def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[Swizzle
 
 
 class SwizzleObserver(AccessObserver):
-    """Looks at the first accesses of TMA and wgmma to the shared memory of the first block that is executed.
+    """Observer that inspects the first shared-memory accesses of TMA and wgmma in the first executed block.
 
     Args:
-        lanes_per_block: of a block.
+        lanes_per_block: Number of lanes per block.
     """
 
     wants_async_proxy = immediate = True
@@ -102,28 +105,24 @@ class SwizzleObserver(AccessObserver):
         self._lanes_per_block = lanes_per_block
         self._num_samples: Counter[int] = Counter()
         self._current_site = 0
-        self._store_sites: set[int] = (
-            set()
-        )  # where outputs are stored, behind the loops: that takes many steps to come by
+        self._store_sites: set[int] = set()  # output stores after the loops, which take many steps to reach
         self._tiles: dict[tuple[str, str, int], SwizzledSmemTile] = {}
         self._tile_by_chunk: dict[int, SwizzledSmemTile] = {}
         self._has_wgmma_read = False
 
     def wants_site(self, site: int) -> bool:
-        """The first ones of each place."""
+        """Select the first `MAX_SITE_SAMPLES` accesses of each site."""
         self._num_samples[site] += 1
         self._current_site = site
-        enough_samples = (
-            num_samples >= MAX_SITE_SAMPLES
-            for sampled_site, num_samples in self._num_samples.items()
-            if sampled_site not in self._store_sites
+        has_samples = (
+            count >= MAX_SITE_SAMPLES or key in self._store_sites for key, count in self._num_samples.items()
         )
-        if self._num_samples[site] > MAX_SITE_SAMPLES and self._has_wgmma_read and all(enough_samples):
+        if self._num_samples[site] > MAX_SITE_SAMPLES and self._has_wgmma_read and all(has_samples):
             raise StopEmulationError
         return self._num_samples[site] <= MAX_SITE_SAMPLES
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Look at one."""
+        """Inspect one access."""
         block_event = event.restrict_to_first_block(self._lanes_per_block)
         if block_event is None or block_event.space != "shared":
             return
@@ -146,7 +145,7 @@ class SwizzleObserver(AccessObserver):
             read_tile.num_wavefronts += int(wavefronts.sum())
 
     def list_tiles(self) -> list[SwizzledSmemTile]:
-        """What was found, loads first."""
+        """Return the inspected tiles, loads first."""
         return sorted(self._tiles.values(), key=lambda tile: (tile.kind, tile.array, tile.tma_swizzle))
 
 
@@ -155,16 +154,13 @@ def _find_chunks(addresses: NDArray[np.int64]) -> list[int]:
 
 
 def count_core_wavefronts(row_addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The wavefronts of each core matrix of an operand, 1 where its chunks lie in different banks.
+    """Return the wavefronts of each core matrix of an operand; 1 if its chunks lie in different banks.
 
     Args:
-        row_addresses: addresses in bytes of the chunks of each row, of shape (rows, chunks); whole core matrices.
+        row_addresses: Addresses of the chunks in bytes, of shape (rows, chunks); the rows form whole core matrices.
     """
-    matrices = (
-        row_addresses.reshape(-1, CORE_MATRIX_ROWS, row_addresses.shape[1])
-        .transpose(0, 2, 1)
-        .reshape(-1, CORE_MATRIX_ROWS)
-    )
+    by_matrix = row_addresses.reshape(-1, CORE_MATRIX_ROWS, row_addresses.shape[1]).transpose(0, 2, 1)
+    matrices = by_matrix.reshape(-1, CORE_MATRIX_ROWS)
     num_bank_groups = NUM_BANKS * BANK_BYTES // CHUNK_BYTES
     is_bank_group = (matrices // CHUNK_BYTES % num_bank_groups)[:, :, None] == np.arange(num_bank_groups)
     return is_bank_group.sum(axis=1).max(axis=1)

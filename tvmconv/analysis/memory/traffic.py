@@ -1,15 +1,16 @@
 """Memory operations and arithmetic of one block, counted from the lowered TIR without running the kernel.
 
-Every access and every operation of the text is executed with NumPy for all threads and iterations, so that what a
-condition rules out is not counted. A kernel that has GPU instructions by name is executed as a whole
-(`emulation.execute_blocks`), on arrays of zeros: what an mma multiplies and adds counts as it does, an m16n8k16 of a
-warp as 2,048 of each, and so does wgmma; `ldmatrix` is a shared load of the rows that it reads, and wgmma one of both
-of its operands; an asynchronous copy is a load, of no more than it reads, and a store. A copy of TMA is a load of what
-of its box lies in the array, and a store of the whole box, in each block that it goes to. The block is the busiest of
-some that are spread over the grid: as most blocks of an image have no border in them, an interior one.
+NumPy evaluates every access and operation of the TIR for all threads and iterations, so operations that a condition
+excludes are not counted. A kernel that uses GPU instructions by name is emulated on arrays of zeros, with these counts:
 
-Counted is what the text says. The compiler may do less of it: it merges loads of one element, keeps an accumulator
-that the text has in global memory in a register, and makes one instruction of a multiplication and an addition.
+* An mma or wgmma counts its multiplications and additions: 2,048 of each for an m16n8k16 of a warp. A wgmma is also a
+  shared load of its operands, and `ldmatrix` is a shared load of its rows.
+* An asynchronous copy is a load of the bytes that it reads and a store. A TMA copy is a load of the part of its box
+  that lies in the array, and a store of the whole box in each destination block.
+
+The block is the busiest of a sample that is spread over the grid. This is an interior block because most blocks of an
+image do not touch its border. The compiler may execute less than the TIR: it merges loads of one element, keeps in a
+register an accumulator that the TIR has in global memory, and fuses a multiplication and an addition.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OperationCount:
-    """How often one kind of operation happens in a block.
+    """Number of executions of one kind of operation in a block.
 
     Attributes:
-        num_elements: those of all threads; a vector counts each of its lanes.
-        num_requests: of warps, with at least one thread taking part; a vector counts once.
-        num_bytes: of these elements.
+        num_elements: Number of elements, over all threads and the lanes of vectors.
+        num_requests: Number of warp requests with at least one active thread; a vector counts once.
+        num_bytes: Bytes of the elements.
     """
 
     num_elements: int = 0
@@ -65,21 +66,18 @@ class OperationCount:
     num_bytes: int = 0
 
     def __add__(self, addend: OperationCount) -> OperationCount:
-        return OperationCount(
-            self.num_elements + addend.num_elements,
-            self.num_requests + addend.num_requests,
-            self.num_bytes + addend.num_bytes,
-        )
+        requests = self.num_requests + addend.num_requests
+        return OperationCount(self.num_elements + addend.num_elements, requests, self.num_bytes + addend.num_bytes)
 
 
 @dataclass(frozen=True)
 class BlockTraffic:
-    """What one block does.
+    """Memory operations and arithmetic of one block.
 
     Attributes:
-        num_threads: of the block.
-        num_outputs: elements of the output that it stores to, each counted once however often that is.
-        counts: by operation, each of `MEMORY` and `ARITHMETIC`; registers are not memory.
+        num_threads: Number of threads per block.
+        num_outputs: Number of different elements of the output that the block stores.
+        counts: Count of each operation in `MEMORY` and `ARITHMETIC`; registers do not count as memory.
     """
 
     num_threads: int
@@ -88,39 +86,39 @@ class BlockTraffic:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of floating-point numbers.
+        """Number of floating-point multiplications and additions.
 
-        Not those that make a texel's coordinates, nor the clamp's minimum and maximum.
+        The computation of texel coordinates and the minimum and maximum of a clamp are not included.
         """
         return self.counts[MULTIPLICATIONS].num_elements + self.counts[ADDITIONS].num_elements
 
     @property
     def flops_per_load(self) -> float:
-        """Arithmetic to memory accesses: `flops` for each element read from global memory, also through a texture."""
+        """Number of `flops` per element that is read from global memory or through a texture."""
         loads = self.counts[GLOBAL_LOADS].num_elements + self.counts[TEXTURE_FETCHES].num_elements
         return self.flops / loads if loads else math.inf
 
     @property
     def flops_per_byte(self) -> float:
-        """`flops` for each byte read from and written to global memory, also through a texture."""
+        """Number of `flops` per byte that moves from or to global memory, textures included."""
         moved_bytes = sum(self.counts[name].num_bytes for name in (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES))
         return self.flops / moved_bytes if moved_bytes else math.inf
 
     def count_per_output(self, operation: str) -> float:
-        """How often an operation happens, on average, for each output."""
+        """Return the average number of executions of an operation per output."""
         return self.counts[operation].num_elements / self.num_outputs
 
 
 def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> BlockTraffic:
-    """Count what a kernel's busiest block does.
+    """Count the memory operations and arithmetic of a device kernel's busiest block.
 
     Args:
-        kernel: a built kernel, for any target.
-        lowered_kernel: one of `kernel.steps`; the first by default.
+        kernel: A built kernel for any target.
+        lowered_kernel: One of `kernel.kernels`; the first by default.
 
     Raises:
-        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
-            `tvmconv.emulator.execution.execute`), or what it does depends on the data.
+        AnalysisError: The kernel cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
+            `tvmconv.emulator.execution.execute`), or its accesses depend on the data.
     """
     lowered_kernel = lowered_kernel or kernel.kernels[0]
     if has_instructions(lowered_kernel.function):
@@ -128,7 +126,7 @@ def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -
     ops = list(iterate_ops(lowered_kernel, kernel.memory_scopes))
     scopes = dict.fromkeys(operation.scope for operation in ops)
     executions_by_block = {
-        block: {unique_scope: _count_scope_executions(unique_scope, lowered_kernel, block) for unique_scope in scopes}
+        block: {scope: _count_scope_executions(scope, lowered_kernel, block) for scope in scopes}
         for block in sample_blocks(lowered_kernel.launch.grid)
     }
     block, execution_counts = max(
@@ -138,19 +136,18 @@ def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -
     for name, scope, vector_lanes, itemsize in ops:
         elements = vector_lanes * execution_counts[scope].num_elements
         counts[name] += OperationCount(elements, execution_counts[scope].num_requests, elements * itemsize)
-    return BlockTraffic(
-        lowered_kernel.launch.threads_per_block, _count_outputs(lowered_kernel, kernel.memory_scopes, block), counts
-    )
+    outputs = _count_outputs(lowered_kernel, kernel.memory_scopes, block)
+    return BlockTraffic(lowered_kernel.launch.threads_per_block, outputs, counts)
 
 
 class TrafficObserver(AccessObserver):
-    """Adds up what blocks do, each for itself.
+    """Observer that counts the operations of each executed block.
 
     Args:
-        num_blocks: how many.
-        lanes_per_block: of a block.
-        memory_scopes: where each argument lies.
-        wants_async_proxy: whether what TMA and wgmma access counts.
+        num_blocks: Number of blocks.
+        lanes_per_block: Number of lanes per block.
+        memory_scopes: Memory scope of each argument.
+        wants_async_proxy: Whether to count the accesses of TMA and wgmma.
     """
 
     def __init__(
@@ -163,21 +160,15 @@ class TrafficObserver(AccessObserver):
     ) -> None:
         self.wants_async_proxy = wants_async_proxy
         self._num_blocks, self._lanes_per_block, self._memory_scopes = num_blocks, lanes_per_block, memory_scopes
-        self._num_blocks_before = self._num_blocks_seen = 0  # blocks of the pieces before this one, and with it
+        self._num_blocks_before = self._num_blocks_seen = 0  # blocks before and including the current batch
         self._counts = {name: np.zeros((3, num_blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
-        self._lane_cache: dict[
-            bytes, tuple[NDArray[np.int64], NDArray[np.int64]]
-        ] = {}  # of lanes: by block, and their warps
-        self._stored_elements: dict[
-            str, list[NDArray[np.int64]]
-        ] = {}  # (block, element) by array, each once in a piece
+        self._lane_cache: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}  # threads and warps per block
+        self._stored_elements: dict[str, list[NDArray[np.int64]]] = {}  # unique (block, element) pairs by array
 
     def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Go on with other blocks."""
-        self._num_blocks_before, self._num_blocks_seen = (
-            self._num_blocks_seen,
-            self._num_blocks_seen + len(threads.block_indices),
-        )
+        """Continue with the next batch of blocks."""
+        self._num_blocks_before = self._num_blocks_seen
+        self._num_blocks_seen += len(threads.block_indices)
 
     def on_access(self, event: MemoryAccess) -> None:
         """Count an access to memory."""
@@ -191,14 +182,13 @@ class TrafficObserver(AccessObserver):
             self._stored_elements.setdefault(event.name, []).append(block_elements)
 
     def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Count what TMA and wgmma access as one request of a warp each."""
+        """Count an access of TMA or wgmma as one warp request."""
         self.on_access(event)
 
     def on_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
-        """Count arithmetic."""
-        self._add_operation(
-            _OPERATION_NAMES[name], lanes + self._num_blocks_before * self._lanes_per_block, elements, itemsize
-        )
+        """Count an arithmetic operation."""
+        all_lanes = lanes + self._num_blocks_before * self._lanes_per_block
+        self._add_operation(_OPERATION_NAMES[name], all_lanes, elements, itemsize)
 
     def _add_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         key = lanes.tobytes()
@@ -216,15 +206,13 @@ class TrafficObserver(AccessObserver):
         totals[2] += elements * itemsize * threads_per_block
 
     def select_busiest(self, num_threads: int) -> BlockTraffic:
-        """What the block does that does most."""
+        """Return the counts of the block with the most operations."""
         block = int(np.argmax(sum(counts[0] for counts in self._counts.values())))
         outputs = sum(
             len(np.unique(np.concatenate([piece[piece[:, 0] == block, 1] for piece in stored_pieces])))
             for stored_pieces in self._stored_elements.values()
         )
-        counts = {
-            name: OperationCount(*(int(number) for number in totals[:, block])) for name, totals in self._counts.items()
-        }
+        counts = {name: OperationCount(*map(int, totals[:, block])) for name, totals in self._counts.items()}
         return BlockTraffic(num_threads, outputs, counts)
 
 
@@ -232,7 +220,7 @@ _OPERATION_NAMES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "s
 
 
 def _count_by_execution(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope]) -> BlockTraffic:
-    """What the busiest of some blocks does, by executing them."""
+    """Return the counts of the busiest of some blocks, which the emulator executes."""
     blocks = expand_to_clusters(lowered_kernel.launch, sample_blocks(lowered_kernel.launch.grid))
     observer = TrafficObserver(len(blocks), count_lanes(lowered_kernel), memory_scopes)
     run_with_observer(lowered_kernel, memory_scopes, blocks, observer)
@@ -240,7 +228,7 @@ def _count_by_execution(lowered_kernel: LoweredKernel, memory_scopes: Mapping[st
 
 
 def _count_scope_executions(scope: Scope, lowered_kernel: LoweredKernel, block: BlockIndex) -> OperationCount:
-    """How often a scope is executed: threads as elements, and warps as requests."""
+    """Return how often a scope is executed, with threads as elements and warps as requests."""
     threads = requests = 0
     for execution in execute_scope(scope, [], lowered_kernel.launch, block, allow_sampling=True):
         threads += execution.num_repeats * int(execution.is_active.sum())
@@ -249,31 +237,26 @@ def _count_scope_executions(scope: Scope, lowered_kernel: LoweredKernel, block: 
 
 
 def _count_outputs(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope], block: BlockIndex) -> int:
-    """How many elements of global memory a block stores to.
+    """Return the number of elements of global memory that a block stores.
 
-    A condition on a loop that the element does not depend on is taken to hold in some iteration of that loop.
+    A condition on a loop that the element does not depend on is assumed to hold in some iteration of that loop.
     """
     element_sets = [np.empty(0, np.int64)]
     for statement, scope in iterate_statements(lowered_kernel.function):
         if type(statement).__name__ == "BufferStore" and find_memory_scope(statement.buffer, memory_scopes) == "global":
             index = statement.indices[0]
             is_ramp = type(index).__name__ == "Ramp"
-            first, stride, vector_lanes = (
-                (index.base, int(index.stride), int(index.lanes)) if is_ramp else (index, 1, 1)
-            )
-            for execution in execute_scope(
-                _drop_unrelated_conditions(scope, first), [first], lowered_kernel.launch, block
-            ):
+            first, stride, width = (index.base, int(index.stride), int(index.lanes)) if is_ramp else (index, 1, 1)
+            store_scope = _drop_unrelated_conditions(scope, first)
+            for execution in execute_scope(store_scope, [first], lowered_kernel.launch, block):
                 (elements,) = execution.values
                 elements = np.unique(elements[execution.is_active])
-                element_sets.append(np.unique(np.add.outer(elements, stride * np.arange(vector_lanes))))
+                element_sets.append(np.unique(np.add.outer(elements, stride * np.arange(width))))
     return len(np.unique(np.concatenate(element_sets)))
 
 
 def _drop_unrelated_conditions(scope: Scope, index: Any) -> Scope:
-    """The scope without conditions on loops that an index does not depend on."""
+    """Return the scope without the conditions on loops that an index does not depend on."""
     unrelated_variables = {variable for variable, _, _ in scope.loops} - scope.find_variables([index])
-    conditions = tuple(
-        condition for condition in scope.conditions if not unrelated_variables & scope.find_variables(condition[:1])
-    )
+    conditions = tuple(item for item in scope.conditions if not unrelated_variables & scope.find_variables(item[:1]))
     return replace(scope, conditions=conditions)

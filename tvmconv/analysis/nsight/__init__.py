@@ -1,1 +1,1 @@
-"""Nsight Compute: what it counts on a GPU, and what it would count."""
+"""Nsight Compute's counters: reading them on a GPU through `ncu`, and predicting them from a kernel's machine code."""

@@ -1,8 +1,8 @@
-"""What is counted of a kernel, access by access, each with the instructions that it became.
+"""Counters of a kernel for each memory access, with the SASS instructions that implement it.
 
-An access is a statement's to global or shared memory. Statements of one body to shared memory are one, as the compiler
-merges what they access; of instructions by name, which it moves and of which it makes one where they are
-alike, all those of a body that load or store.
+An access is one TIR statement's access to global or shared memory. Some statements share an access because the compiler
+merges them: those of one loop body that access shared memory, and, for instructions by name, all loads or all stores of
+a loop body.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _COUNT_FIELDS = {SECTORS: "num_sectors", TAGS: "num_lines", WAVEFRONTS: "num_wav
 
 @dataclass
 class AccessCounters:
-    """One access, over a launch.
+    """Counters of one access over a launch.
 
     Attributes:
-        space: global or shared.
-        kind: load or store.
-        arrays: that it accesses, by name.
-        line: of the stage `lowered`; None where it is not known.
-        counts: sectors, tags (lines that L1 looks up), wavefronts.
-        rows: its instructions, by their place in the machine code.
+        space: "global" or "shared".
+        kind: "load" or "store".
+        arrays: Names of the accessed arrays.
+        line: Line of the lowered TIR; None if it is unknown.
+        counts: Number of sectors, tags (lines that L1 looks up) and wavefronts.
+        rows: Indices of the access's instructions in the machine code.
     """
 
     space: str
@@ -52,7 +52,7 @@ class AccessCounters:
     rows: list[int] = field(default_factory=list)
 
     def sum_measured(self, launch: Sequence[ProfiledInstruction]) -> Counter[str]:
-        """What a launch took for it, by the names of `counts`."""
+        """Return the measured counts of a launch for this access, by the names of `counts`."""
         totals: Counter[str] = Counter()
         for instruction_index in self.rows:
             instruction = launch[instruction_index]
@@ -65,64 +65,46 @@ class AccessCounters:
 
 
 def group_by_access(kernel: Kernel, sources: LinkedSources, launch_counts: LaunchCounts) -> list[AccessCounters]:
-    """What is counted of the accesses of a step, in the order of the text; what is of no known statement comes last.
+    """Return the counters of a device kernel's accesses in the order of the TIR, with unknown statements last.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        sources: one of its steps, with its machine code.
-        launch_counts: what its instructions ask.
+        kernel: Kernel for an NVIDIA architecture.
+        sources: One of its device kernels with its machine code.
+        launch_counts: Memory requests of its instructions.
     """
-    access_names = (
-        _group_instructions(sources.lowered_kernel)
-        if has_instructions(sources.lowered_kernel.function)
-        else _group_by_body(sources.lowered_kernel)
-    )
-    array_names_by_index = list_array_names(kernel, sources.lowered_kernel)
-    counters_by_access: defaultdict[tuple[str, str, int | None], AccessCounters] = defaultdict(
-        lambda: AccessCounters("", "")
-    )
-    for instruction_index, (instruction, instruction_counts) in enumerate(
-        zip(sources.listing, launch_counts.instruction_counts, strict=True)
-    ):
+    group = _group_instructions if has_instructions(sources.lowered_kernel.function) else _group_by_body
+    access_names = group(sources.lowered_kernel)
+    array_names = list_array_names(kernel, sources.lowered_kernel)
+    counters_by_access: dict[tuple[str, str, int | None], AccessCounters] = {}
+    instructions = zip(sources.listing, launch_counts.instruction_counts, strict=True)
+    for row, (instruction, instruction_counts) in enumerate(instructions):
         for (space, kind), opcodes in ACCESSES.items():
             if instruction.opcode not in opcodes:
                 continue
             statement = sources.find_statement(instruction)
-            first_statement, buffers = access_names.get((space, kind, statement), (statement, ()))
-            counters = counters_by_access[space, kind, first_statement]
-            counters.space, counters.kind = space, kind
-            counters.rows.append(instruction_index)
-            for name in (
-                [array_names_by_index[index] for index in sorted(instruction_counts.array_indices)]
-                if space == "global"
-                else buffers
-            ):
-                if name not in counters.arrays:
-                    counters.arrays.append(name)
+            first_statement, names = access_names.get((space, kind, statement), (statement, ()))
+            counters = counters_by_access.setdefault((space, kind, first_statement), AccessCounters(space, kind))
+            counters.rows.append(row)
+            if space == "global":
+                names = tuple(array_names[index] for index in sorted(instruction_counts.array_indices))
+            counters.arrays += [name for name in names if name not in counters.arrays]
             if statement is not None and (lines := sources.lowered_lines.get(statement)):
                 counters.line = lines.start if counters.line is None else min(counters.line, lines.start)
             for unit in (WAVEFRONTS,) if space == "shared" else (SECTORS, TAGS):
-                counters.counts[unit] = (
-                    counters.counts.get(unit, 0.0)
-                    + getattr(instruction_counts, _COUNT_FIELDS[unit]) / launch_counts.block_fraction
-                )
+                count = getattr(instruction_counts, _COUNT_FIELDS[unit]) / launch_counts.block_fraction
+                counters.counts[unit] = counters.counts.get(unit, 0.0) + count
     return sorted(
         counters_by_access.values(),
-        key=lambda counters_entry: (
-            counters_entry.line is None,
-            counters_entry.line,
-            counters_entry.space,
-            counters_entry.kind,
-        ),
+        key=lambda counters: (counters.line is None, counters.line, counters.space, counters.kind),
     )
 
 
-# Of a space, a kind and a statement: the first statement of the same access, and its shared buffers.
+# By memory space, kind and statement: the first statement of the same access, and its shared buffers.
 _AccessNames = dict[tuple[str, str, int | None], tuple[int, tuple[str, ...]]]
 
 
 def _group_by_body(lowered_kernel: LoweredKernel) -> _AccessNames:
-    """The shared accesses of a kind with the same loops around them are one."""
+    """Group the shared accesses of a kind by the loops around them."""
     bodies: defaultdict[tuple[str, tuple[Any, ...]], list[Access]] = defaultdict(list)
     for access in iterate_accesses(lowered_kernel.function, is_shared):
         bodies[access.kind, tuple(variable for variable, _, _ in access.scope.loops)].append(access)
@@ -135,12 +117,11 @@ def _group_by_body(lowered_kernel: LoweredKernel) -> _AccessNames:
 
 
 def _group_instructions(lowered_kernel: LoweredKernel) -> _AccessNames:
-    """All accesses of a kind with the same loops around them are one; else all."""
+    """Group all accesses of a kind by the loops around them, or into one group if the loops are unknown."""
     try:
-        loops_by_statement = [
-            tuple(loop for loop, _, _ in scope.loops) for _, scope in iterate_statements(lowered_kernel.function)
-        ]
-    except AnalysisError:  # it has loops of other kinds, which are not told apart
+        statements = iterate_statements(lowered_kernel.function)
+        loops_by_statement = [tuple(loop for loop, _, _ in scope.loops) for _, scope in statements]
+    except AnalysisError:  # a loop of an unsupported kind
         loops_by_statement = [()] * len(map_tir_lines(lowered_kernel.function) or ())
     return {
         (space, kind, statement_index): (loops_by_statement.index(loops), ("shared",))

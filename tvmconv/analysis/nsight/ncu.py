@@ -1,4 +1,4 @@
-"""A GPU's counters, read by Nsight Compute while a command runs."""
+"""Performance counters of a GPU, read by Nsight Compute while a command runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from tvmconv.analysis.nsight.source_view import ProfiledInstruction, parse_source_view
 from tvmconv.errors import DeviceError, Error
 
-KERNEL_NAME = "main_kernel"  # what every kernel of this project is called on the device
+KERNEL_NAME = "main_kernel"  # name of every device kernel that tvmconv generates
 
 
 def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict[str, float]]:
-    """Run a command, and read counters for each of the kernels of this project that it launches.
+    """Run a command, and read counters for each kernel of tvmconv that it launches.
 
-    Nsight Compute (ncu) replays a launch until all metrics are read, each time with empty caches, and leaves the GPU's
-    clocks alone.
+    Nsight Compute (ncu) replays a launch until all metrics are read, each time with empty caches. The GPU's clocks stay
+    as they are.
 
     Args:
-        command: program and arguments.
-        metrics: ncu's metrics, such as `dram__bytes_read.sum`, each under a name of one's own.
+        command: Program and arguments.
+        metrics: ncu's metrics, such as `dram__bytes_read.sum`, by names that the caller chooses.
 
     Yields:
-        For each launch, in order, the metrics by these names, in ncu's base units: bytes, nanoseconds, percent. Those
-        that ncu does not have for the GPU are left out.
+        The metrics of each launch in order, by the caller's names, in ncu's base units: bytes, nanoseconds, percent.
+        Metrics that ncu does not have for the GPU are left out.
 
     Raises:
-        DeviceError: ncu is not installed, or fails: it may lack the right to read the counters.
+        DeviceError: ncu is not installed, or it fails; it may lack the permission to read the counters.
     """
     options = ["--csv", "--page", "raw", "--print-units", "base"]
     metric_options = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
@@ -38,16 +38,22 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
     if header_index is None:
         raise _make_error(lines)
     for row in csv.DictReader(lines[header_index:]):
-        if row["ID"]:  # the line below the header has the units
+        if row["ID"]:  # the row below the header names the units
             values = {name: _parse_number(row.get(metric)) for name, metric in metrics.items()}
             yield {name: value for name, value in values.items() if value is not None}
 
 
 def read_source_view(command: Sequence[str]) -> list[list[ProfiledInstruction]]:
-    """Run a command, and read of each instruction of the kernels that it launches what it took; see `profile_command`.
+    """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`.
+
+    Args:
+        command: Program and arguments.
+
+    Returns:
+        The instructions of each launch, in the order of the machine code.
 
     Raises:
-        DeviceError: ncu is not installed, or fails.
+        DeviceError: ncu is not installed, or it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/source.ncu-rep"
@@ -63,7 +69,7 @@ _KERNEL_FILTER = ("--clock-control", "none", "--kernel-name", f"regex:{KERNEL_NA
 
 
 def _run_ncu(arguments: Sequence[str]) -> list[str]:
-    """The lines that ncu prints."""
+    """Run ncu and return the lines of its output."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
@@ -74,13 +80,11 @@ def _run_ncu(arguments: Sequence[str]) -> list[str]:
 
 
 def _make_error(output_lines: Sequence[str]) -> DeviceError:
-    return DeviceError(
-        f"ncu failed: {[*output_lines, 'it printed nothing'][len(output_lines) - 1 if output_lines else 0]}"
-    )
+    return DeviceError(f"ncu failed: {output_lines[-1] if output_lines else 'it printed nothing'}")
 
 
 def _parse_number(cell: str | None) -> float | None:
-    """A cell's number, such as 1,024.50; None where ncu has none (`n/a`, or no such column)."""
+    """Return the number in a cell such as "1,024.50"; None for `n/a` or an absent column."""
     try:
         return float((cell or "").replace(",", ""))
     except ValueError:

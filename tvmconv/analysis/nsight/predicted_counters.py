@@ -1,7 +1,7 @@
-"""What Nsight Compute would count of a kernel, from its code: sectors, requests and wavefronts of whole launches.
+"""Prediction of Nsight Compute's counters from the machine code: sectors, requests and wavefronts of whole launches.
 
-Its machine code is executed as far as addresses and branches need it (`tvmconv.analysis.sass.interpreter`), in all
-blocks of the grid where these are few or short, else in some that stand for all.
+The machine code is interpreted as far as addresses and branches depend on it (`tvmconv.analysis.sass.interpreter`). All
+blocks of the grid are interpreted if they are few or short, else a sample of them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 
-RESIDENT_WRITE_FRACTION = (
-    1 / 3
-)  # of L2, written lines that are still there when a kernel ends: measured of filters, on an H200
+# Fraction of L2 that holds written lines when a kernel ends, measured with filters on an H200.
+RESIDENT_WRITE_FRACTION = 1 / 3
 
 
 @dataclass(frozen=True)
 class PredictedCounters:
-    """One launch of one step.
+    """Predicted counters of one launch of one device kernel.
 
     Attributes:
-        counts: by ncu's words: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, and of stores;
-            `warp_instructions`; `dram_read_bytes`, of caches that are empty at first, and `dram_write_bytes`, where the
-            step's arrays exceed the L2 cache, but for what stays there at the end: else all of it does.
-        limits: blocks on a multiprocessor that each limit would allow, as `tvmconv.analysis.occupancy` names them.
-        occupancy: the share of a multiprocessor's warps that the blocks have which fit, 0 to 1.
-        registers: a thread's.
-        accesses: the same counts by access.
+        counts: Counts by ncu's terms: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, the same
+            for stores, and `warp_instructions`. `dram_read_bytes` assumes empty caches. `dram_write_bytes` exists only
+            if the arrays exceed L2, and leaves out what stays in L2 at the end.
+        limits: Number of blocks per multiprocessor that each limit allows, as named in `tvmconv.analysis.occupancy`.
+        occupancy: Fraction of a multiprocessor's warps that the resident blocks use, from 0 to 1.
+        registers: Number of registers per thread.
+        accesses: The same counts by access.
     """
 
     counts: dict[str, float]
@@ -52,26 +51,25 @@ class PredictedCounters:
     accesses: list[AccessCounters]
 
     def to_json(self) -> dict[str, Any]:
-        """As what JSON has."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
 
 def predict_counters(kernel: Kernel, lowered_kernel: LoweredKernel) -> PredictedCounters:
-    """Count one step of a kernel.
+    """Predict the counters of one device kernel.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        lowered_kernel: one of `kernel.steps`.
+        kernel: Kernel for an NVIDIA architecture.
+        lowered_kernel: One of `kernel.kernels`.
 
     Raises:
-        AnalysisError: its machine code is not understood, takes too long, or asks what depends on the data.
-        CompileError: it does not compile, or there is no nvdisasm.
+        AnalysisError: The machine code has an unsupported instruction, takes too long, or depends on the data.
+        CompileError: The kernel does not compile, or there is no nvdisasm.
     """
     kernel_index = kernel.kernels.index(lowered_kernel)
     sources = link_sources(kernel)[kernel_index]
-    launch_counts = count_launch_requests(
-        kernel.executable.kernels[kernel_index], sources.listing, str(kernel.device.arch)
-    )
+    compiled_kernel, arch = kernel.executable.kernels[kernel_index], str(kernel.device.arch)
+    launch_counts = count_launch_requests(compiled_kernel, sources.listing, arch)
     totals: defaultdict[str, float] = defaultdict(float)
     for (space, kind), opcodes in ACCESSES.items():
         for instruction, counts in zip(sources.listing, launch_counts.instruction_counts, strict=True):
@@ -81,57 +79,44 @@ def predict_counters(kernel: Kernel, lowered_kernel: LoweredKernel) -> Predicted
             elif instruction.opcode in opcodes:
                 totals[f"shared_{kind}_wavefronts"] += counts.num_wavefronts / launch_counts.block_fraction
     totals |= _predict_dram_bytes(kernel, sources, launch_counts)
-    totals["warp_instructions"] = (
-        sum(counts.num_executed for counts in launch_counts.instruction_counts) / launch_counts.block_fraction
-    )
-    kernel_occupancy = compute_kernel_occupancy(kernel, lowered_kernel)
-    registers = kernel.cubin.kernels[lowered_kernel.name].registers
+    num_executed = sum(counts.num_executed for counts in launch_counts.instruction_counts)
+    totals["warp_instructions"] = num_executed / launch_counts.block_fraction
+    occupancy = compute_kernel_occupancy(kernel, lowered_kernel)
     return PredictedCounters(
-        dict(totals),
-        dict(kernel_occupancy.block_limits),
-        kernel_occupancy.warp_fraction,
-        registers,
-        group_by_access(kernel, sources, launch_counts),
+        counts=dict(totals),
+        limits=dict(occupancy.block_limits),
+        occupancy=occupancy.warp_fraction,
+        registers=kernel.cubin.kernels[lowered_kernel.name].registers,
+        accesses=group_by_access(kernel, sources, launch_counts),
     )
 
 
 def _predict_dram_bytes(kernel: Kernel, sources: LinkedSources, launch_counts: LaunchCounts) -> dict[str, float]:
     l2_capacity_bytes = get_l2_bytes(str(kernel.device.arch))
-    array_footprints = compute_footprints(kernel, sources.lowered_kernel)
+    footprints = compute_footprints(kernel, sources.lowered_kernel)
     arrays = [*kernel.executable.arrays, *kernel.executable.workspace]
     array_bytes = {parameter.index: arrays[parameter.index].nbytes for parameter in sources.lowered_kernel.parameters}
-    if array_footprints is None:  # each array once
+    if footprints is None:  # each array counts once
         stored_arrays = _find_stored_arrays(sources, launch_counts) | {len(kernel.executable.arrays) - 1}
-        moved_by_kind = {
-            kind: sum(
-                array_bytes[array_index]
-                for array_index in array_bytes
-                if (array_index in stored_arrays) == (kind == "store")
-            )
+        moved_bytes = {
+            kind: sum(nbytes for index, nbytes in array_bytes.items() if (index in stored_arrays) == (kind == "store"))
             for kind in ACCESS_KINDS
         }
     else:
-        moved_by_kind = count_moved_bytes(sources.lowered_kernel, array_footprints, l2_capacity_bytes)
-        memory_scopes = list(kernel.memory_scopes.values())
-        moved_by_kind["load"] += sum(
-            array_bytes[array_index]
-            for array_index in array_bytes
-            if array_index < len(memory_scopes) and memory_scopes[array_index] != GLOBAL
+        moved_bytes = count_moved_bytes(sources.lowered_kernel, footprints, l2_capacity_bytes)
+        scopes = list(kernel.memory_scopes.values())
+        moved_bytes["load"] += sum(
+            nbytes for index, nbytes in array_bytes.items() if index < len(scopes) and scopes[index] != GLOBAL
         )
-    predicted_bytes = {"dram_read_bytes": float(moved_by_kind["load"])}
+    predicted_bytes = {"dram_read_bytes": float(moved_bytes["load"])}
     if sum(array_bytes.values()) > l2_capacity_bytes:
-        predicted_bytes["dram_write_bytes"] = max(
-            0.0, moved_by_kind["store"] - l2_capacity_bytes * RESIDENT_WRITE_FRACTION
-        )
+        resident_bytes = l2_capacity_bytes * RESIDENT_WRITE_FRACTION
+        predicted_bytes["dram_write_bytes"] = max(0.0, moved_bytes["store"] - resident_bytes)
     return predicted_bytes
 
 
 def _find_stored_arrays(sources: LinkedSources, launch_counts: LaunchCounts) -> set[int]:
-    """The arrays that threads store to, by their index."""
-    return set().union(
-        *(
-            instruction_counts.array_indices
-            for instruction, instruction_counts in zip(sources.listing, launch_counts.instruction_counts, strict=True)
-            if instruction.opcode in ACCESSES["global", "store"]
-        )
-    )
+    """Return the indices of the arrays that threads store to."""
+    instructions = zip(sources.listing, launch_counts.instruction_counts, strict=True)
+    stores = (counts for instruction, counts in instructions if instruction.opcode in ACCESSES["global", "store"])
+    return {index for counts in stores for index in counts.array_indices}

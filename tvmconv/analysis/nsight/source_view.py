@@ -1,8 +1,8 @@
-"""Nsight Compute's source view as CSV: of each instruction of a launch how often it ran, and what it took of memory.
+"""Parser of Nsight Compute's source view: the executions and memory requests of each instruction of a launch.
 
-It is what `ncu --import REPORT --page source --csv` prints of a report with the section SourceCounters. Each kernel
-begins with its name and a header of its own, as ncu leaves out columns in which a kernel has nothing. Instructions are
-in the order of the machine code. Columns: Nsight Compute, Kernel Profiling Guide, "Source Counters".
+The input is the output of `ncu --import REPORT --page source --csv` for a report with the section SourceCounters. Each
+kernel begins with its name and a header of its own, because ncu leaves out columns that are empty for a kernel. The
+instructions are in the order of the machine code. Columns: Nsight Compute, Kernel Profiling Guide, "Source Counters".
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from dataclasses import dataclass
 
 from tvmconv.errors import Error
 
-_SECTORS_COLUMN, _TAGS_COLUMN, _WAVEFRONTS_COLUMN = (
-    "L2 Theoretical Sectors Global",
-    "L1 Tag Requests Global",
-    "L1 Wavefronts Shared",
-)
+_SECTORS_COLUMN = "L2 Theoretical Sectors Global"
+_TAGS_COLUMN = "L1 Tag Requests Global"
+_WAVEFRONTS_COLUMN = "L1 Wavefronts Shared"
 
 
 @dataclass(frozen=True)
 class ProfiledInstruction:
-    """One instruction of a launch, of all warps.
+    """Measured counts of one instruction of a launch, over all warps.
 
     Attributes:
-        text: as it is written, such as `@!P0 LDS.128 R4, [R2]`.
-        num_executed: that a warp executed it, also with no thread taking part.
-        num_sectors: of global memory that it asked L2 for, had L1 nothing of them.
-        num_tags: lines that L1 looked up for it.
-        num_wavefronts: of shared memory.
+        text: Text of the instruction, such as `@!P0 LDS.128 R4, [R2]`.
+        num_executed: Number of times that a warp executed it, including those with no active thread.
+        num_sectors: Number of sectors that it would request from L2 if L1 held none of them.
+        num_tags: Number of lines that L1 looked up for it.
+        num_wavefronts: Number of shared-memory wavefronts.
     """
 
     text: str
@@ -40,10 +38,13 @@ class ProfiledInstruction:
 
 
 def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
-    """The instructions of each launch, in order.
+    """Return the instructions of each launch in order.
+
+    Args:
+        lines: Lines of ncu's output in CSV.
 
     Raises:
-        Error: it is no such CSV.
+        Error: The lines are not ncu's source view as CSV.
     """
     launches: list[list[ProfiledInstruction]] = []
     header: list[str] = []
@@ -57,7 +58,7 @@ def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
             elif header and row:
                 launches[-1].append(_parse_instruction(dict(zip(header, row, strict=True))))
     except (ValueError, LookupError) as error:
-        raise Error(f"this is no source view of ncu: {error}") from error
+        raise Error(f"ncu's output cannot be parsed as its source view in CSV: {error}") from error
     return launches
 
 

@@ -1,1 +1,1 @@
-"""What is read off a kernel's machine code, alone and beside the text that it is made of."""
+"""Analysis of a kernel's machine code (SASS): instruction mix, loops, pipeline model, and links to the sources."""

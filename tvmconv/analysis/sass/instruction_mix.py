@@ -1,8 +1,8 @@
-"""What a kernel's machine code is made of: instructions by class, its innermost loop, the widths of its accesses.
+"""Instruction mix of a kernel's machine code: instructions by class, the innermost loop, and the widths of accesses.
 
-A warp scheduler issues one instruction a clock, whatever it does: what is no arithmetic of the sum takes slots that
-arithmetic could have had (CUDA C++ Programming Guide, "Hardware Multithreading"). Each instruction counts once, however
-often a loop runs it. Opcodes: CUDA Binary Utilities, "Instruction Set Reference".
+A warp scheduler issues one instruction per clock, so instructions other than arithmetic take its issue slots (CUDA C++
+Programming Guide, "Hardware Multithreading"). Each instruction counts once, independent of loops. Opcodes: CUDA Binary
+Utilities, "Instruction Set Reference".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MULTIPLY_ADD = frozenset({"FFMA", "FFMA2", "HFMA2", "DFMA"})
 
 
 def classify_instruction(instruction: SassInstruction) -> str:
-    """The class of an instruction: one of the names above."""
+    """Return the class of an instruction, one of the module's constants."""
     if instruction.opcode == "IMAD" and "MOV" in instruction.modifiers:
         return MOVES
     if instruction.opcode == "HFMA2" and instruction.operands.split(", ")[1:3] == ["-RZ", "RZ"]:  # a constant
@@ -51,22 +51,23 @@ def classify_instruction(instruction: SassInstruction) -> str:
 
 
 def is_work(instruction: SassInstruction) -> bool:
-    """Whether it multiplies and adds, in lanes or in tensor cores."""
+    """Return whether an instruction multiplies and adds, in lanes or in tensor cores."""
     instruction_class = classify_instruction(instruction)
     return instruction_class == TENSOR or (instruction_class == ARITHMETIC and instruction.opcode in _MULTIPLY_ADD)
 
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """The loop in which most of the arithmetic is.
+    """Loop that contains most of the arithmetic.
 
     Attributes:
-        num_issue_slots: instructions of an iteration, those of loops inside it left out: issue slots of a warp.
-        num_work_slots: of these, the multiply-adds and the instructions of tensor cores.
-        class_counts: its instructions by class, the most frequent first.
-        first_address: the address that it begins at, in bytes.
-        last_address: the address of its last instruction.
-        has_loops: whether there are loops inside it.
+        num_issue_slots: Number of instructions per iteration without those of inner loops, which are issue slots of a
+            warp.
+        num_work_slots: Number of multiply-add and tensor-core instructions among them.
+        class_counts: Number of instructions by class, the most frequent first.
+        first_address: Address of the first instruction in bytes.
+        last_address: Address of the last instruction in bytes.
+        has_loops: Whether the loop contains other loops.
     """
 
     num_issue_slots: int
@@ -78,22 +79,22 @@ class InnerLoop:
 
     @property
     def work_fraction(self) -> float:
-        """The share of the slots that does the work, 0 to 1."""
+        """Fraction of the issue slots with multiply-add or tensor-core instructions, from 0 to 1."""
         return self.num_work_slots / self.num_issue_slots
 
 
 @dataclass(frozen=True)
 class InstructionMix:
-    """What a kernel's machine code is made of.
+    """Instruction mix of a kernel.
 
     Attributes:
-        num_instructions: how many.
-        class_counts: by class, the most frequent first.
-        inner_loop: the loop with most of the arithmetic; None where no loop has any, as all is unrolled.
-        num_barriers: `BAR_HEIGHT` instructions, at which a block's threads wait for each other.
-        max_pending_groups: groups of asynchronous copies (cp.async) that a wait leaves under way at most; None without
-            any.
-        num_mbarriers: initialised, at which copies by TMA are waited for.
+        num_instructions: Number of instructions.
+        class_counts: Number of instructions by class, the most frequent first.
+        inner_loop: Loop with most of the arithmetic; None if no loop has any because all loops are unrolled.
+        num_barriers: Number of `BAR` instructions, at which the threads of a block wait for each other.
+        max_pending_groups: Maximum number of groups of asynchronous copies (cp.async) that a wait leaves pending; None
+            without such copies.
+        num_mbarriers: Number of initialized mbarriers, with which threads wait for TMA copies.
     """
 
     num_instructions: int
@@ -105,47 +106,38 @@ class InstructionMix:
 
 
 def analyze_mix(listing: Listing) -> InstructionMix:
-    """What a kernel's instructions are; what pads its end is left out."""
+    """Return the instruction mix of a kernel without the padding at its end.
+
+    Args:
+        listing: Machine code of a device kernel.
+    """
     instructions = select_reachable(listing)
-    wait_instructions = [
-        instruction for instruction in instructions if instruction.opcode == "DEPBAR" and "LE" in instruction.modifiers
-    ]
-    has_copies = any(instruction.opcode == "LDGDEPBAR" for instruction in instructions)
+    waits = [item for item in instructions if item.opcode == "DEPBAR" and "LE" in item.modifiers]
+    has_copies = any(item.opcode == "LDGDEPBAR" for item in instructions)
     return InstructionMix(
         num_instructions=len(instructions),
         class_counts=count_classes(instructions),
         inner_loop=_describe_inner_loop(listing),
-        num_barriers=sum(
-            instruction.opcode == "BAR" and "ARV" not in instruction.modifiers for instruction in instructions
-        ),
-        max_pending_groups=max((count_pending_groups(instruction) for instruction in wait_instructions), default=0)
-        if has_copies
-        else None,
-        num_mbarriers=sum(
-            instruction.opcode == "SYNCS" and "EXCH" in instruction.modifiers for instruction in instructions
-        ),
+        num_barriers=sum(item.opcode == "BAR" and "ARV" not in item.modifiers for item in instructions),
+        max_pending_groups=max(map(count_pending_groups, waits), default=0) if has_copies else None,
+        num_mbarriers=sum(item.opcode == "SYNCS" and "EXCH" in item.modifiers for item in instructions),
     )
 
 
 def select_reachable(listing: Listing) -> list[SassInstruction]:
-    """The instructions without those that pad the end: a branch to itself, and what is behind it."""
+    """Return the instructions without the padding at the end, which starts with a branch to itself."""
     return list(takewhile(lambda instruction: instruction.target_address != instruction.address, listing))
 
 
 def count_classes(instructions: Iterable[SassInstruction]) -> dict[str, int]:
-    """How many there are by class, the most frequent first."""
+    """Return the number of instructions by class, the most frequent first."""
     return dict(Counter(map(classify_instruction, instructions)).most_common())
 
 
 def find_inner_loop(listing: Listing) -> NaturalLoop | None:
-    """The loop that has most of the arithmetic itself, not in loops inside it; None where none has any."""
-    candidates = [
-        (sum(is_work(listing[index]) for index in candidate.own_indices), candidate)
-        for candidate in find_loops(listing)
-    ]
-    num_work, loop = max(
-        candidates, key=lambda candidate: (candidate[0], -len(candidate[1].all_indices)), default=(0, None)
-    )
+    """Return the loop with most of the arithmetic outside of inner loops; None if no loop has arithmetic."""
+    candidates = [(sum(is_work(listing[index]) for index in loop.own_indices), loop) for loop in find_loops(listing)]
+    num_work, loop = max(candidates, key=lambda item: (item[0], -len(item[1].all_indices)), default=(0, None))
     return loop if num_work else None
 
 
@@ -165,7 +157,7 @@ def _describe_inner_loop(listing: Listing) -> InnerLoop | None:
 
 
 def count_pending_groups(wait: SassInstruction) -> int:
-    """The groups that `DEPBAR.LE SB0, 0x2` leaves."""
+    """Return the number of groups that a wait such as `DEPBAR.LE SB0, 0x2` leaves pending."""
     return int(wait.operands.split(",")[1], 0)
 
 
@@ -181,10 +173,10 @@ _WIDTHS = ("U8", "S8", "U16", "S16", "64", "128", "MT88", "M88", "2", "4")
 def count_access_widths(
     instructions: Iterable[SassInstruction], space: Literal["global", "shared"], kind: Literal["load", "store"]
 ) -> dict[str, int]:
-    """The accesses of some instructions to a memory, as `LDS.128`, and how many of each; the most frequent first."""
+    """Count the accesses of instructions to a memory space by opcode and width (`LDS.128`), the most frequent first."""
     opcodes = ACCESSES[space, kind]
     width_counts = Counter(
-        ".".join((instruction.opcode, *(modifier for modifier in instruction.modifiers if modifier in _WIDTHS)))
+        ".".join((instruction.opcode, *(item for item in instruction.modifiers if item in _WIDTHS)))
         for instruction in instructions
         if instruction.opcode in opcodes
     )

@@ -1,4 +1,4 @@
-"""The statements of a kernel beside its texts: declaration, scheduled TIR, lowered TIR, CUDA and machine code."""
+"""Links between a kernel's sources by statement: declaration, scheduled TIR, lowered TIR, CUDA and machine code."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinkedSources:
-    """One step of a kernel. Lines are from 1 on; a statement whose line is not known has none.
+    """Sources of one device kernel. Lines start at 1, and a statement of unknown line has no entry.
 
     Attributes:
-        lowered_kernel: of the kernel.
-        te_lines: by statement, its lines in the stage `te`.
-        tir_lines: by statement, its lines in the stage `tir`.
-        lowered_lines: by statement, its lines in the stage `lowered_lines`.
-        cuda_lines: by statement, its lines in the stage `cuda_lines`.
-        listing: the machine code.
-        num_hidden_lines: lines of the whole CUDA text that the stage `cuda_lines` leaves out at its begin.
+        lowered_kernel: The device kernel.
+        te_lines: Lines of each statement in the stage `te`.
+        tir_lines: Lines of each statement in the stage `tir`.
+        lowered_lines: Lines of each statement in the stage `lowered`.
+        cuda_lines: Lines of each statement in the stage `cuda`.
+        listing: Machine code.
+        num_hidden_lines: Number of lines at the start of the CUDA source that the stage `cuda` leaves out.
     """
 
     lowered_kernel: LoweredKernel
@@ -44,19 +44,19 @@ class LinkedSources:
 
     @functools.cached_property
     def statement_of_line(self) -> dict[int, int]:
-        """The statement of each line in the stage `cuda_lines` that is one's."""
+        """Statement of each line in the stage `cuda` that belongs to one."""
         return {line: number for number, lines in self.cuda_lines.items() for line in lines}
 
     @functools.cached_property
     def instructions_by_statement(self) -> dict[int | None, list[SassInstruction]]:
-        """The instructions of each statement; behind None those of none."""
+        """Instructions of each statement; the key None has the instructions without a statement."""
         by_statement: defaultdict[int | None, list[SassInstruction]] = defaultdict(list)
         for instruction in self.listing:
             by_statement[self.find_statement(instruction)].append(instruction)
         return dict(by_statement)
 
     def find_statement(self, instruction: SassInstruction) -> int | None:
-        """The statement that an instruction is of."""
+        """Return the statement of an instruction, or None if it has none."""
         if instruction.source_line is None:
             return None
         return self.statement_of_line.get(instruction.source_line - self.num_hidden_lines)
@@ -64,25 +64,27 @@ class LinkedSources:
 
 _LINKED_CACHE: WeakKeyDictionary[Kernel, list[LinkedSources]] = WeakKeyDictionary()
 
-
-_PENDING_LISTINGS: WeakKeyDictionary[Kernel, Future[object]] = WeakKeyDictionary()  # machine code that is being made
+_PENDING_LISTINGS: WeakKeyDictionary[Kernel, Future[object]] = WeakKeyDictionary()  # disassembly in progress
 
 
 def prefetch_listings(kernel: Kernel) -> None:
-    """Have the machine code of a CUDA kernel made and read, on another core, for `link_sources` to have it sooner."""
+    """Compile and disassemble a CUDA kernel in a thread, so that `link_sources` has the machine code sooner."""
     if kernel in _LINKED_CACHE or kernel in _PENDING_LISTINGS:
         return
-    assert kernel.source  # TVM writes it here, and not there
+    assert kernel.source  # TVM generates the source in this thread, not in the executor's
     executor = ThreadPoolExecutor(1)
     _PENDING_LISTINGS[kernel] = executor.submit(lambda: kernel.listings)
     executor.shutdown(wait=False)
 
 
 def link_sources(kernel: Kernel) -> list[LinkedSources]:
-    """The steps of a CUDA kernel with what is known of their statements, found once for a kernel.
+    """Return the linked sources of a CUDA kernel's device kernels, cached per kernel.
+
+    Args:
+        kernel: Kernel for CUDA.
 
     Raises:
-        CompileError: it does not compile, or there is no nvdisasm.
+        CompileError: The kernel does not compile, or there is no nvdisasm.
     """
     if kernel not in _LINKED_CACHE:
         _LINKED_CACHE[kernel] = _link_kernel(kernel)
@@ -105,37 +107,27 @@ def _link_kernel(kernel: Kernel) -> list[LinkedSources]:
     _PENDING_LISTINGS.pop(kernel).result()
     listings = kernel.listings
     linked_sources, num_lines_before = [], 0
-    for lowered_kernel, source_ranges, lowered_ranges, statement_origins in zip(
+    for lowered_kernel, source_ranges, lowered_ranges, origins in zip(
         kernel.kernels, source_ranges_by_kernel, lowered_ranges_by_kernel, origins_by_kernel, strict=True
     ):
         linked_sources.append(
             LinkedSources(
                 lowered_kernel=lowered_kernel,
                 te_lines={
-                    statement_index: tuple(
-                        declared_ranges[declared_index] for declared_index in sorted(declared_indices[origin])
-                    )
-                    for statement_index, origin in statement_origins.items()
+                    index: tuple(declared_ranges[declared] for declared in sorted(declared_indices[origin]))
+                    for index, origin in origins.items()
                     if origin in declared_indices and declared_ranges
                 },
-                tir_lines={
-                    statement_index: (scheduled_ranges[origin],)
-                    for statement_index, origin in statement_origins.items()
-                    if scheduled_ranges
-                },
+                tir_lines={index: (scheduled_ranges[origin],) for index, origin in origins.items() if scheduled_ranges},
                 lowered_lines=_shift_lines(lowered_ranges, num_lines_before),
                 cuda_lines=_shift_lines(source_ranges, -num_hidden_lines),
                 listing=listings.get(lowered_kernel.name, ()),
                 num_hidden_lines=num_hidden_lines,
             )
         )
-        num_lines_before += lowered_kernel.text.count("\n") + 2  # the stage has an empty line between steps
+        num_lines_before += lowered_kernel.text.count("\n") + 2  # an empty line separates the device kernels
     return linked_sources
 
 
 def _shift_lines(lines: StatementLines, offset: int) -> dict[int, range]:
-    return {
-        statement_index: range(line_range.start + offset, line_range.stop + offset)
-        for statement_index, line_range in enumerate(lines)
-        if line_range
-    }
+    return {index: range(item.start + offset, item.stop + offset) for index, item in enumerate(lines) if item}

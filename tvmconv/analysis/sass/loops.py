@@ -1,7 +1,7 @@
-"""The loops of machine code: natural loops of its control flow.
+"""Natural loops of the machine code's control flow.
 
-A branch back to what every way to it comes by is a loop's (Aho, Lam, Sethi and Ullman, "Compilers", 9.6): so code that
-the compiler put behind the kernel's end, from where it branches back into the middle, makes none.
+A loop is a branch back to an instruction that dominates the branch (Aho, Lam, Sethi and Ullman, "Compilers", 9.6). Code
+that the compiler places after the kernel's end, and that branches back into the middle, is therefore no loop.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
 
-_BRANCHES = ("BRA", "CALL")  # functions are put in place: a call is of what follows, and does not come back
+_BRANCHES = ("BRA", "CALL")  # functions are inlined: a CALL leads to the code that follows, and does not return
 
 
 @dataclass(frozen=True)
 class NaturalLoop:
-    """A loop.
+    """A natural loop.
 
     Attributes:
-        head: the index of the instruction that it begins with.
-        all_indices: the indices of its instructions, those of the loops in it among them.
-        own_indices: those that are in no loop in it.
+        head: Index of the loop's first instruction.
+        all_indices: Indices of the loop's instructions, inner loops included.
+        own_indices: Indices of the loop's instructions outside of inner loops.
     """
 
     head: int
@@ -30,7 +30,7 @@ class NaturalLoop:
 
 
 def find_loops(listing: Listing) -> list[NaturalLoop]:
-    """The loops of a kernel, by where they begin; those that branch to themselves alone end it, and are none."""
+    """Return the loops of a kernel by their head; the branch to itself at the kernel's end is not a loop."""
     successors = find_successors(listing)
     predecessors: list[list[int]] = [[] for _ in listing]
     for index, successor_indices in enumerate(successors):
@@ -42,20 +42,17 @@ def find_loops(listing: Listing) -> list[NaturalLoop]:
         for head in successor_indices:
             if head < index and _is_dominated_by(dominators, head, index):
                 indices_by_head.setdefault(head, {head}).update(_find_loop_body(index, head, predecessors))
-    return [
-        NaturalLoop(
-            head,
-            frozenset(indices),
-            frozenset(indices.difference(*(body for header, body in indices_by_head.items() if body < indices))),
-        )
-        for head, indices in sorted(indices_by_head.items())
-    ]
+    loops = []
+    for head, indices in sorted(indices_by_head.items()):
+        own_indices = indices.difference(*(body for body in indices_by_head.values() if body < indices))
+        loops.append(NaturalLoop(head, frozenset(indices), frozenset(own_indices)))
+    return loops
 
 
 def find_successors(listing: Listing) -> list[list[int]]:
-    """What may be executed next, of each instruction, by index."""
+    """Return, for each instruction, the indices of the instructions that may execute next."""
     index_by_address = {instruction.address: index for index, instruction in enumerate(listing)}
-    join_by_register: dict[str, int] = {}  # where threads that have parted meet, by barrier register
+    join_by_register: dict[str, int] = {}  # index at which diverged threads converge, by barrier register
     all_successors: list[list[int]] = []
     for index, instruction in enumerate(listing):
         successor_indices: list[int] = []
@@ -74,12 +71,12 @@ def find_successors(listing: Listing) -> list[list[int]]:
 
 
 def _is_conditional(instruction: SassInstruction) -> bool:
-    """Whether a branch may not be taken: on a predicate before it, or among its operands."""
+    """Return whether a branch depends on a predicate, in front of it or among its operands."""
     return bool(instruction.predicate) or (instruction.opcode == "BRA" and "," in instruction.operands)
 
 
 def _find_dominators(successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]) -> list[int]:
-    """The nearest instruction by which every way to an instruction comes; -1 where there is no way.
+    """Return the immediate dominator of each instruction; -1 if the instruction is unreachable.
 
     Source: Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm" (2001).
     """
@@ -87,9 +84,8 @@ def _find_dominators(successors: Sequence[Sequence[int]], predecessors: Sequence
     visited_indices, stack = {0}, [(0, iter(successors[0]))] if successors else []
     while stack:
         index, remaining_successors = stack[-1]
-        if (
-            unvisited := next((neighbor for neighbor in remaining_successors if neighbor not in visited_indices), None)
-        ) is not None:
+        unvisited = next((neighbor for neighbor in remaining_successors if neighbor not in visited_indices), None)
+        if unvisited is not None:
             visited_indices.add(unvisited)
             stack.append((unvisited, iter(successors[unvisited])))
         else:
@@ -123,7 +119,7 @@ def _is_dominated_by(nearest: Sequence[int], head: int, index: int) -> bool:
 
 
 def _find_loop_body(index: int, head: int, predecessors: Sequence[Sequence[int]]) -> set[int]:
-    """What leads to an instruction, without coming by a loop's head."""
+    """Return the indices from which `index` is reachable without passing through the loop's head."""
     body, worklist = {index, head}, [index]
     while worklist:
         for predecessor in predecessors[worklist.pop()]:

@@ -1,8 +1,8 @@
-"""Machine code as operations with the registers that they write and read, and as loops.
+"""Machine code as nested loops of operations with the registers that they write and read.
 
-What its names mean is in the "Instruction Set Reference" of NVIDIA's CUDA Binary Utilities. How often a loop runs is
-known where the code has been executed (`executed.asked`), and what no warp ran is left out. Other branches forward are
-taken to be not taken: what some warps run counts for all.
+The opcodes are those of the "Instruction Set Reference" of NVIDIA's CUDA Binary Utilities. Trip counts of loops come
+from the interpreter (`interpreter.request_counts`), and instructions that no warp executed are left out. Other forward
+branches are assumed not to be taken, so code that only some warps execute counts for all.
 """
 
 from __future__ import annotations
@@ -15,31 +15,26 @@ from tvmconv.analysis.sass.instruction_mix import count_pending_groups
 from tvmconv.analysis.sass.loops import find_loops
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
 
-Register = tuple[str, int]  # its file (R, UR, P or UP) and its number
+Register = tuple[str, int]  # register file (R, UR, P or UP) and number
 
 _REGISTER = re.compile(r"(?<![A-Z0-9_.])(UR|R|UP|P)(\d+)(\.64)?")
 
-# These write no register; of stores the register that is stored is among what they read.
+# These opcodes write no register. A store reads the register that it stores.
 _STORES = ("STG", "STS", "STL", "ST", "STSM")
-_WRITE_NOTHING = frozenset(
-    [
-        *_STORES,
-        *("RED", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "MEMBAR", "CCTL"),
-        *("BRA", "EXIT", "RET", "BSSY", "BSYNC", "WARPSYNC"),
-    ]
-)
+_CONTROL = ("BRA", "EXIT", "RET", "BSSY", "BSYNC", "WARPSYNC")
+_WRITE_NOTHING = frozenset([*_STORES, *_CONTROL, "RED", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "MEMBAR", "CCTL"])
 _REGISTERS_BY_WIDTH = {"64": 2, "128": 4}
 
 
 @dataclass(frozen=True)
 class SassOp:
-    """One instruction.
+    """One instruction with its registers.
 
     Attributes:
-        name: such as "FFMA".
-        written_registers: the registers that it writes.
-        read_registers: those that it reads.
-        max_pending_groups: groups of asynchronous copies that may be under way after DEPBAR.
+        name: Opcode, such as "FFMA".
+        written_registers: Registers that it writes.
+        read_registers: Registers that it reads.
+        max_pending_groups: Maximum number of groups of asynchronous copies that are pending after a DEPBAR.
     """
 
     name: str
@@ -50,11 +45,11 @@ class SassOp:
 
 @dataclass
 class SassLoop:
-    """A loop.
+    """A loop of the machine code.
 
     Attributes:
-        body: instructions and loops in it.
-        trip_count: how often the body runs each time that a warp comes to it, on average over these times.
+        body: Instructions and inner loops.
+        trip_count: Average number of executions of the body each time that a warp enters the loop.
     """
 
     body: list[SassOp | SassLoop]
@@ -65,12 +60,12 @@ SassCode = list[SassOp | SassLoop]
 
 
 def build_code(listing: Listing, execution_counts: Sequence[int], backward_branch_counts: Sequence[int]) -> SassCode:
-    """The instructions of a kernel that its warps run, those of loops in these.
+    """Build the nested code of the instructions that warps execute.
 
     Args:
-        listing: of the kernel.
-        execution_counts: of each instruction, how often warps run it.
-        backward_branch_counts: of each branch, how often warps take it back to an instruction before it.
+        listing: Machine code of a device kernel.
+        execution_counts: Number of executions by a warp of each instruction.
+        backward_branch_counts: Number of times that a warp takes each branch backward.
     """
     indices_by_head = {loop.head: loop.all_indices for loop in find_loops(listing)}
 
@@ -88,24 +83,19 @@ def build_code(listing: Listing, execution_counts: Sequence[int], backward_branc
         return body
 
     def compute_trip_count(head: int) -> float:
-        num_backward = sum(
-            backward_branch_counts[index]
-            for index in indices_by_head[head]
-            if listing[index].target_address == listing[head].address
-        )
+        branches = [index for index in indices_by_head[head] if listing[index].target_address == listing[head].address]
+        num_backward = sum(backward_branch_counts[index] for index in branches)
         return execution_counts[head] / max(1, execution_counts[head] - num_backward)
 
     return nest_loops(range(len(listing)))
 
 
 def _make_op(instruction: SassInstruction) -> SassOp:
-    num_words = next(
-        (_REGISTERS_BY_WIDTH[modifier] for modifier in instruction.modifiers if modifier in _REGISTERS_BY_WIDTH), 1
-    )
-    _, _, later_operands = instruction.operands.partition(",")
-    written_operand, _, read_operands = (
-        later_operands if instruction.opcode == "SHFL" else instruction.operands
-    ).partition(",")  # its first is a predicate
+    num_words = next((_REGISTERS_BY_WIDTH[item] for item in instruction.modifiers if item in _REGISTERS_BY_WIDTH), 1)
+    operands = instruction.operands
+    if instruction.opcode == "SHFL":  # its first operand is a predicate
+        operands = operands.partition(",")[2]
+    written_operand, _, read_operands = operands.partition(",")
     read_registers, written_registers = list(_iterate_registers(instruction.predicate)), list[Register]()
     if instruction.opcode in _WRITE_NOTHING:
         read_registers += _iterate_registers(instruction.operands, num_words if instruction.opcode in _STORES else 1)
@@ -119,7 +109,7 @@ def _make_op(instruction: SassInstruction) -> SassOp:
 
 
 def _count_written_registers(name: str, modifiers: tuple[str, ...], num_words: int) -> int:
-    """How many registers in a row an instruction writes."""
+    """Return the number of consecutive registers that an instruction writes."""
     if name == "HMMA" or name == "LDSM":
         return 4 if "F32" in modifiers or "4" in modifiers else 2
     return 2 if "WIDE" in modifiers else num_words

@@ -1,12 +1,12 @@
-"""How long a warp would take alone on its multiprocessor: from its machine code.
+"""Time that one warp takes alone on its multiprocessor, from its machine code.
 
-A warp issues its instructions in order, one a clock, and each waits for what it reads (CUDA C++ Programming Guide,
-"Hardware Multithreading"). So one warp's time is the time at which the last instruction issues when each register is
-there a latency after it was asked for. That has in it how many operations are independent, how far ahead loads are
-asked for, and what is waited for at barriers: what V. Volkov ("Understanding Latency Hiding on GPUs", 2016, chapter 4)
-calls the latency-bound regime, and J.-C. Huang et al. ("GPUMech", 2014) find by the same walk over the instructions.
+A warp issues its instructions in order, one per clock, and each waits for its operands (CUDA C++ Programming Guide,
+"Hardware Multithreading"). The time of a warp is the time at which its last instruction issues if each result is ready
+a fixed latency after its instruction. The time reflects the number of independent operations, the distance of
+prefetches, and the waits at barriers. V. Volkov ("Understanding Latency Hiding on GPUs", 2016, chapter 4) calls this
+the latency-bound regime; J.-C. Huang et al. ("GPUMech", 2014) compute it by the same walk over the instructions.
 
-A loop's body is walked twice; what the second time took is what each further trip takes.
+A loop's body is walked twice, and each further iteration takes as long as the second one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from tvmconv.analysis.sass.sass_ops import Register, SassCode, SassOp
 
-# Clocks until a result is there. Arithmetic, and what moves numbers between register files: Z. Jia et al., "Dissecting
-# the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018, table 4.1. Memory: W. Luo et al., "Benchmarking and
-# Dissecting the Nvidia Hopper GPU Architecture", 2024, arXiv 2402.13499, table of latencies, of H800: shared memory 29,
-# L1 41, L2 263. What is loaded is taken to come from L2, where the arrays lie once they have been read.
+# Clocks until a result is ready. Arithmetic and moves between register files: Z. Jia et al., "Dissecting the NVIDIA
+# Volta GPU Architecture via Microbenchmarking", 2018, table 4.1. Memory: W. Luo et al., "Benchmarking and Dissecting
+# the Nvidia Hopper GPU Architecture", 2024, arXiv 2402.13499, latencies of H800: shared memory 29, L1 41, L2 263.
+# Global loads are assumed to hit L2, which holds the arrays once they have been read.
 ARITHMETIC_CLOCKS = 4
 L2_CLOCKS = 263
 CLOCKS = {
@@ -26,25 +26,25 @@ CLOCKS = {
     **{"LDS": 29, "LDSM": 33, "LDL": 41, "LDC": 29, "ULDC": 12, "S2R": 25, "S2UR": 25, "SHFL": 23},
     **{"HMMA": 33, "MUFU": 23, "R2UR": 12, "I2F": 14, "F2I": 14, "F2F": 14},
 }
-BARRIER_CLOCKS = 20  # of a barrier at which nobody is late
-_ISSUE_CYCLES = {"BRA": 4}  # clocks until the next instruction issues, where that is not 1
+BARRIER_CLOCKS = 20  # clocks of a barrier at which all threads arrive at the same time
+_ISSUE_CYCLES = {"BRA": 4}  # clocks until the next instruction issues, 1 by default
 
 
 @dataclass
 class WarpPipeline:
-    """One warp, alone.
+    """Pipeline of one warp that runs alone.
 
     Attributes:
-        clocks: at which the next instruction can issue.
+        clocks: Clock at which the next instruction can issue.
     """
 
     clocks: float = 0.0
-    _ready_cycle: dict[Register, float] = field(default_factory=dict)  # when each register is
-    _group_done_cycle: float = 0.0  # when the copies since the last group are done
+    _ready_cycle: dict[Register, float] = field(default_factory=dict)
+    _group_done_cycle: float = 0.0  # clock at which the copies since the last commit are done
     _committed_groups: list[float] = field(default_factory=list)
 
     def execute(self, code: SassCode) -> None:
-        """Walk over code."""
+        """Advance the clock by the time of the code."""
         for node in code:
             if isinstance(node, SassOp):
                 self._issue(node)
@@ -56,12 +56,8 @@ class WarpPipeline:
                 self._advance((node.trip_count - 2) * (self.clocks - clocks_before))
 
     def _issue(self, op: SassOp) -> None:
-        issue_cycle = max(
-            [
-                self.clocks,
-                *(self._ready_cycle.get(register, 0.0) for register in (*op.read_registers, *op.written_registers)),
-            ]
-        )
+        registers = (*op.read_registers, *op.written_registers)
+        issue_cycle = max([self.clocks, *(self._ready_cycle.get(register, 0.0) for register in registers)])
         done_cycle = issue_cycle + CLOCKS.get(op.name, ARITHMETIC_CLOCKS)
         match op.name:
             case "LDGSTS":
@@ -77,7 +73,7 @@ class WarpPipeline:
         self.clocks = issue_cycle + _ISSUE_CYCLES.get(op.name, 1)
 
     def _advance(self, clocks: float) -> None:
-        """All that is under way moves on with the clock."""
+        """Shift the clock and all pending results by `clocks`."""
         self.clocks += clocks
         self._ready_cycle = {register: ready + clocks for register, ready in self._ready_cycle.items()}
         self._group_done_cycle += clocks

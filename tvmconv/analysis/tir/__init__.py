@@ -1,1 +1,1 @@
-"""The text of a lowered kernel: its statements and accesses, and how often and where each of them is executed."""
+"""Traversal of a lowered kernel's TIR: its statements and memory accesses, and where and how often each is executed."""

@@ -1,4 +1,4 @@
-"""The memory accesses in the text of a kernel whose indices are expressions: loads, stores and asynchronous copies."""
+"""Memory accesses of the TIR whose indices are expressions: loads, stores and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Access:
-    """An access to a buffer: so many neighbouring elements, from an index on.
+    """One access to contiguous elements of a buffer.
 
     Attributes:
-        kind: load or store.
-        buffer: TVM's.
-        index: of the first element.
-        num_elements: how many.
-        scope: where in the text.
-        statement_index: the index of the statement that it is of, in the order of
-            `tvmconv.analysis.tir.scopes.iterate_statements`.
+        kind: "load" or "store".
+        buffer: TIR buffer.
+        index: Expression of the first element's index.
+        num_elements: Number of elements.
+        scope: Loops and conditions around the access.
+        statement_index: Index of the statement in the order of `tvmconv.analysis.tir.scopes.iterate_statements`.
     """
 
     kind: Literal["load", "store"]
@@ -37,7 +36,7 @@ class Access:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return get_numpy_dtype(str(self.buffer.dtype)).itemsize
 
     @property
@@ -47,22 +46,21 @@ class Access:
 
 
 def iterate_accesses(function: PrimFunc, is_selected: Callable[[Any], bool]) -> Iterator[Access]:
-    """The accesses to some buffers, in the order of the text; an asynchronous copy is a load and a store.
+    """Yield the accesses to some buffers in the order of the TIR; an asynchronous copy is a load and a store.
 
     Args:
-        function: a lowered device function.
-        is_selected: whether a buffer counts.
+        function: A lowered device function.
+        is_selected: Predicate that selects buffers.
 
     Raises:
-        AnalysisError: the elements of a vector are no neighbours.
+        AnalysisError: The elements of a vector are not contiguous.
     """
     for statement_index, (statement, scope) in enumerate(iterate_statements(function)):
         for expression, part_scope in iterate_parts(statement.value, scope):
             kind = type(expression).__name__
             if kind == "TensorLoad" and is_selected(expression.source):
-                yield Access(
-                    "load", expression.source, *_split_vector_index(expression.indices[0]), part_scope, statement_index
-                )
+                index = _split_vector_index(expression.indices[0])
+                yield Access("load", expression.source, *index, part_scope, statement_index)
             elif kind == "Call" and expression.op.name == ASYNC_COPY:
                 yield from _iterate_copy_accesses(expression, part_scope, is_selected, statement_index)
         if type(statement).__name__ == "BufferStore" and is_selected(statement.buffer):
@@ -72,7 +70,7 @@ def iterate_accesses(function: PrimFunc, is_selected: Callable[[Any], bool]) -> 
 def _iterate_copy_accesses(
     call: Any, scope: Scope, is_selected: Callable[[Any], bool], statement_index: int
 ) -> Iterator[Access]:
-    """Both sides of a copy; where it does not load, it stores zeros."""
+    """Yield the load and the store of a copy; if the copy's condition is false, it stores zeros without a load."""
     target, source = call.args[0].args[0], call.args[2].args[0]
     for kind, buffer, index in (("load", source, call.args[3]), ("store", target, call.args[1])):
         if is_selected(buffer):
@@ -82,9 +80,9 @@ def _iterate_copy_accesses(
 
 
 def _split_vector_index(index: Any) -> tuple[Any, int]:
-    """The first of the elements of an index, and how many."""
+    """Return the index of the first element, and the number of elements."""
     if type(index).__name__ != "Ramp":
         return index, 1
     if int(index.stride) != 1:
-        raise AnalysisError(f"a vector whose elements are no neighbours: {index}")
+        raise AnalysisError(f"the vector {index} has a stride of {index.stride}; only contiguous vectors are supported")
     return index.base, int(index.lanes)

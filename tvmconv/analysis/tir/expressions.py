@@ -1,4 +1,4 @@
-"""Expressions of lowered TIR: what they are made of, and the values of those that are index arithmetic."""
+"""Expressions of lowered TIR: their operands, their variables, and the evaluation of index arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tvmconv.errors import AnalysisError
 
-Values = Any  # an array of integers or truth values that broadcasts over (iterations, lanes), or a scalar
+Values = Any  # array of integers or booleans that broadcasts over (iterations, lanes), or a scalar
 
 _BINARY: dict[str, Callable[[Values, Values], Values]] = {
     "Add": np.add,
@@ -17,7 +17,7 @@ _BINARY: dict[str, Callable[[Values, Values], Values]] = {
     "Mul": np.multiply,
     "FloorDiv": np.floor_divide,
     "FloorMod": np.mod,
-    "Div": lambda a, b: np.trunc(a / b).astype(np.int64),  # of integers in C: toward zero
+    "Div": lambda a, b: np.trunc(a / b).astype(np.int64),  # C's integer division rounds toward zero
     "Mod": np.fmod,
     "Min": np.minimum,
     "Max": np.maximum,
@@ -39,14 +39,14 @@ IF_THEN_ELSE = "prim.if_then_else"
 
 
 def evaluate_expression(expression: Any, values: Mapping[Any, Values]) -> Values:
-    """The value of an integer or boolean expression.
+    """Return the value of an integer or boolean expression.
 
     Args:
-        expression: TIR without memory accesses.
-        values: an array for each variable; all broadcast against one another.
+        expression: TIR expression without memory accesses.
+        values: Value of each variable; all values broadcast against one another.
 
     Raises:
-        AnalysisError: the expression has a node that index arithmetic does not have.
+        AnalysisError: The expression has a node that is not index arithmetic.
     """
     kind = type(expression).__name__
     if kind == "IntImm":
@@ -61,11 +61,11 @@ def evaluate_expression(expression: Any, values: Mapping[Any, Values]) -> Values
         return evaluate_expression(expression.value, values)
     if kind == "Select" or (kind == "Call" and expression.op.name == IF_THEN_ELSE):
         return np.where(*(evaluate_expression(child, values) for child in list_children(expression)))
-    raise AnalysisError(f"{kind} in index arithmetic: {expression}")
+    raise AnalysisError(f"index arithmetic cannot have a node of kind {kind}: {expression}")
 
 
 def list_children(expression: Any) -> Sequence[Any]:
-    """The expressions that an expression is made of; of a selection the condition first."""
+    """Return the operands of an expression; a selection's condition comes first."""
     kind = type(expression).__name__
     if kind in _BINARY:
         return (expression.a, expression.b)
@@ -86,11 +86,11 @@ def list_children(expression: Any) -> Sequence[Any]:
             return (expression.a,)
         case "IntImm" | "FloatImm" | "StringImm" | "Var":
             return ()
-    raise AnalysisError(f"{kind} in {expression}")
+    raise AnalysisError(f"expressions with a node of kind {kind} are not supported: {expression}")
 
 
 def find_variables(expression: Any) -> list[Any]:
-    """The variables in an expression."""
+    """Return the variables in an expression."""
     import tvm_ffi
     from tvm import tirx
 

@@ -1,4 +1,4 @@
-"""The operations in the text of a kernel: its accesses to memory and its arithmetic, by what they are counted as."""
+"""Operations of a kernel's TIR, classified as memory accesses and arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHUFFLE = "tirx.cuda.__shfl"
 
 
 class TirOp(NamedTuple):
-    """One operation of the text: its name in `MEMORY` or `ARITHMETIC`, where it is, and of how many elements."""
+    """One operation of the TIR: its name in `MEMORY` or `ARITHMETIC`, its scope, vector lanes and bytes per element."""
 
     name: str
     scope: Scope
@@ -35,20 +35,19 @@ class TirOp(NamedTuple):
 
 
 def iterate_ops(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope]) -> Iterator[TirOp]:
-    """The operations of a step, in the order of its text.
+    """Yield the operations of a device kernel in the order of its TIR.
 
     Args:
-        lowered_kernel: of a kernel.
-        memory_scopes: where each argument lies.
+        lowered_kernel: One of a kernel's device kernels.
+        memory_scopes: Memory scope of each argument.
     """
     for statement, scope in iterate_statements(lowered_kernel.function):
         if type(statement).__name__ == "BufferStore":
             memory_scope = find_memory_scope(statement.buffer, memory_scopes)
             if memory_scope in STORES:
                 yield TirOp(STORES[memory_scope], scope, *_find_vector_width(statement.value))
-        for expression, part_scope in iterate_parts(
-            statement.value, scope, is_opaque=_is_fetch
-        ):  # its coordinates are an address
+        # The coordinates of a texture fetch are an address, which is not arithmetic.
+        for expression, part_scope in iterate_parts(statement.value, scope, is_opaque=_is_fetch):
             kind = type(expression).__name__
             if kind == "TensorLoad":
                 memory_scope = find_memory_scope(expression.source, memory_scopes)
@@ -61,13 +60,14 @@ def iterate_ops(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, Memor
 
 
 def _iterate_call_ops(call: Any, scope: Scope) -> Iterator[TirOp]:
-    """What a call does: a texture fetch, a shuffle or an asynchronous copy; nothing, for all others."""
+    """Yield the operations of a texture fetch, a shuffle or an asynchronous copy; other calls have none."""
     name = str(call.op.name)
     if name.startswith(_SHUFFLE):
         yield TirOp(SHUFFLES, scope, *_find_vector_width(call))
     elif _is_fetch(call):
         yield TirOp(TEXTURE_FETCHES, scope, *_find_vector_width(call))
-    elif name == ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
+    elif name == ASYNC_COPY:
+        # Arguments: destination, offset, source, offset, bytes, and the condition to load instead of storing zeros.
         itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
         num_elements = int(call.args[4]) // itemsize
         yield TirOp(SHARED_STORES, scope, num_elements, itemsize)
@@ -76,17 +76,17 @@ def _iterate_call_ops(call: Any, scope: Scope) -> Iterator[TirOp]:
 
 
 def _is_fetch(node: Any) -> bool:
-    """Whether an expression is a texture fetch."""
+    """Return whether an expression is a texture fetch."""
     return type(node).__name__ == "Call" and node.op.name == _EXTERN and str(node.args[0].value).startswith(_FETCH)
 
 
 def find_memory_scope(buffer: Any, memory_scopes: Mapping[str, MemoryScope]) -> str:
-    """Where a buffer lies: an argument where the schedule puts it, all others in the scope of their allocation."""
+    """Return the memory scope of a buffer: the schedule's choice for an argument, else the scope of its allocation."""
     scope = str(buffer.scope())
     return memory_scopes.get(str(buffer.name), "shared" if scope in SHARED_SCOPES else scope)
 
 
 def _find_vector_width(expression: Any) -> tuple[int, int]:
-    """Elements of an expression, and the bytes of one."""
+    """Return the number of elements of an expression, and the bytes per element."""
     dtype = expression.ty.dtype
     return dtype.lanes, dtype.itemsize // dtype.lanes

@@ -1,7 +1,7 @@
-"""Lowered TIR, executed as far as an analysis needs it: what runs how often, over many threads and iterations at once.
+"""Partial evaluation of lowered TIR: how often a statement is executed, by which threads, and with which indices.
 
-`iterate_statements` and `iterate_parts` take a function apart into what stores, loads and computes, each with the loops
-and conditions around it (its `Scope`); `execute_scope` evaluates these with NumPy for all threads of one block.
+`iterate_statements` and `iterate_parts` split a function into its stores, loads and computations, each with the loops
+and conditions around it (its `Scope`). `execute_scope` evaluates these with NumPy for all threads of one block at once.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.executable import LaunchConfig
 
-ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # to shared memory, as TVM's own intrinsic
-SHARED_SCOPES = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
-MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
-NUM_SAMPLED_ITERATIONS = 1 << 12  # iterations that stand for all where these are more, and may be sampled
+ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # TVM's own intrinsic for a copy to shared memory
+SHARED_SCOPES = ("shared", "shared.dyn")  # static and dynamic shared memory
+MAX_ITERATIONS = 1 << 16  # iterations of the loops that one scope depends on, seconds for a block of 1,024 threads
+NUM_SAMPLED_ITERATIONS = 1 << 12  # size of the sample that replaces more than `MAX_ITERATIONS`
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-CHUNK_ELEMENTS = 1 << 20  # iterations × threads that are evaluated at once
-
-
+CHUNK_ELEMENTS = 1 << 20  # iterations × threads per evaluation
 _ADDRESS_OF = "tirx.address_of"
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """What surrounds a statement or a part of an expression; told from others by identity.
+    """Loops and conditions around a statement or a part of an expression; scopes compare by identity.
 
     Attributes:
-        loops: as (variable, first, extent), outermost first.
-        conditions: what has to hold, as (condition, outcome).
-        axes: the variable of each thread and block axis, by its tag.
-        bindings: variables that stand for an expression, in the order in which they are bound.
+        loops: Loops as (variable, first value, extent), outermost first.
+        conditions: Conditions that have to evaluate to an outcome, as (condition, outcome).
+        axes: Variable of each thread and block axis, by the axis's tag.
+        bindings: Expression of each bound variable, in the order of the bindings.
     """
 
     loops: tuple[tuple[Any, int, int], ...] = ()
@@ -51,23 +49,26 @@ class Scope:
     bindings: Mapping[Any, Any] = field(default_factory=dict)
 
     def add_condition(self, condition: Any, outcome: bool) -> Scope:
-        """The scope in here for which a condition holds, or does not."""
+        """Return the inner scope in which `condition` evaluates to `outcome`."""
         return replace(self, conditions=(*self.conditions, (condition, outcome)))
 
     def find_variables(self, expressions: Iterable[Any]) -> set[Any]:
-        """The variables that expressions have in them, themselves or through what is bound."""
+        """Return the variables of the expressions, including those of the expressions bound to them."""
         variables = [variable for expression in expressions for variable in find_variables(expression)]
-        for variable in variables:  # grows while it is read
+        for variable in variables:  # the loop also visits the variables that it appends
             if variable in self.bindings:
                 variables += find_variables(self.bindings[variable])
         return set(variables)
 
 
 def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
-    """Every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the text.
+    """Yield every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the TIR.
+
+    Args:
+        function: A lowered device function.
 
     Raises:
-        AnalysisError: the function has a loop whose extent is not constant, or a statement of another kind.
+        AnalysisError: A loop has an extent that is not constant, or a statement has an unsupported kind.
     """
 
     def iterate(node: Any, scope: Scope) -> Iterator[tuple[Any, Scope]]:
@@ -93,7 +94,7 @@ def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
             case "AllocBuffer" | "DeclBuffer":
                 pass
             case kind:
-                raise AnalysisError(f"a kernel with a statement of the kind {kind}")
+                raise AnalysisError(f"statements of kind {kind} are not supported in an analysed kernel")
 
     return iterate(function.body, Scope())
 
@@ -101,19 +102,19 @@ def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
 def iterate_parts(
     expression: Any, scope: Scope, is_opaque: Callable[[Any], bool] = lambda node: False
 ) -> Iterator[tuple[Any, Scope]]:
-    """An expression and everything in it that is executed, each with its scope: branches have their condition in it.
+    """Yield an expression and every executed part of it with its scope; a branch has its condition in its scope.
 
     Args:
-        expression: of a statement.
-        scope: the statement's.
-        is_opaque: which nodes to leave whole: their own parts are not told.
+        expression: Expression of a statement.
+        scope: Scope of the statement.
+        is_opaque: Predicate of the nodes whose own parts are left out; no node by default.
 
     Raises:
-        AnalysisError: the expression has a node of an unknown kind.
+        AnalysisError: The expression has a node of an unsupported kind.
     """
     kind = type(expression).__name__
     op_name = str(expression.op.name) if kind == "Call" else None
-    if op_name == _ADDRESS_OF:  # of something in memory, which is not read
+    if op_name == _ADDRESS_OF:  # the address of a memory location, which is not read
         return
     if kind == "Select" or op_name == IF_THEN_ELSE:
         condition, *branches = list_children(expression)
@@ -132,9 +133,9 @@ class ScopeExecutions:
     """Executions of one scope in one block.
 
     Attributes:
-        num_repeats: how often each of them happens, for the loops that nothing of interest depends on.
-        is_active: whether the thread takes part, of shape (iterations, threads).
-        values: of the expressions that were asked for, each of that shape.
+        num_repeats: Number of times that each execution repeats in the loops that are not evaluated.
+        is_active: Whether the thread takes part, of shape (iterations, threads).
+        values: Values of the evaluated expressions, each of that shape.
     """
 
     num_repeats: int
@@ -150,19 +151,17 @@ def execute_scope(
     *,
     allow_sampling: bool = False,
 ) -> Iterator[ScopeExecutions]:
-    """Execute a scope for all threads of a block, and evaluate expressions in it; in pieces of about `CHUNK_ELEMENTS`
-    elements.
+    """Execute a scope for all threads of a block and evaluate expressions, in chunks of about `CHUNK_ELEMENTS` values.
 
     Args:
-        scope: what is executed.
-        expressions: integer or boolean expressions.
-        launch: grid and block.
-        block: which block of the grid, as (x, y, z).
-        allow_sampling: of more than `MAX_ITERATIONS` iterations take `NUM_SAMPLED_ITERATIONS`, spread over them, for
-            all.
+        scope: Scope to execute.
+        expressions: Integer or boolean expressions.
+        launch: Grid and block size.
+        block: Index of the block in the grid as (x, y, z).
+        allow_sampling: Whether `NUM_SAMPLED_ITERATIONS` evenly spread iterations replace more than `MAX_ITERATIONS`.
 
     Raises:
-        AnalysisError: it depends on more than `MAX_ITERATIONS` iterations, or on what is in memory.
+        AnalysisError: The scope depends on more than `MAX_ITERATIONS` iterations, or on memory contents.
     """
     evaluated_expressions = [*expressions, *(condition for condition, _ in scope.conditions)]
     variables = scope.find_variables(evaluated_expressions)
@@ -170,68 +169,46 @@ def execute_scope(
     bindings = [(variable, value) for variable, value in scope.bindings.items() if variable in variables]
     extents = [extent for _, _, extent in loops]
     iterations = math.prod(extents)
-    iterations_per_sample = (
-        iterations // NUM_SAMPLED_ITERATIONS if allow_sampling and iterations > MAX_ITERATIONS else 1
-    )
     if iterations > MAX_ITERATIONS and not allow_sampling:
-        raise AnalysisError(
-            f"what a thread does depends on {iterations:,} iterations; at most {MAX_ITERATIONS:,} count"
-        )
-    repeats = math.prod(extent for _, _, extent in scope.loops) // max(iterations, 1) * iterations_per_sample
+        raise AnalysisError(f"an access depends on {iterations:,} iterations; at most {MAX_ITERATIONS:,} are supported")
+    sample_stride = iterations // NUM_SAMPLED_ITERATIONS if iterations > MAX_ITERATIONS else 1
+    repeats = math.prod(extent for _, _, extent in scope.loops) // max(iterations, 1) * sample_stride
 
     axes = _evaluate_axes(scope, launch, block)
-    iterations_per_chunk = max(1, CHUNK_ELEMENTS // launch.threads_per_block)
-    num_evaluated = iterations // iterations_per_sample
-    for first_iteration in range(0, num_evaluated, iterations_per_chunk):
-        iteration_numbers = np.arange(
-            first_iteration, min(first_iteration + iterations_per_chunk, num_evaluated)
-        ).reshape(-1, 1)
-        if iterations_per_sample > 1:  # one of each so many, at a place that no inner loop's extent divides
-            iteration_numbers = iteration_numbers * iterations_per_sample + (
-                iteration_numbers * _GOLDEN_RATIO % 1 * iterations_per_sample
-            ).astype(np.int64)
+    chunk_size = max(1, CHUNK_ELEMENTS // launch.threads_per_block)
+    num_samples = iterations // sample_stride
+    for first_sample in range(0, num_samples, chunk_size):
+        samples = np.arange(first_sample, min(first_sample + chunk_size, num_samples)).reshape(-1, 1)
+        if sample_stride > 1:  # the irregular offset avoids aliasing with the inner loops' extents
+            samples = samples * sample_stride + (samples * _GOLDEN_RATIO % 1 * sample_stride).astype(np.int64)
         values = dict(axes)
-        for (variable, first, _), counter in zip(
-            loops, np.unravel_index(iteration_numbers, extents or [1]), strict=False
-        ):
+        for (variable, first, _), counter in zip(loops, np.unravel_index(samples, extents or [1]), strict=False):
             values[variable] = first + counter
         for variable, value in bindings:
             values[variable] = evaluate_expression(value, values)
-        shape = (len(iteration_numbers), launch.threads_per_block)
+            values[variable] = evaluate_expression(value, values)
+        shape = (len(samples), launch.threads_per_block)
         active = np.ones(shape, bool)
         for condition, outcome in scope.conditions:
             active &= evaluate_expression(condition, values) == outcome
-        yield ScopeExecutions(
-            repeats,
-            active,
-            tuple(np.broadcast_to(evaluate_expression(expression, values), shape) for expression in expressions),
-        )
+        evaluated = tuple(np.broadcast_to(evaluate_expression(item, values), shape) for item in expressions)
+        yield ScopeExecutions(repeats, active, evaluated)
 
 
 def _evaluate_axes(scope: Scope, launch: LaunchConfig, block: tuple[int, int, int]) -> dict[Any, Values]:
-    """The value of each thread and block axis, by its variable."""
+    """Return the value of each thread and block axis, by its variable."""
     thread = np.arange(launch.threads_per_block)
     x, y, _ = launch.block
-    values = {
-        "threadIdx.x": thread % x,
-        "threadIdx.y": thread // x % y,
-        "threadIdx.z": thread // (x * y),
-        "blockIdx.x": block[0],
-        "blockIdx.y": block[1],
-        "blockIdx.z": block[2],
-    }
+    values: dict[str, Values] = {f"blockIdx.{name}": index for name, index in zip("xyz", block, strict=True)}
+    values |= {"threadIdx.x": thread % x, "threadIdx.y": thread // x % y, "threadIdx.z": thread // (x * y)}
     return {variable: values[tag] for tag, variable in scope.axes.items()}
 
 
-INSTRUCTION_PREFIXES = (
-    "tirx.ptx.",
-    "tirx.ptx_legacy.",
-    "tirx.mma_",
-)  # what the names of intrinsics for instructions begin with
+INSTRUCTION_PREFIXES = ("tirx.ptx.", "tirx.ptx_legacy.", "tirx.mma_")  # of the intrinsics for GPU instructions
 
 
 def has_instructions(function: PrimFunc) -> bool:
-    """Whether a function has GPU instructions by name, whose addresses may be numbers that lie in registers."""
+    """Return whether a function uses GPU instructions by name, whose addresses may lie in registers."""
     import tvm_ffi
     from tvm.ir import Call
 
@@ -241,14 +218,14 @@ def has_instructions(function: PrimFunc) -> bool:
 
 
 def group_by_warp(threads: NDArray[Any]) -> NDArray[Any]:
-    """What the threads of a block have or do, of shape (iterations, threads), by warp: of shape (warps, `WARP_SIZE`).
+    """Reshape values per (iteration, thread) of a block to (warps, `WARP_SIZE`).
 
-    The last warp of an iteration is filled up with zeros.
+    Zeros fill up the last warp of an iteration.
     """
     return np.pad(threads, ((0, 0), (0, -threads.shape[1] % WARP_SIZE))).reshape(-1, WARP_SIZE)
 
 
 def _require_constant(extent: Any) -> int:
     if type(extent).__name__ != "IntImm":
-        raise AnalysisError(f"a loop's bound is not constant: {extent}")
+        raise AnalysisError(f"the loop bound {extent} is not constant; only constant bounds are supported")
     return int(extent)

@@ -1,1 +1,1 @@
-"""What GPU instructions do, one kind a file."""
+"""Semantics of GPU instructions in the emulator, with one module per kind of instruction."""

@@ -1,4 +1,4 @@
-"""Asynchronous copies from global to shared memory that threads make: cp.async.
+"""Asynchronous copies of threads from global to shared memory: cp.async.
 
 Source: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 """
@@ -27,35 +27,29 @@ def start_async_copy(
     source_bytes: NDArray[np.int64],
     lanes: Lanes,
 ) -> None:
-    """Start asynchronous copies: so many bytes of each lane, the rest of `nbytes` zeros."""
+    """Start asynchronous copies of `source_bytes` bytes per lane, padded with zeros to `nbytes` bytes."""
     if not isinstance(target.memory, SharedMemory) or not isinstance(source.memory, GlobalArray):
-        raise ExecutionError("an asynchronous copy from other than global to shared memory")
+        raise ExecutionError(
+            f"an asynchronous copy is from {source.name} to {target.name}, not from global to shared memory"
+        )
     array = source.memory
     if ((source_bytes < 0) | (source_bytes > nbytes)).any():
-        raise ExecutionError(f"an asynchronous copy of {nbytes} bytes that reads another number of them")
+        raise ExecutionError(f"an asynchronous copy of {nbytes} bytes must read 0 to {nbytes} bytes of its source")
     unit_indices = target.memory.find_units(target.byte_offsets, lanes, nbytes)
     if state.is_checked:
         data = _read_sources(array, source.byte_offsets, nbytes, source_bytes)
         target.memory.start_copy(unit_indices, lanes, data.view(f"u{target.memory.unit_bytes}"))
     has_source = source_bytes > 0
     itemsize = array.dtype.itemsize
-    state.notify(
-        "shared",
-        "store",
-        target.name,
-        lanes,
-        target.byte_offsets,
-        nbytes,
-        itemsize,
-        np.where(has_source, source.byte_offsets, -1),
-    )
+    sources = np.where(has_source, source.byte_offsets, -1)
+    state.notify("shared", "store", target.name, lanes, target.byte_offsets, nbytes, itemsize, sources)
     state.notify("global", "load", source.name, lanes[has_source], source.byte_offsets[has_source], nbytes, itemsize)
 
 
 def _read_sources(
     array: GlobalArray, byte_offsets: NDArray[np.int64], nbytes: int, source_bytes: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """What copies of so many bytes write, of which they read but the first `source_bytes`."""
+    """Return the data of copies of `nbytes` bytes, of which only the first `source_bytes` are read."""
     data = np.zeros((len(byte_offsets), nbytes), np.uint8)
     is_full = source_bytes == nbytes
     if is_full.any():
@@ -72,10 +66,7 @@ def _translate_cp_async(call: PtxCall, translator: TirTranslator) -> StatementCo
     operands = call.operands
     if "L2::cache_hint" in call.modifiers:
         operands = operands[:-1]
-    target_code, source_code = (
-        translator.translate_expression(operands[0]),
-        translator.translate_expression(operands[1]),
-    )
+    target_code, source_code = map(translator.translate_expression, operands[:2])
     nbytes = int(operands[2])
     size_code = translator.translate_expression(operands[3]) if len(operands) > 3 else None
     ignores_source = call.name.endswith("ignore_src")
@@ -86,23 +77,15 @@ def _translate_cp_async(call: PtxCall, translator: TirTranslator) -> StatementCo
         lanes = state.find_lanes(mask)
         source_bytes = np.full(len(lanes), nbytes)
         if size_code is not None:
-            source_bytes = state.select_lane_values(state.evaluate_data_independent(size_code, mask), lanes).astype(
-                np.int64
-            )
+            source_bytes = state.evaluate_lanes(size_code, mask, lanes).astype(np.int64)
             source_bytes = np.where(source_bytes != 0, 0, nbytes) if ignores_source else source_bytes
         pointer = state.evaluate_data_independent(source_code, mask)
         if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, GlobalArray):
-            raise ExecutionError(f"{call} from what is not an array")
-        start_async_copy(
-            state,
-            resolve_address(shared_call, state.evaluate_data_independent(target_code, mask), state, lanes),
-            MemoryAddress(
-                pointer.memory, state.select_lane_values(pointer.byte_offset, lanes).astype(np.int64), pointer.name
-            ),
-            nbytes,
-            source_bytes,
-            lanes,
-        )
+            raise ExecutionError(f"the source of {call} is not an array in global memory")
+        offsets = state.select_lane_values(pointer.byte_offset, lanes).astype(np.int64)
+        source = MemoryAddress(pointer.memory, offsets, pointer.name)
+        target = resolve_address(shared_call, state.evaluate_data_independent(target_code, mask), state, lanes)
+        start_async_copy(state, target, source, nbytes, source_bytes, lanes)
 
     return copy
 

@@ -1,4 +1,4 @@
-"""Instructions by which threads wait for each other: mbarriers, barriers of blocks and clusters, fences.
+"""Synchronization instructions: mbarriers, barriers of blocks and clusters, and fences.
 
 Source: PTX ISA, "Parallel Synchronization and Communication Instructions".
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def _resolve_operand_address(
     call: PtxCall, translator: TirTranslator, operand_index: int = 0
 ) -> Callable[[Mask], tuple[Lanes, MemoryAddress]]:
-    """The lanes of a mask, and where an operand of each points to."""
+    """Return a function that evaluates the active lanes of a mask and the address of an operand in each of them."""
     state, code = translator.state, translator.translate_expression(call.operands[operand_index])
 
     def resolve(mask: Mask) -> tuple[Lanes, MemoryAddress]:
@@ -47,17 +47,12 @@ def _resolve_operand_address(
 
 def translate_init(call: PtxCall, translator: TirTranslator) -> StatementCode:
     """mbarrier.init.shared.b64 address, count."""
-    resolve, count, state = (
-        _resolve_operand_address(call, translator),
-        translator.translate_expression(call.operands[1]),
-        translator.state,
-    )
+    resolve, state = _resolve_operand_address(call, translator), translator.state
+    count_code = translator.translate_expression(call.operands[1])
 
     def run(mask: Mask) -> None:
         lanes, location = resolve(mask)
-        state.mbarriers.initialize(
-            location, lanes, state.select_lane_values(state.evaluate_data_independent(count, mask), lanes)
-        )
+        state.mbarriers.initialize(location, lanes, state.evaluate_lanes(count_code, mask, lanes))
 
     return run
 
@@ -79,7 +74,7 @@ def _translate_arrival(call: PtxCall, translator: TirTranslator, *, arrives: boo
 
     def run(mask: Mask) -> None:
         lanes, location = resolve(mask)
-        counts = state.select_lane_values(state.evaluate_data_independent(count_code, mask), lanes).tolist()
+        counts = state.evaluate_lanes(count_code, mask, lanes).tolist()
         barriers = state.mbarriers
         for barrier, lane, count in zip(barriers.find_mbarriers(location, lanes), lanes.tolist(), counts, strict=True):
             if arrives:
@@ -91,7 +86,7 @@ def _translate_arrival(call: PtxCall, translator: TirTranslator, *, arrives: boo
 
 
 def translate_arrive(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """mbarrier.arrive.shared.b64 address, count; at another block's, of an address from mapa."""
+    """mbarrier.arrive.shared.b64 address, count; an address from mapa is in another block of the cluster."""
     return _translate_arrival(call, translator, arrives=True, expects_tx=False)
 
 
@@ -106,25 +101,21 @@ def translate_expect_tx(call: PtxCall, translator: TirTranslator) -> StatementCo
 
 
 def translate_try_wait(call: PtxCall, translator: TirTranslator) -> CompiledStatement:
-    """mbarrier.try_wait.parity.shared.b64 done, address, parity: taken to wait as long as it takes."""
-    destinations, resolve = (
-        DestinationOperands(call.operands[:1], translator),
-        _resolve_operand_address(call, translator, 1),
-    )
+    """mbarrier.try_wait.parity.shared.b64 done, address, parity: waits without a time limit."""
+    destinations = DestinationOperands(call.operands[:1], translator)
+    resolve = _resolve_operand_address(call, translator, 1)
     parity, state = translator.translate_expression(call.operands[2]), translator.state
 
     def run(mask: Mask) -> Iterator[WaitCondition]:
         lanes, location = resolve(mask)
-        yield from state.mbarriers.wait_parity(
-            location, lanes, state.select_lane_values(state.evaluate_data_independent(parity, mask), lanes)
-        )
+        yield from state.mbarriers.wait_parity(location, lanes, state.evaluate_lanes(parity, mask, lanes))
         destinations.write(mask, lanes, np.ones((len(lanes), 1), np.uint8), depends_on_memory=False)
 
     return SuspendableStatement(run)
 
 
 def translate_wait(node: Any, translator: TirTranslator) -> CompiledStatement:
-    """TVM's helper that tries until a phase is complete: of (address, parity)."""
+    """TVM's helper that waits for the phase of a parity, with arguments (address, parity)."""
     state = translator.state
     address, parity = translator.translate_expression(node.args[0]), translator.translate_expression(node.args[1])
     call = PtxCall("mbarrier_wait", (), None, ("shared",))
@@ -132,9 +123,7 @@ def translate_wait(node: Any, translator: TirTranslator) -> CompiledStatement:
     def run(mask: Mask) -> Iterator[WaitCondition]:
         lanes = state.find_lanes(mask)
         location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
-        yield from state.mbarriers.wait_parity(
-            location, lanes, state.select_lane_values(state.evaluate_data_independent(parity, mask), lanes)
-        )
+        yield from state.mbarriers.wait_parity(location, lanes, state.evaluate_lanes(parity, mask, lanes))
 
     return SuspendableStatement(run)
 
@@ -146,9 +135,9 @@ def translate_fence_init(call: PtxCall, translator: TirTranslator) -> StatementC
 
 
 def translate_fence_proxy(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """fence.proxy.async: what was written can be read by TMA and wgmma."""
+    """fence.proxy.async: makes earlier writes visible to TMA and wgmma."""
     if "async" not in call.modifiers:
-        raise AnalysisError(f"{call}, which cannot be executed")
+        raise AnalysisError(f"{call} is not supported by the emulator")
     state = translator.state
 
     def run(mask: Mask) -> None:
@@ -170,10 +159,8 @@ def translate_bar_sync(call: PtxCall, translator: TirTranslator) -> CompiledStat
 
     def run(mask: Mask) -> Iterator[WaitCondition]:
         lanes = state.find_lanes(mask)
-        barrier_indices = state.select_lane_values(state.evaluate_data_independent(number, mask), lanes)
-        return state.barriers.sync(
-            lanes, barrier_indices, require_uniform(count(mask), lanes) if count is not None else None
-        )
+        num_threads = require_uniform(count(mask), lanes) if count is not None else None
+        return state.barriers.sync(lanes, state.evaluate_lanes(number, mask, lanes), num_threads)
 
     return SuspendableStatement(run)
 
@@ -185,7 +172,7 @@ def translate_bar_arrive(call: PtxCall, translator: TirTranslator) -> StatementC
 
     def run(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
-        barrier_indices = state.select_lane_values(state.evaluate_data_independent(number, mask), lanes)
+        barrier_indices = state.evaluate_lanes(number, mask, lanes)
         state.barriers.arrive(lanes, barrier_indices, require_uniform(count(mask), lanes))
 
     return run
@@ -236,7 +223,7 @@ INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], CompiledStatement]] =
 
 
 def translate_helper(node: Any, translator: TirTranslator) -> CompiledStatement | None:
-    """What executes a call of one of TVM's own helpers; None if it is none of those."""
+    """Return the code of a call of one of TVM's own helpers, or None for other calls."""
     state = translator.state
     sync_block = SuspendableStatement(lambda mask: state.barriers.sync(state.find_lanes(mask)))
     match str(node.op.name).removeprefix("tirx."):
@@ -250,11 +237,12 @@ def translate_helper(node: Any, translator: TirTranslator) -> CompiledStatement 
             return SuspendableStatement(lambda mask: state.barriers.sync(state.find_lanes(mask), CLUSTER_BARRIER))
         case "cuda.warpgroup_sync":
             number = translator.translate_expression(node.args[0])
-            return SuspendableStatement(
-                lambda mask: state.barriers.sync(
-                    state.find_lanes(mask), require_uniform(number(mask), state.find_lanes(mask)), WARPGROUP_SIZE
-                )
-            )
+
+            def sync_warpgroup(mask: Mask) -> Iterator[WaitCondition]:
+                lanes = state.find_lanes(mask)
+                return state.barriers.sync(lanes, require_uniform(number(mask), lanes), WARPGROUP_SIZE)
+
+            return SuspendableStatement(sync_warpgroup)
         case "tvm_storage_sync":
             return state.sync_warps if str(node.args[0].value) == "warp" else sync_block
     return None

@@ -1,4 +1,4 @@
-"""Which calls are GPU instructions, and what executes them: PTX as `T.ptx[...]` writes it, and TVM's own intrinsics."""
+"""Translation of calls of GPU instructions: PTX as `T.ptx[...]` writes it, and TVM's own intrinsics."""
 
 from __future__ import annotations
 
@@ -43,13 +43,10 @@ _INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], CompiledStatement]] 
 
 
 def smallest_access_bytes(node: Any) -> int:
-    """Bytes of the smallest element of shared memory that a call accesses; 4 if it accesses none."""
+    """Return the bytes of the smallest shared-memory element that a call accesses; 4 if it accesses none."""
     call = PtxCall.from_node(node)
-    if (
-        call is not None
-        and call.name in ("st", "st_vec", "ld", "ld_vec")
-        and (call.state_space or "").startswith("shared")
-    ):
+    is_load_or_store = call is not None and call.name in ("st", "st_vec", "ld", "ld_vec")
+    if call is not None and is_load_or_store and (call.state_space or "").startswith("shared"):
         return min(4, call.vector_width[1])
     if call is not None and call.name in ("ldmatrix", "stmatrix") and "trans" in call.modifiers:
         return 2
@@ -59,7 +56,7 @@ def smallest_access_bytes(node: Any) -> int:
 
 
 def translate_statement(node: Any, translator: TirTranslator) -> CompiledStatement | None:
-    """What executes a call that stands for itself; None if it is not known here."""
+    """Return the code of a call that is a statement, or None for a call that is not a GPU instruction."""
     state = translator.state
     helper_code = barriers.translate_helper(node, translator)
     if helper_code is not None:
@@ -72,16 +69,15 @@ def translate_statement(node: Any, translator: TirTranslator) -> CompiledStateme
         return None
     translate = _INSTRUCTIONS.get(call.name)
     if translate is None:
-        raise AnalysisError(f"{call}, which cannot be executed")
+        raise AnalysisError(f"{call} is not supported by the emulator")
     translated = translate(call, translator)
     if call.predicate is None:
         return translated
     predicate = translator.translate_expression(call.predicate)
 
     def select_lanes(mask: Mask) -> Mask:
-        is_true = np.broadcast_to(
-            np.asarray(state.evaluate_data_independent(predicate, mask)) != 0, state.all_lanes.shape
-        )
+        value = np.asarray(state.evaluate_data_independent(predicate, mask)) != 0
+        is_true = np.broadcast_to(value, state.all_lanes.shape)
         return is_true & state.thread_mask if mask is None else is_true & mask
 
     if isinstance(translated, SuspendableStatement):
@@ -104,7 +100,7 @@ def translate_statement(node: Any, translator: TirTranslator) -> CompiledStateme
 
 
 def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode | None:
-    """What evaluates a call that has a value; None if it is not known here."""
+    """Return the code of a call that has a value, or None for a call that is not a GPU instruction."""
     name = str(node.op.name)
     if name == "tirx.cuda.cvta_generic_to_shared":
         pointer = translator.translate_expression(node.args[0])
@@ -112,7 +108,7 @@ def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode
         def address(mask: Mask) -> Any:
             value = pointer(mask)
             if not isinstance(value, Pointer) or not isinstance(value.memory, SharedMemory):
-                raise ExecutionError("the shared address of what does not lie in shared memory")
+                raise ExecutionError("the argument of cvta_generic_to_shared must point to shared memory")
             return value.byte_offset
 
         return address
@@ -121,11 +117,9 @@ def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode
 
         def add_offset(mask: Mask) -> Any:
             base_value, offset_value = base(mask), offset(mask)
-            return (
-                Pointer(base_value.memory, base_value.byte_offset + offset_value, base_value.name)
-                if isinstance(base_value, Pointer)
-                else base_value + offset_value
-            )
+            if isinstance(base_value, Pointer):
+                return Pointer(base_value.memory, base_value.byte_offset + offset_value, base_value.name)
+            return base_value + offset_value
 
         return add_offset
     if name == "tirx.cuda.elect_sync":

@@ -1,4 +1,4 @@
-"""TVM's own intrinsics for GPU instructions, which are no `T.ptx[...]`."""
+"""TVM's own intrinsics for GPU instructions that are not written as `T.ptx[...]`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
-    """Of (destination, offset, source, offset, bytes, whether to load and not to store zeros).
+    """Translate cp.async of (destination, offset, source, offset, bytes, condition to load instead of zeros).
 
-    Where it does not load, TVM's code stores zeros at once; they are taken to land with the copies.
+    TVM's code stores zeros at once if the condition is false; the emulator completes them with the copies.
     """
     target_node, target_offset, source, source_offset, size_node, *condition_nodes = node.args
     nbytes = int(size_node)
-    codes = [
-        translator.translate_expression(operand) for operand in (target_node, target_offset, source, source_offset)
-    ]
+    codes = [translator.translate_expression(node) for node in (target_node, target_offset, source, source_offset)]
     condition = translator.translate_expression(condition_nodes[0]) if condition_nodes else None
     itemsize = node.ty.dtype.itemsize
     state = translator.state
@@ -47,17 +45,13 @@ def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
         target, target_index, source, source_index = (state.evaluate_data_independent(code, mask) for code in codes)
         source_bytes = np.full(len(lanes), nbytes)
         if condition is not None:
-            source_bytes = np.where(
-                state.select_lane_values(state.evaluate_data_independent(condition, mask), lanes), nbytes, 0
-            )
+            source_bytes = np.where(state.evaluate_lanes(condition, mask, lanes), nbytes, 0)
+        target_bytes = state.select_lane_values(target.byte_offset + target_index * itemsize, lanes)
+        read_bytes = state.select_lane_values(source.byte_offset + source_index * itemsize, lanes)
         start_async_copy(
             state,
-            MemoryAddress(
-                target.memory, state.select_lane_values(target.byte_offset + target_index * itemsize, lanes), target.name
-            ),
-            MemoryAddress(
-                source.memory, state.select_lane_values(source.byte_offset + source_index * itemsize, lanes), source.name
-            ),
+            MemoryAddress(target.memory, target_bytes, target.name),
+            MemoryAddress(source.memory, read_bytes, source.name),
             nbytes,
             source_bytes,
             lanes,
@@ -69,12 +63,12 @@ def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
 def _resolve_registers(node: Any, translator: TirTranslator) -> RegisterBuffer:
     pointer = translator.translate_expression(node)(None)
     if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, RegisterBuffer):
-        raise AnalysisError(f"an operand that is no registers: {node}")
+        raise AnalysisError(f"the operand {node} is not a register buffer")
     return pointer.memory
 
 
 def _translate_fill(node: Any, translator: TirTranslator) -> StatementCode:
-    """Of (how many, registers, offset): zeros."""
+    """Translate a fill with zeros of (number of elements, registers, offset)."""
     count, registers = int(node.args[0]), _resolve_registers(node.args[1], translator)
     offset, state = translator.translate_expression(node.args[2]), translator.state
 
@@ -89,30 +83,24 @@ def _translate_fill(node: Any, translator: TirTranslator) -> StatementCode:
 
 
 def _translate_ldmatrix(node: Any, translator: TirTranslator) -> StatementCode:
-    """Of (transposed, how many, type, registers, offset, address, offset in elements)."""
+    """Translate ldmatrix of (transposed, matrices, type, registers, offset, address, offset in elements)."""
     is_transposed, num_matrices, element_type = bool(node.args[0]), int(node.args[1]), str(node.args[2].value)
     registers = _resolve_registers(node.args[3], translator)
-    first, address, offset = (
-        translator.translate_expression(elements_per_register) for elements_per_register in node.args[4:7]
-    )
+    first, address, offset = map(translator.translate_expression, node.args[4:7])
     itemsize, state = node.ty.dtype.itemsize, translator.state
     if element_type != ".b16":
-        raise AnalysisError(f"ldmatrix of {element_type}")
-    elements_per_register = 4 // registers.data.dtype.itemsize  # elements of a register of 32 bits
+        raise AnalysisError(f"ldmatrix of type {element_type} is not supported by the emulator, only .b16")
+    num_elements = num_matrices * 4 // registers.data.dtype.itemsize  # a register has 32 bits
 
     def load(mask: Mask) -> None:
         lanes = state.require_whole_warps(mask)
-        pointer, element_offset = (
-            state.evaluate_data_independent(address, mask),
-            state.evaluate_data_independent(offset, mask),
-        )
+        pointer = state.evaluate_data_independent(address, mask)
+        element_offset = state.evaluate_data_independent(offset, mask)
         first_register = require_uniform(first(mask), lanes)
         addresses = state.select_lane_values(pointer.byte_offset + element_offset * itemsize, lanes)
         words = load_matrices(state, pointer.name, addresses, lanes, num_matrices, is_transposed=is_transposed)
-        columns = words.view(f"u{registers.data.dtype.itemsize}").reshape(
-            len(lanes), num_matrices * elements_per_register
-        )
-        for i in range(num_matrices * elements_per_register):
+        columns = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), num_elements)
+        for i in range(num_elements):
             write_bits(registers, first_register + i, lanes, columns[:, i], all_lanes=mask is None)
 
     return load
@@ -121,7 +109,7 @@ def _translate_ldmatrix(node: Any, translator: TirTranslator) -> StatementCode:
 def _read_elements(
     shape: MmaShape, registers: RegisterBuffer, first: int, count: int, lanes: Lanes
 ) -> NDArray[np.float32]:
-    """So many 32-bit registers, as they are multiplied."""
+    """Return the values of `count` 32-bit registers as float32, rounded as the tensor cores read them."""
     elements_per_register = 4 // registers.data.dtype.itemsize
     if not 0 <= first <= len(registers.data) - count * elements_per_register:
         raise ExecutionError(f"out of bounds: element {first} of {registers.name}, which has {len(registers.data)}")
@@ -132,12 +120,12 @@ def _read_elements(
 
 
 def _translate_mma(node: Any, translator: TirTranslator) -> StatementCode:
-    """Of (shape, layouts, types of A, B and C, and registers and offset of A, B and C, which is D as well)."""
+    """Translate mma of (shape, layouts, types of A, B and C, and registers and offset of A, B and C, which is D)."""
     size, a_layout, b_layout, *dtype_names = (str(argument.value) for argument in node.args[:6])
     names = {"fp16": "f16", "bf16": "bf16", "tf32": "tf32"}
     description = f"mma {size} of {', '.join(dtype_names)}"
     if (a_layout, b_layout, dtype_names[2]) != ("row", "col", "fp32"):
-        raise AnalysisError(f"{description}, which cannot be executed")
+        raise AnalysisError(f"{description} is not supported by the emulator")
     shape = find_shape(size, {names.get(kind, kind) for kind in dtype_names[:2]}, description)
     a, b, c = (_resolve_registers(node.args[i], translator) for i in (6, 8, 10))
     offsets = [translator.translate_expression(node.args[i]) for i in (7, 9, 11)]

@@ -1,4 +1,4 @@
-"""Instructions by which a warp moves matrices of 8 × 8 elements of 16 bits: ldmatrix and stmatrix.
+"""Instructions with which a warp moves 8 × 8 matrices of 16-bit elements: ldmatrix and stmatrix.
 
 Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
 """
@@ -17,20 +17,19 @@ from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
 from tvmconv.gpu_specs import WARP_SIZE
 
-_ROW_BYTES = 16  # of a matrix that ldmatrix and stmatrix move
+_ROW_BYTES = 16  # bytes per matrix row
 
 
 def _select_row_addresses(
     state: EmulatorState, addresses: NDArray[np.int64], lanes: Lanes, num_matrices: int
 ) -> tuple[Any, Any]:
-    """The rows that ldmatrix and stmatrix move: their addresses by (warp, matrix, row), and who gives them.
+    """Return the row addresses by (warp, matrix, row), and the lanes that provide them.
 
-    The address of row j of matrix i is what lane 8 i + j of the warp gives.
+    Lane 8 i + j of the warp provides the address of row j of matrix i.
     """
-    address_lanes = lanes.reshape(-1, WARP_SIZE)[:, : 8 * num_matrices]
-    return addresses.reshape(-1, WARP_SIZE)[:, : 8 * num_matrices].reshape(-1, num_matrices, 8), address_lanes.reshape(
-        -1
-    )
+    address_lanes = lanes.reshape(-1, WARP_SIZE)[:, : 8 * num_matrices].reshape(-1)
+    row_addresses = addresses.reshape(-1, WARP_SIZE)[:, : 8 * num_matrices].reshape(-1, num_matrices, 8)
+    return row_addresses, address_lanes
 
 
 def load_matrices(
@@ -42,15 +41,13 @@ def load_matrices(
     *,
     is_transposed: bool,
 ) -> NDArray[np.uint32]:
-    """What each lane gets of 8 × 8 matrices of 16-bit elements, shape (lanes, matrices).
+    """Return each lane's elements of 8 × 8 matrices of 16-bit elements, of shape (lanes, matrices).
 
-    Lane l gets of row l / 4 the elements 2 (l % 4) and the next; transposed, of column l / 4.
+    Lane l gets elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, or of column l / 4 if transposed.
     """
     row_addresses, address_lanes = _select_row_addresses(state, row_starts, lanes, num_matrices)
     shared = state.shared
-    shared.find_units(
-        row_addresses.reshape(-1), address_lanes, _ROW_BYTES
-    )  # in bounds and aligned, each row as a whole
+    shared.find_units(row_addresses.reshape(-1), address_lanes, _ROW_BYTES)  # checks bounds and alignment of whole rows
     state.notify("shared", "load", name, address_lanes, row_addresses.reshape(-1), _ROW_BYTES, 2)
     if not state.is_checked:
         return np.zeros((len(lanes), num_matrices), np.uint32)
@@ -60,12 +57,9 @@ def load_matrices(
         halves = []
         for half_index in range(2):
             unit_addresses = row_addresses[:, :, 2 * (lane % 4) + half_index] + lane // 4 * 2
-            unit_indices = shared.find_units(
-                unit_addresses.reshape(-1), np.broadcast_to(warp_lanes, unit_addresses.shape).reshape(-1), 2
-            )
-            loaded = shared.read(
-                unit_indices, np.broadcast_to(warp_lanes, unit_addresses.shape).reshape(-1), is_whole_warp=True
-            )
+            reading_lanes = np.broadcast_to(warp_lanes, unit_addresses.shape).reshape(-1)
+            unit_indices = shared.find_units(unit_addresses.reshape(-1), reading_lanes, 2)
+            loaded = shared.read(unit_indices, reading_lanes, is_whole_warp=True)
             halves.append(loaded.reshape(unit_addresses.shape).astype(np.uint32))
         words = halves[0] | halves[1] << np.uint32(16)
     else:
@@ -88,14 +82,12 @@ def _translate_ldmatrix(call: PtxCall, translator: TirTranslator) -> StatementCo
         location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
 
         def load_words() -> NDArray[np.uint32]:
-            return load_matrices(
-                state, location.name, location.byte_offsets, lanes, num_matrices, is_transposed=is_transposed
-            )
+            addresses = location.byte_offsets
+            return load_matrices(state, location.name, addresses, lanes, num_matrices, is_transposed=is_transposed)
 
         if not state.is_checked:
             return destinations.mark_written(mask, lanes, state.defer_access(lambda reading_mask: load_words()))
-        words = load_words()
-        destinations.write(mask, lanes, words)
+        destinations.write(mask, lanes, load_words())
 
     return load
 
@@ -122,13 +114,12 @@ def _translate_stmatrix(call: PtxCall, translator: TirTranslator) -> StatementCo
             for half_index in range(2):
                 addresses = row_addresses[:, :, 2 * (lane % 4) + half_index] + lane // 4 * 2
                 half = (words >> np.uint32(16 * half_index)).astype(np.uint16)
-                shared.write(
-                    shared.find_units(addresses.reshape(-1), writing_lanes, 2), writing_lanes, half.reshape(-1, 1)
-                )
+                units = shared.find_units(addresses.reshape(-1), writing_lanes, 2)
+                shared.write(units, writing_lanes, half.reshape(-1, 1))
         else:
             addresses = row_addresses[:, :, lane // 4] + lane % 4 * 4
-            units = np.ascontiguousarray(words.reshape(-1, 1)).view(f"u{shared.unit_bytes}")
-            shared.write(shared.find_units(addresses.reshape(-1), writing_lanes, 4), writing_lanes, units)
+            data = np.ascontiguousarray(words.reshape(-1, 1)).view(f"u{shared.unit_bytes}")
+            shared.write(shared.find_units(addresses.reshape(-1), writing_lanes, 4), writing_lanes, data)
 
     return store
 

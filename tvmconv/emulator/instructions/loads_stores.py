@@ -1,4 +1,4 @@
-"""Instructions that move elements between registers and memory, and addresses between the blocks of a cluster.
+"""Loads and stores between registers and memory, and the mapping of addresses between the blocks of a cluster.
 
 Source: PTX ISA, "Data Movement and Conversion Instructions".
 """
@@ -20,6 +20,7 @@ from tvmconv.emulator.state import Mask
 
 def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
     count, itemsize = call.vector_width
+    nbytes = count * itemsize
     destinations = DestinationOperands(call.operands[:count], translator)
     address = translator.translate_expression(call.operands[count])
     state = translator.state
@@ -27,31 +28,16 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
     def load(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
         location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
-        element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
+        memory, name, offsets = location.memory, location.name, location.byte_offsets
+        element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
 
         def note_lanes(mask: Mask) -> None:
             selection = slice(None) if mask is None else mask[lanes]
-            state.note_access(
-                location.memory,
-                "load",
-                location.name,
-                lanes[selection],
-                location.byte_offsets[selection],
-                count * itemsize,
-                element_bytes,
-            )
+            state.note_access(memory, "load", name, lanes[selection], offsets[selection], nbytes, element_bytes)
 
-        if not state.is_checked and isinstance(location.memory, SharedMemory) and location.target_blocks is None:
+        if not state.is_checked and isinstance(memory, SharedMemory) and location.target_blocks is None:
             return destinations.mark_written(mask, lanes, state.defer_access(note_lanes))
-        loaded = state.load_bytes(
-            location.memory,
-            location.byte_offsets,
-            count * itemsize,
-            lanes,
-            location.name,
-            element_bytes,
-            location.target_blocks,
-        )
+        loaded = state.load_bytes(memory, offsets, nbytes, lanes, name, element_bytes, location.target_blocks)
         if not state.is_checked:
             return destinations.mark_written(mask, lanes)
         destinations.write(mask, lanes, loaded.view(f"u{itemsize}"))
@@ -68,51 +54,30 @@ def _translate_store(call: PtxCall, translator: TirTranslator) -> StatementCode:
     def store(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
         location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
-        element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
+        memory, name, offsets = location.memory, location.name, location.byte_offsets
+        blocks = location.target_blocks
+        element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
         if not state.is_checked:
             sources.evaluate(mask)
-            nbytes = count * itemsize
-            return state.note_access(
-                location.memory,
-                "store",
-                location.name,
-                lanes,
-                location.byte_offsets,
-                nbytes,
-                element_bytes,
-                location.target_blocks,
-            )
+            return state.note_access(memory, "store", name, lanes, offsets, count * itemsize, element_bytes, blocks)
         stored_bytes = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
-        state.store_bytes(
-            location.memory,
-            location.byte_offsets,
-            stored_bytes,
-            lanes,
-            location.name,
-            element_bytes,
-            location.target_blocks,
-        )
+        state.store_bytes(memory, offsets, stored_bytes, lanes, name, element_bytes, blocks)
 
     return store
 
 
 def _translate_mapa(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """mapa: the address in the shared memory of another block of the cluster that an own address corresponds to."""
+    """Translate mapa d, a, rank, which maps a shared address to the same location in another block of the cluster."""
     destinations = DestinationOperands(call.operands[:1], translator)
-    address_code, rank_code = (
-        translator.translate_expression(call.operands[1]),
-        translator.translate_expression(call.operands[2]),
-    )
+    codes = [translator.translate_expression(operand) for operand in call.operands[1:3]]
     state = translator.state
 
     def map_address(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
-        own_addresses, cta_ranks = (
-            state.select_lane_values(state.evaluate_data_independent(code, mask), lanes).astype(np.int64)
-            for code in (address_code, rank_code)
-        )
-        if cta_ranks.size and not 0 <= int(cta_ranks.min()) <= int(cta_ranks.max()) < state.threads.cluster_size:
-            raise ExecutionError(f"{call}: block {int(cta_ranks.max())} of a cluster of {state.threads.cluster_size}")
+        own_addresses, cta_ranks = (state.evaluate_lanes(code, mask, lanes).astype(np.int64) for code in codes)
+        cluster_size = state.threads.cluster_size
+        if cta_ranks.size and not 0 <= int(cta_ranks.min()) <= int(cta_ranks.max()) < cluster_size:
+            raise ExecutionError(f"{call}: rank {int(cta_ranks.max())} is outside the cluster of {cluster_size} blocks")
         peer_addresses = own_addresses % CLUSTER_WINDOW_BYTES + (cta_ranks + 1) * CLUSTER_WINDOW_BYTES
         destinations.write(mask, lanes, peer_addresses.astype(np.uint32)[:, None], depends_on_memory=False)
 

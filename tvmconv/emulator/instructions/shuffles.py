@@ -1,4 +1,4 @@
-"""Between the lanes of a warp: who is elected, and what one gets of another's registers.
+"""Instructions between the lanes of a warp: election of a lane, and shuffles of registers.
 
 Source: PTX ISA, "elect.sync" and "shfl.sync".
 """
@@ -20,7 +20,7 @@ from tvmconv.gpu_specs import WARP_SIZE
 
 
 def make_election(state: EmulatorState) -> ExpressionCode:
-    """elect.sync: 1 in the first lane of each warp that takes part, and 0 in the others."""
+    """elect.sync: 1 in the first active lane of each warp, and 0 in the others."""
 
     def elect(mask: Mask) -> NDArray[np.int64]:
         active = state.thread_mask if mask is None else mask
@@ -33,7 +33,7 @@ def make_election(state: EmulatorState) -> ExpressionCode:
 
 
 def _translate_elect_sync(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """elect.sync lane|elected, mask: the mask is taken to be the lanes that are there."""
+    """elect.sync lane|elected, mask: the mask is assumed to be that of the active lanes."""
     destinations, state = DestinationOperands(call.operands[:2], translator), translator.state
     elect = make_election(state)
 
@@ -50,7 +50,7 @@ def _translate_elect_sync(call: PtxCall, translator: TirTranslator) -> Statement
 def _exchange_values(
     state: EmulatorState, value: Any, mode: str, lane_operand: Any, width: int, lanes: Lanes
 ) -> NDArray[Any]:
-    """What each lane gets of the others' values; from a lane that takes no part, poison."""
+    """Return the value that each lane receives; from an inactive lane it is NaN."""
     all_lanes = state.all_lanes
     values = np.broadcast_to(np.asarray(value), all_lanes.shape)
     lane_operand = np.broadcast_to(np.asarray(lane_operand), all_lanes.shape).astype(np.int64)
@@ -70,18 +70,15 @@ def _exchange_values(
     is_missing = ~is_active[source_lanes] & is_active
     if is_missing.any():
         if received.dtype.kind in "iub":
-            raise ExecutionError("a shuffle from a lane that takes no part")
+            raise ExecutionError("a shuffle reads an integer from an inactive lane")
         received[is_missing] = np.nan
     return received
 
 
 def translate_shuffle(node: Any, translator: TirTranslator) -> ExpressionCode:
-    """`__shfl_sync`, `__shfl_up_sync`, `__shfl_down_sync` and `__shfl_xor_sync`."""
+    """Translate `__shfl_sync`, `__shfl_up_sync`, `__shfl_down_sync` and `__shfl_xor_sync`."""
     mode = str(node.op.name).removeprefix("tirx.cuda.__shfl").removesuffix("sync").removesuffix("_")
-    value_code, lane_operand = (
-        translator.translate_expression(node.args[1]),
-        translator.translate_expression(node.args[2]),
-    )
+    value_code, lane_operand = map(translator.translate_expression, node.args[1:3])
     width = int(node.args[3]) if len(node.args) > 3 else WARP_SIZE
     state = translator.state
     itemsize = node.ty.dtype.itemsize

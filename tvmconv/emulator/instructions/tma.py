@@ -1,7 +1,7 @@
-"""Copies by the Tensor Memory Accelerator, executed.
+"""Copies by the Tensor Memory Accelerator.
 
-A copy to shared memory lands as late as it can, which is when nobody can go on without it. Source: PTX ISA,
-"cp.async.on_async_proxy_access.tensor".
+A copy to shared memory completes as late as possible, when no thread can continue without it. Source: PTX ISA,
+"cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -34,93 +34,76 @@ from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
 
-TILE_ALIGNMENT_BYTES = 128  # bytes, of where a tile lies in shared memory
+TILE_ALIGNMENT_BYTES = 128  # alignment of a tile in shared memory
 
 
 class _TmaOperands:
-    """The operands of a copy that tell what of an array it takes.
+    """Operands of a copy that select a box of an array.
 
     Args:
-        call: the instruction.
-        translator: for its operands.
-        map_operand: which operand is the map; the place is behind it.
-        offsets_operand: which operands are the offsets of im2col.
+        call: Copy instruction.
+        translator: Translator of the operands.
+        map_operand: Index of the tensor map operand, which the coordinates follow.
+        offsets_operand: Index of the first im2col offset after the coordinates; None in tiled mode.
     """
 
     def __init__(
         self, call: PtxCall, translator: TirTranslator, map_operand: int, offsets_operand: int | None = None
     ) -> None:
-        num_axes = next(int(operand[0]) for operand in call.modifiers if operand in ("1d", "2d", "3d", "4d", "5d"))
+        num_axes = next(int(modifier[0]) for modifier in call.modifiers if modifier in ("1d", "2d", "3d", "4d", "5d"))
         self.next_operand = map_operand + 1 + num_axes
         self._call, self._state = call, translator.state
         pointer = translator.translate_expression(call.operands[map_operand])(None)
         if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, TensorMapArray):
-            raise AnalysisError(f"{call} of what is no tensor map")
+            raise AnalysisError(f"the operand {call.operands[map_operand]} of {call} is not a tensor map")
         self.array_map = pointer.memory
         tensor_map = self.array_map.tensor_map
         if len(tensor_map.extents) != num_axes or tensor_map.is_im2col != (offsets_operand is not None):
-            raise ExecutionError(f"{call} with {tensor_map}")
-        self._coordinate_codes = [
-            translator.translate_expression(operand) for operand in call.operands[map_operand + 1 : self.next_operand]
-        ]
-        offset_operands = (
-            []
-            if offsets_operand is None
-            else call.operands[self.next_operand + offsets_operand : self.next_operand + offsets_operand + num_axes - 2]
-        )
-        self._offset_codes = [translator.translate_expression(operand) for operand in offset_operands]
+            raise ExecutionError(f"{call} does not match the number of axes or the mode of {tensor_map}")
+        coordinates = call.operands[map_operand + 1 : self.next_operand]
+        self._coordinate_codes = [translator.translate_expression(operand) for operand in coordinates]
+        self._offset_codes = []
+        if offsets_operand is not None:
+            first_offset = self.next_operand + offsets_operand
+            offsets = call.operands[first_offset : first_offset + num_axes - 2]
+            self._offset_codes = [translator.translate_expression(operand) for operand in offsets]
 
     @property
     def nbytes(self) -> int:
-        """Of a copy."""
+        """Bytes per copy."""
         tensor_map = self.array_map.tensor_map
-        rows_per_axis = (
-            tensor_map.box[1:]
-            if tensor_map.is_im2col
-            else (
-                ceil_div(box_extent, element_stride)
-                for box_extent, element_stride in zip(tensor_map.box[1:], tensor_map.steps[1:], strict=True)
-            )
-        )
-        return tensor_map.box[0] * self.array_map.array.dtype.itemsize * math.prod(rows_per_axis)
+        steps = [1] * len(tensor_map.box) if tensor_map.is_im2col else tensor_map.steps
+        num_rows = math.prod(ceil_div(*pair) for pair in list(zip(tensor_map.box, steps, strict=True))[1:])
+        return tensor_map.box[0] * self.array_map.array.dtype.itemsize * num_rows
 
     def select_box(self, mask: Mask, lanes: Lanes) -> TmaBox:
-        """What each lane takes."""
+        """Return the box of each lane's copy."""
         coordinates = self._evaluate_codes(self._coordinate_codes, mask, lanes)
         if not self._offset_codes:
             return select_tiles(self.array_map.tensor_map, coordinates)
-        return select_pixels(
-            self.array_map.tensor_map, coordinates, self._evaluate_codes(self._offset_codes, mask, lanes)
-        )
+        offsets = self._evaluate_codes(self._offset_codes, mask, lanes)
+        return select_pixels(self.array_map.tensor_map, coordinates, offsets)
 
     def _evaluate_codes(self, codes: list[Callable[[Mask], Any]], mask: Mask, lanes: Lanes) -> NDArray[np.int64]:
-        state = self._state
-        columns = [
-            state.select_lane_values(state.evaluate_data_independent(code, mask), lanes).astype(np.int64)
-            for code in codes
-        ]
-        return np.stack(columns, axis=1)
+        return np.stack([self._state.evaluate_lanes(code, mask, lanes).astype(np.int64) for code in codes], axis=1)
 
     def find_chunks(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the chunks of copies lie that begin at addresses in shared memory, shape (copies, chunks)."""
-        if (addresses % TILE_ALIGNMENT_BYTES).any():
-            raise ExecutionError(
-                f"misaligned: {self._call} of shared memory at byte "
-                f"{int(addresses[addresses % TILE_ALIGNMENT_BYTES != 0][0])}, "
-                f"no multiple of {TILE_ALIGNMENT_BYTES}"
-            )
-        return swizzle_addresses(
-            addresses[:, None] + np.arange(0, self.nbytes, CHUNK_BYTES), self.array_map.tensor_map.swizzle
-        )
+        """Return the addresses of the chunks of copies at shared-memory addresses, of shape (copies, chunks)."""
+        misaligned = addresses[addresses % TILE_ALIGNMENT_BYTES != 0]
+        if misaligned.size:
+            place = f"byte {int(misaligned[0])}, which is not a multiple of {TILE_ALIGNMENT_BYTES}"
+            raise ExecutionError(f"misaligned: {self._call} of shared memory at {place}")
+        chunk_addresses = addresses[:, None] + np.arange(0, self.nbytes, CHUNK_BYTES)
+        return swizzle_addresses(chunk_addresses, self.array_map.tensor_map.swizzle)
 
     def read_words(self, words: BoxWords) -> NDArray[np.uint8]:
-        """What words of the array are, zeros where there are none; shape (copies, chunks, 16)."""
+        """Return the data of words of the array, zeros outside of it, of shape (copies, chunks, 16)."""
         data = self.array_map.array.raw_bytes.reshape(-1, words.word_bytes)[words.word_indices]
         data[~words.is_inside] = 0
         return data.reshape(len(data), -1, CHUNK_BYTES)
 
     def notify(self, kind: Any, words: BoxWords, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
-        """Tell who watches of words of the array, and chunks of shared memory of the blocks of `owners`."""
+        """Notify the observer of array words, and of shared-memory chunks of the blocks of `owners`."""
         state, array = self._state, self.array_map.array
         if state.observer is None:
             return
@@ -134,28 +117,22 @@ class _TmaOperands:
         name, access_lanes = state.find_buffer_name(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
         byte_offsets = chunks.reshape(-1)
         event = MemoryAccess(state.site, "shared", shared_kind, name, CHUNK_BYTES, access_lanes, byte_offsets, itemsize)
-        state.observer.on_async_proxy_access(
-            replace(event, swizzle_bytes=self.array_map.tensor_map.swizzle, global_array=array.name)
-        )
+        swizzle = self.array_map.tensor_map.swizzle
+        state.observer.on_async_proxy_access(replace(event, swizzle_bytes=swizzle, global_array=array.name))
 
 
 def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """cp.async.on_async_proxy_access.tensor.*.shared::cluster.global: to, map, place, mbarrier{, offsets of a tap}{,
-    blocks}.
-    """
-    im2col = "im2col" in call.modifiers
+    """cp.async.bulk.tensor.*.shared::cluster.global destination, map, coordinates, mbarrier{, offsets}{, CTA mask}."""
+    is_im2col = "im2col" in call.modifiers
     if any(modifier.startswith("im2col::") for modifier in call.modifiers) or "tile::gather4" in call.modifiers:
-        raise AnalysisError(f"{call}, which cannot be executed")
-    operands = _TmaOperands(call, translator, 1, 1 if im2col else None)
+        raise AnalysisError(f"{call} is not supported by the emulator")
+    operands = _TmaOperands(call, translator, 1, 1 if is_im2col else None)
     state, shared, barriers = translator.state, translator.state.shared, translator.state.mbarriers
-    target_code, barrier_code = (
-        translator.translate_expression(call.operands[0]),
-        translator.translate_expression(call.operands[operands.next_operand]),
-    )
-    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower) if im2col else 0)
-    cta_mask_code = (
-        translator.translate_expression(call.operands[mask_operand]) if "multicast::cluster" in call.modifiers else None
-    )
+    target_code = translator.translate_expression(call.operands[0])
+    barrier_code = translator.translate_expression(call.operands[operands.next_operand])
+    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower) if is_im2col else 0)
+    is_multicast = "multicast::cluster" in call.modifiers
+    cta_mask_code = translator.translate_expression(call.operands[mask_operand]) if is_multicast else None
 
     def load(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
@@ -166,15 +143,12 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
         needs_words = state.is_checked or state.observes_async_proxy
         words = list_words(operands.array_map, operands.select_box(mask, lanes)) if needs_words else None
         data = operands.read_words(words) if words and state.is_checked else None
-        copy_indices, blocks = _select_target_blocks(
-            state, location, lanes, state.evaluate_data_independent(cta_mask_code, mask) if cta_mask_code else None
-        )
+        cta_mask = state.evaluate_data_independent(cta_mask_code, mask) if cta_mask_code else None
+        copy_indices, blocks = _select_target_blocks(state, location, lanes, cta_mask)
         copy_lanes = lanes[copy_indices]
-        mbarriers = barriers.find_mbarriers(
-            MemoryAddress(shared, barrier_location.byte_offsets[copy_indices], barrier_location.name, blocks),
-            copy_lanes,
-            is_async_proxy=True,
-        )
+        offsets = barrier_location.byte_offsets[copy_indices]
+        mbarrier_address = MemoryAddress(shared, offsets, barrier_location.name, blocks)
+        mbarriers = barriers.find_mbarriers(mbarrier_address, copy_lanes, is_async_proxy=True)
         for mbarrier in mbarriers:
             mbarrier.copies_in_flight += 1
         if words:
@@ -198,24 +172,23 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
 def _select_target_blocks(
     state: EmulatorState, location: MemoryAddress, lanes: Lanes, cta_mask: Any
 ) -> tuple[NDArray[np.intp], Lanes]:
-    """Which copy goes to which block, of copies of some lanes."""
+    """Return the index of the copy and the destination block of each transfer; multicast copies have several."""
     own_blocks = lanes // state.threads.lanes_per_block
     if cta_mask is None:
         return np.arange(len(lanes)), own_blocks if location.target_blocks is None else location.target_blocks
     cluster_size = state.threads.cluster_size
     bits = state.select_lane_values(cta_mask, lanes).astype(np.int64)[:, None] >> np.arange(16) & 1
     if bits[:, cluster_size:].any():
-        raise ExecutionError(
-            f"a copy to block {int(np.flatnonzero(bits.any(axis=0))[-1])} of a cluster of {cluster_size}"
-        )
+        last_rank = int(np.flatnonzero(bits.any(axis=0))[-1])
+        raise ExecutionError(f"a copy to the block of rank {last_rank} exceeds the cluster of {cluster_size} blocks")
     copy_indices, cta_rank = np.nonzero(bits)
     return copy_indices, own_blocks[copy_indices] - own_blocks[copy_indices] % cluster_size + cta_rank
 
 
 def _translate_store(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """cp.async.on_async_proxy_access.tensor.*.global.shared::cta: map, place, from."""
+    """cp.async.bulk.tensor.*.global.shared::cta map, coordinates, source."""
     if "tile::scatter4" in call.modifiers:
-        raise AnalysisError(f"{call}, which cannot be executed")
+        raise AnalysisError(f"{call} is not supported by the emulator")
     operands = _TmaOperands(call, translator, 0)
     source_code, state = translator.translate_expression(call.operands[operands.next_operand]), translator.state
     shared_call = PtxCall(call.name, (), None, ("shared::cta",))
@@ -233,9 +206,8 @@ def _translate_store(call: PtxCall, translator: TirTranslator) -> StatementCode:
         chunks = state.shared.find_chunks(chunk_addresses, lanes // state.threads.lanes_per_block)
         loaded = state.shared.read_async(chunks, lanes[:, None], "a bulk copy")
         word_data = np.ascontiguousarray(loaded).reshape(*words.word_indices.shape, words.word_bytes)
-        operands.array_map.array.raw_bytes.reshape(-1, words.word_bytes)[words.word_indices[words.is_inside]] = (
-            word_data[words.is_inside]
-        )
+        array_words = operands.array_map.array.raw_bytes.reshape(-1, words.word_bytes)
+        array_words[words.word_indices[words.is_inside]] = word_data[words.is_inside]
         for lane, read_chunks in zip(lanes.tolist(), chunks, strict=True):
             state.bulk_copy_groups.issue(lane, read_chunks)
 

@@ -1,8 +1,8 @@
-"""Multiplication by warpgroups, executed: wgmma.
+"""Matrix multiplication by warpgroups: wgmma.
 
-The result is there at once, in registers that may not be touched before it is waited for. Source: PTX ISA,
-"Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", with its "Matrix Descriptor Format" and
-"Register Fragments and Shared Memory Matrix Layouts".
+The result is in the registers at once, but they may not be accessed before a wait. Source: PTX ISA, "Asynchronous
+Warpgroup Level Matrix Multiply-Accumulate Instructions", with its "Matrix Descriptor Format" and "Register Fragments
+and Shared Memory Matrix Layouts".
 """
 
 from __future__ import annotations
@@ -29,54 +29,52 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 TILE_M, K_BYTES = 64, 32
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
-_ADDRESS_FIELD_MASK = 0x3FFF  # of a descriptor: addresses and distances by 16 bytes
+_ADDRESS_FIELD_MASK = 0x3FFF  # a descriptor has addresses and distances in units of 16 bytes
 
 
 def _find_row_chunks(descriptor: NDArray[np.uint64], num_rows: int, description: str) -> tuple[NDArray[np.int64], int]:
-    """Where the 2 chunks of 16 bytes of each row of an operand lie.
+    """Return the addresses of the two 16-byte chunks of each row of an operand.
 
     Args:
-        descriptor: of the operand, K-major, one for each warpgroup.
-        num_rows: rows of it.
-        description: the instruction, in messages.
+        descriptor: Descriptor of the K-major operand of each warpgroup.
+        num_rows: Number of rows of the operand.
+        description: Name of the instruction for messages.
 
     Returns:
-        Addresses in shared memory, shape (warpgroups, rows, 2), and the bytes of the swizzle.
+        Addresses in shared memory, of shape (warpgroups, rows, 2), and the swizzle width in bytes.
     """
 
     def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
         return ((descriptor >> np.uint64(shift)) & np.uint64(bits)).astype(np.int64)
 
-    start_addresses, leading_bytes, stride_bytes = (
-        extract_field(shift)[:, None, None] * CHUNK_BYTES for shift in (0, 16, 32)
-    )
+    fields = (extract_field(shift)[:, None, None] for shift in (0, 16, 32))
+    start_addresses, leading_bytes, stride_bytes = (field * CHUNK_BYTES for field in fields)
     swizzle_modes = np.unique(extract_field(62, 3))
     if len(swizzle_modes) > 1 or extract_field(49, 7).any():
-        raise AnalysisError(f"{description} on operands of several swizzles, or with a base offset")
+        raise AnalysisError(f"{description} has operands of several swizzles or with a base offset, not supported")
     swizzle = _SWIZZLES[int(swizzle_modes[0])]
     row, chunk = np.arange(num_rows)[:, None], np.arange(K_BYTES // CHUNK_BYTES)
-    if swizzle == 0:  # by core matrices of 8 rows of 16 bytes
+    if swizzle == 0:  # core matrices of 8 rows of 16 bytes
         return start_addresses + row // 8 * stride_bytes + row % 8 * CHUNK_BYTES + chunk * leading_bytes, swizzle
-    return swizzle_addresses(
-        start_addresses + row // 8 * stride_bytes + row % 8 * swizzle + chunk * CHUNK_BYTES, swizzle
-    ), swizzle
+    addresses = start_addresses + row // 8 * stride_bytes + row % 8 * swizzle + chunk * CHUNK_BYTES
+    return swizzle_addresses(addresses, swizzle), swizzle
 
 
 def _decode_elements(row_bytes: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:
-    """The elements of rows, as they are multiplied, of shape (warpgroups, rows, k)."""
+    """Return the elements of rows as float32 as they are multiplied, of shape (warpgroups, rows, k)."""
     flat = np.ascontiguousarray(row_bytes).reshape(*row_bytes.shape[:2], -1)
-    if dtype_name == "tf32":  # of float32 the tensor cores read 10 bits of mantissa, and no more
+    if dtype_name == "tf32":  # tensor cores read only 10 bits of the mantissa of float32
         return (flat.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     return flat.view(get_numpy_dtype(_DTYPES[dtype_name])).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class _AccumulatorOperands:
-    """The accumulators of an instruction.
+    """Accumulators of an instruction.
 
     Attributes:
-        register_buffer: the buffer.
-        indices: of its elements.
+        register_buffer: Buffer of the registers.
+        indices: Code of the index of each register in the buffer.
     """
 
     register_buffer: RegisterBuffer
@@ -84,45 +82,44 @@ class _AccumulatorOperands:
     _row_cache: dict[tuple[int, ...], NDArray[np.intp]] = field(default_factory=dict)
 
     def find_rows(self, lanes: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Which elements of the buffer."""
+        """Return the indices of the registers in the buffer."""
         key = tuple([require_uniform(index(None), lanes) for index in self.indices])
         if key not in self._row_cache:
             rows = np.array(key)
             if rows.min() < 0 or rows.max() >= len(self.register_buffer.data):
-                raise ExecutionError(f"out of bounds: accumulators in {self.register_buffer.name}")
+                raise ExecutionError(f"out of bounds: accumulators of {self.register_buffer.name}")
             self._row_cache[key] = rows
         return self._row_cache[key]
 
 
 def _distribute_accumulators(sums: NDArray[np.float32]) -> NDArray[np.float32]:
-    """D, of shape (warpgroups, 64, n), as registers have it, (n / 2, lanes).
+    """Rearrange D from (warpgroups, 64, n) to the registers of each lane, (n / 2, lanes).
 
     Register i of thread t of a warpgroup has row 16 (t / 32) + t % 32 / 4 + 8 (i / 2 % 2) and column 8 (i / 4) +
     2 (t % 4) + i % 2.
     """
     num_warpgroups, _, n = sums.shape
-    fragments = sums.reshape(
-        num_warpgroups, 4, 2, 8, n // 8, 4, 2
-    )  # group, warp, half, row; column of 8, pair, one of it
+    # Axes: warpgroup, warp, row half, row; group of 8 columns, column pair, column of the pair.
+    fragments = sums.reshape(num_warpgroups, 4, 2, 8, n // 8, 4, 2)
     return fragments.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, num_warpgroups * WARPGROUP_SIZE)
 
 
 def _collect_accumulators(registers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What `_distribute_accumulators` spreads."""
+    """Invert `_distribute_accumulators`."""
     n = len(registers) * 2
     fragments = registers.reshape(n // 8, 2, 2, -1, 4, 8, 4)
     return fragments.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, TILE_M, n)
 
 
 def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """wgmma.mma_async.sync.aligned.m64nNkK.f32.A.B d, descriptor of A, of B, scale-d, signs{, transposed}."""
+    """wgmma.mma_async.sync.aligned.m64nNkK.f32.A.B d, descriptors of A and B, scale-d, signs{, transposed}."""
     size, accum_type, *dtype_names = call.modifiers[3:6] + call.modifiers[6:7]
     n = int(size.removeprefix("m64n").partition("k")[0])
     if accum_type != "f32" or len(dtype_names) != 2 or not set(dtype_names) <= set(_DTYPES):
-        raise AnalysisError(f"{call}, which cannot be executed")
+        raise AnalysisError(f"{call} is not supported by the emulator")
     register_operands = [translator.resolve_registers(operand) for operand in call.operands[: n // 2]]
     if len({id(registers) for registers, _ in register_operands}) != 1:
-        raise AnalysisError(f"{call} into registers of several buffers")
+        raise AnalysisError(f"{call} has accumulators in several register buffers, which is not supported")
     state = translator.state
     accumulators = _AccumulatorOperands(register_operands[0][0], [index for _, index in register_operands])
     a_descriptor, b_descriptor, keep_code = (
@@ -130,7 +127,7 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
     )
     signs = [int(operand) for operand in call.operands[n // 2 + 3 : n // 2 + 5]]
     if any(int(operand) for operand in call.operands[n // 2 + 5 :]):
-        raise AnalysisError(f"{call} of operands that are not K-major")
+        raise AnalysisError(f"{call} has operands that are not K-major, which is not supported")
     k = K_BYTES // get_numpy_dtype(_DTYPES[dtype_names[0]]).itemsize
     operands = ((a_descriptor, TILE_M, dtype_names[0]), (b_descriptor, n, dtype_names[1]))
 
@@ -156,7 +153,7 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
         return warpgroup_cache[key]
 
     def note_multiply(mask: Mask) -> None:
-        """What is accessed, and not what comes of it."""
+        """Notify of the accesses without computing the result."""
         warpgroups = find_warpgroups(mask)
         lanes = warpgroups.reshape(-1)
         accumulator_rows = accumulators.find_rows(lanes)
@@ -178,9 +175,7 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
         lanes = warpgroups.reshape(-1)
         accumulator_rows = accumulators.find_rows(lanes)
         if accumulator_state.needs_fence[lanes // WARP_SIZE].any():
-            raise RaceError(
-                f"race: {call} into {accumulator_state.name} with no wgmma.fence behind what accessed it before"
-            )
+            raise RaceError(f"race: {call} into {accumulator_state.name} with no wgmma.fence after their last access")
         blocks = warpgroups[:, 0] // state.threads.lanes_per_block
         chunks, operand_values = [], []
         for code, count, kind in operands:
@@ -192,7 +187,7 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
         sums = np.matmul(operand_values[0], operand_values[1].transpose(0, 2, 1)) * sign
         keeps_accumulator = state.select_lane_values(keep_code(mask), lanes).astype(bool).reshape(warpgroups.shape)
         if (keeps_accumulator != keeps_accumulator[:, :1]).any():
-            raise ExecutionError(f"{call} with a predicate that differs within a warpgroup")
+            raise ExecutionError(f"{call} has a scale-d predicate that differs within a warpgroup")
         if keeps_accumulator.any():
             previous = _collect_accumulators(data[accumulator_rows[:, None], lanes])
             sums = sums + np.where(keeps_accumulator[:, :1, None], previous, np.float32(0))
@@ -208,10 +203,10 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
 def _read_descriptors(
     state: EmulatorState, value: Any, warpgroups: NDArray[np.intp], call: PtxCall
 ) -> NDArray[np.uint64]:
-    """A descriptor for each warpgroup."""
+    """Return the descriptor of each warpgroup."""
     descriptors = state.select_lane_values(value, warpgroups.reshape(-1)).astype(np.uint64).reshape(warpgroups.shape)
     if (descriptors != descriptors[:, :1]).any():
-        raise ExecutionError(f"{call} of descriptors that differ within a warpgroup")
+        raise ExecutionError(f"{call} has descriptors that differ within a warpgroup")
     return descriptors[:, 0]
 
 

@@ -1,1 +1,1 @@
-"""What emulated threads access: arrays, registers and shared memory, and what each knows of the others' accesses."""
+"""Memory of emulated threads: arrays, registers and shared memory, with the order of accesses to find races."""

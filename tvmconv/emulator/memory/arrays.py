@@ -1,4 +1,4 @@
-"""Arrays in global memory, as pointers and tensor maps give them to a kernel."""
+"""Arrays in global memory, which a kernel accesses through pointers and tensor maps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class GlobalArray:
-    """An array in global memory.
+    """Array in global memory.
 
     Attributes:
-        name: of the parameter.
-        dtype: of an element.
-        size: elements.
-        raw_bytes: its bytes, filled up to whole 16.
+        name: Name of the parameter.
+        dtype: Type of an element.
+        size: Number of elements.
+        raw_bytes: Bytes of the array, padded to a multiple of 16.
     """
 
     name: str
@@ -36,35 +36,35 @@ class GlobalArray:
 
     @classmethod
     def from_values(cls, name: str, values: NDArray[Any]) -> GlobalArray:
-        """A copy of an array."""
+        """Return a copy of a NumPy array."""
         array = cls.allocate_unwritten(name, values.dtype, values.size)
         array.raw_bytes[: values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return array
 
     @classmethod
     def allocate_unwritten(cls, name: str, dtype: np.dtype[Any], size: int) -> GlobalArray:
-        """An array that nobody has written."""
+        """Return an array of unwritten elements, which are NaN."""
         nbytes = size * dtype.itemsize
         return cls(name, dtype, size, np.full(round_up(nbytes, VECTOR_BYTES), 0xFF, np.uint8))
 
     @classmethod
     def allocate_zeros(cls, name: str, dtype: np.dtype[Any], size: int) -> GlobalArray:
-        """An array of zeros, which takes no memory where nothing is written."""
+        """Return an array of zeros, for which the operating system allocates pages only when they are written."""
         nbytes = size * dtype.itemsize
         return cls(name, dtype, size, np.zeros(round_up(nbytes, VECTOR_BYTES), np.uint8))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """Bytes of the elements without padding."""
         return self.size * self.dtype.itemsize
 
     @property
     def values(self) -> NDArray[Any]:
-        """The elements: a view."""
+        """View of the elements."""
         return self.raw_bytes[: self.nbytes].view(self.dtype)
 
     def check_access(self, byte_offsets: NDArray[np.int64], nbytes: int) -> None:
-        """Raise ExecutionError unless accesses of so many bytes lie in the array, and are aligned to their size."""
+        """Raise ExecutionError unless accesses of `nbytes` bytes are within the array and aligned to their size."""
         check_aligned(byte_offsets, nbytes, self.name)
         if byte_offsets.size and (int(byte_offsets.min()) < 0 or int(byte_offsets.max()) + nbytes > self.nbytes):
             byte_offset = int(byte_offsets.min()) if int(byte_offsets.min()) < 0 else int(byte_offsets.max())
@@ -73,7 +73,7 @@ class GlobalArray:
             )
 
     def read(self, byte_offsets: NDArray[np.int64], nbytes: int) -> Bytes:
-        """The bytes at offsets, of shape (accesses, nbytes)."""
+        """Return the bytes at offsets, of shape (accesses, nbytes)."""
         self.check_access(byte_offsets, nbytes)
         unit = np.dtype(f"u{_widest_unit_bytes(nbytes)}")
         first_units = byte_offsets // unit.itemsize
@@ -89,19 +89,19 @@ class GlobalArray:
         words = stored_bytes.view(unit)
         self.raw_bytes.view(unit)[unit_indices] = words
         if not np.array_equal(self.raw_bytes.view(unit)[unit_indices], words):
-            raise RaceError(f"race: threads store different values to one element of {self.name} at a time")
+            raise RaceError(f"race: threads store different values to one element of {self.name} at the same time")
 
 
 @dataclass(frozen=True)
 class TensorMapArray:
-    """An array as TMA is told of it: what a kernel is given that takes a tensor map.
+    """Array behind a tensor map, as the argument of a kernel that takes a tensor map.
 
     Attributes:
-        array: the array.
-        tensor_map: how it lies, and what one copy takes.
+        array: The array.
+        tensor_map: Layout of the array and box of one copy.
 
     Raises:
-        ExecutionError: the array is smaller than that.
+        ExecutionError: The array is smaller than the tensor map's extents.
     """
 
     array: GlobalArray
@@ -110,12 +110,13 @@ class TensorMapArray:
     def __post_init__(self) -> None:
         if self.tensor_map.nbytes > self.array.nbytes:
             raise ExecutionError(
-                f"{self.tensor_map}, of {self.tensor_map.nbytes} bytes: {self.array.name} has {self.array.nbytes}"
+                f"{self.tensor_map} covers {self.tensor_map.nbytes} bytes, but the array {self.array.name} has only "
+                f"{self.array.nbytes} bytes"
             )
 
     @property
     def name(self) -> str:
-        """Of the array."""
+        """Name of the array."""
         return self.array.name
 
 
@@ -123,14 +124,13 @@ def check_aligned(byte_offsets: NDArray[np.int64], nbytes: int, name: str) -> No
     """Raise ExecutionError unless accesses are aligned to their size, or to 16 bytes if they are wider."""
     alignment_bytes = min(nbytes & -nbytes, VECTOR_BYTES)
     if byte_offsets.size and np.bitwise_or.reduce(byte_offsets) & (alignment_bytes - 1):
-        raise ExecutionError(
-            f"misaligned: {nbytes} bytes at byte {int(byte_offsets[byte_offsets % alignment_bytes != 0][0])} of {name}"
-        )
+        first_misaligned = int(byte_offsets[byte_offsets % alignment_bytes != 0][0])
+        raise ExecutionError(f"misaligned: {nbytes} bytes at byte {first_misaligned} of {name}")
 
 
 def _widest_unit_bytes(nbytes: int) -> int:
-    """The widest integer, in bytes, that bytes are whole numbers of."""
+    """Return the size of the widest integer that divides `nbytes`."""
     return next(unit_bytes for unit_bytes in (8, 4, 2, 1) if nbytes % unit_bytes == 0)
 
 
-Argument = GlobalArray | TensorMapArray  # what a parameter is given
+Argument = GlobalArray | TensorMapArray  # argument of a kernel

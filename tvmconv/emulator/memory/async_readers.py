@@ -1,7 +1,7 @@
-"""What reads shared memory behind the back of its threads: wgmma, and the bulk copies that store.
+"""Asynchronous readers of shared memory: wgmma, and bulk copies to global memory.
 
-They read until their threads have waited for them. From then on a thread that has been told by any of these threads may
-write there.
+They read until their threads have waited for them. Afterwards, any thread that synchronizes with one of these threads
+may overwrite the memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tvmconv.emulator.memory.vector_clocks import VectorClocks
     from tvmconv.emulator.threads import EmulatedThreads, Lanes
 
-PENDING_TIME = 1 << 30  # the time of an access that is under way
+PENDING_TIME = 1 << 30  # time of an access that has not completed
 
 
 class AsyncReader(NamedTuple):
-    """Who has something read.
+    """Agent whose instructions read shared memory asynchronously.
 
     Attributes:
-        kind: a warpgroup its operands of wgmma, or a thread what a bulk copy stores.
-        index_in_block: of the warpgroup, or of the thread, in its block.
+        kind: "wgmma" for the operands of a warpgroup, or "bulk copy" for the source of a thread's copy.
+        index_in_block: Index of the warpgroup or the thread in its block.
     """
 
     kind: Literal["wgmma", "bulk copy"]
@@ -33,21 +33,19 @@ class AsyncReader(NamedTuple):
 
     @property
     def threads(self) -> NDArray[np.intp]:
-        """Threads of the block any of which can tell others that it has been read."""
-        return (
-            np.arange(WARPGROUP_SIZE) + self.index_in_block * WARPGROUP_SIZE
-            if self.kind == "wgmma"
-            else np.array([self.index_in_block])
-        )
+        """Threads of the block that know the end of the read after a wait."""
+        if self.kind == "bulk copy":
+            return np.array([self.index_in_block])
+        return np.arange(WARPGROUP_SIZE) + self.index_in_block * WARPGROUP_SIZE
 
 
 class AsyncReaders:
-    """Until when chunks of shared memory are read, by whom.
+    """End times of the asynchronous reads of each chunk of shared memory, by reader.
 
     Args:
-        threads: the lanes.
-        clocks: what these know of each other.
-        chunks_per_block: of the shared memory of a block.
+        threads: Threads that are executed together.
+        clocks: Vector clocks of the threads.
+        chunks_per_block: Number of 16-byte chunks of shared memory per block.
     """
 
     def __init__(self, threads: EmulatedThreads, clocks: VectorClocks, chunks_per_block: int) -> None:
@@ -55,31 +53,31 @@ class AsyncReaders:
         self._read_end_times: dict[AsyncReader, NDArray[np.int32]] = {}
 
     def start_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
-        """A reader of the blocks that chunks are in begins to read them."""
+        """Record that a reader starts to read chunks, in the blocks that contain them."""
         if reader not in self._read_end_times:
             self._read_end_times[reader] = np.zeros(len(self._threads.block_indices) * self._chunks_per_block, np.int32)
         self._read_end_times[reader][chunks] = PENDING_TIME
 
     def complete_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
-        """It has read them, and its threads know."""
+        """Record that a reader has read chunks, and that its threads know."""
         self._read_end_times[reader][chunks] = self._clocks.time
 
     def find_pending_bulk_copy(self) -> tuple[AsyncReader, int] | None:
-        """A bulk copy that nobody has waited for, and the block that it reads."""
+        """Return a bulk copy without a wait and the block that it reads, or None."""
         for reader, end_times in self._read_end_times.items():
             if reader.kind == "bulk copy" and (end_times == PENDING_TIME).any():
                 return reader, int(np.argmax(end_times == PENDING_TIME)) // self._chunks_per_block
         return None
 
     def find_violation(self, chunks: NDArray[np.int64], lanes: Lanes) -> tuple[int, int, AsyncReader, bool] | None:
-        """Find a chunk that a lane may not write, as it may still be read.
+        """Find a chunk that a lane may not write because it may still be read.
 
         Args:
-            chunks: that each lane writes, of shape (lanes, chunks), those of a lane in one block.
-            lanes: that write.
+            chunks: Chunks that each lane writes, of shape (lanes, chunks); those of a lane are in one block.
+            lanes: Writing lanes.
 
         Returns:
-            The lane, the chunk, who reads it, and whether that has not been waited for; None if there is none.
+            The lane, the chunk, its reader, and whether the read is pending; None if all writes are legal.
         """
         for reader, reader_times in self._read_end_times.items():
             end_times = reader_times[chunks]

@@ -1,4 +1,4 @@
-"""Registers: buffers of which each thread has its own, those that wgmma writes, and those that loads go to."""
+"""Registers of the threads, with the state of wgmma accumulators and of deferred loads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 class AccumulatorRegisters:
-    """How registers are used that wgmma writes.
+    """Usage of registers that wgmma writes.
 
     Args:
-        name: of their buffer.
-        elements: of it.
-        lanes: that have them.
+        name: Name of the register buffer.
+        elements: Number of elements of the buffer.
+        lanes: Number of lanes.
 
     Attributes:
-        in_flight: whether something is being written to them, shape (elements, warps).
-        has_in_flight: whether any is busy.
-        needs_fence: whether they were accessed otherwise since the last wgmma.fence, by warp.
+        in_flight: Whether a pending wgmma writes the registers, of shape (elements, warps).
+        has_in_flight: Whether any of them is being written.
+        needs_fence: Whether each warp accessed them otherwise since its last wgmma.fence.
     """
 
     def __init__(self, name: str, elements: int, lanes: int) -> None:
@@ -35,25 +35,23 @@ class AccumulatorRegisters:
         self.needs_fence = np.ones(lanes // WARP_SIZE, bool)
 
     def check_access(self, element_indices: Any, lane_mask: NDArray[np.bool_] | None) -> None:
-        """Elements are read or written by lanes, of a mask or all.
+        """Note that lanes of a mask, or all, read or write elements.
 
         Raises:
-            RaceError: they are busy.
+            RaceError: A pending wgmma writes the elements.
         """
-        warps = (
-            np.ones(len(self.needs_fence), bool) if lane_mask is None else lane_mask.reshape(-1, WARP_SIZE).any(axis=1)
-        )
+        warps = slice(None) if lane_mask is None else lane_mask.reshape(-1, WARP_SIZE).any(axis=1)
         if self.has_in_flight and self.in_flight[np.unique(element_indices)][:, warps].any():
-            raise RaceError(f"race: {self.name} is accessed while wgmma writes it: no wgmma.wait_group covers that")
+            raise RaceError(f"race: {self.name} is accessed while wgmma writes it, without a wgmma.wait_group between")
         self.needs_fence[warps] = True
 
 
 class DeferredLoad:
-    """A load that is told of when what it loads is read, by those lanes that read it.
+    """Load that the observer is notified of only when lanes read its registers, as the compiler drops unused loads.
 
     Args:
-        notify: tells of it, for the lanes of a mask.
-        mask: of the lanes that load.
+        notify: Function that notifies the observer for the lanes of a mask.
+        mask: Lanes that load.
     """
 
     def __init__(self, notify: Callable[[NDArray[np.bool_] | None], None], mask: NDArray[np.bool_] | None) -> None:
@@ -62,11 +60,11 @@ class DeferredLoad:
         self._is_pending = True
 
     def has_mask(self, mask: NDArray[np.bool_] | None) -> bool:
-        """Whether it is of the lanes of a mask."""
+        """Return whether the load is by the lanes of a mask."""
         return self._mask is mask or (self._mask is not None and mask is not None and bool((self._mask == mask).all()))
 
     def notify_read(self, mask: NDArray[np.bool_] | None) -> None:
-        """Those of its lanes that are of a mask read it; None for all."""
+        """Notify of the load for its lanes in the mask, or all its lanes for None, unless that has been done."""
         if not self._is_pending:
             return
         if mask is None or (self._remaining_lanes is not None and not (self._remaining_lanes & ~mask).any()):
@@ -81,15 +79,15 @@ class DeferredLoad:
 
 @dataclass
 class RegisterBuffer:
-    """A buffer of registers: each thread has its own.
+    """Buffer of registers; each thread has its own.
 
     Attributes:
-        name: of the buffer.
-        data: its elements, shape (elements, lanes).
-        is_written: whether they have been, same shape.
-        depends_on_memory: whether what is in them depends on what is in memory, shape (elements,).
-        accumulators: how they are used, if wgmma writes them.
-        deferred_loads: by element, what is to be told of the load that it comes from, if it is ever read.
+        name: Name of the buffer.
+        data: Elements, of shape (elements, lanes).
+        is_written: Whether each element has been written, of the same shape.
+        depends_on_memory: Whether each element depends on memory contents, of shape (elements,).
+        accumulators: Usage of the registers as accumulators of wgmma; None if wgmma does not write them.
+        deferred_loads: Deferred load of each element that comes from one.
     """
 
     name: str
@@ -101,22 +99,19 @@ class RegisterBuffer:
 
     @classmethod
     def allocate_unwritten(cls, name: str, dtype: str, num_elements: int, num_lanes: int) -> RegisterBuffer:
-        """Registers that nobody has written."""
+        """Return unwritten registers, which are NaN."""
         numpy_type = get_numpy_dtype(dtype)
-        data = (
-            np.full(num_elements * num_lanes * numpy_type.itemsize, 0xFF, np.uint8)
-            .view(numpy_type)
-            .reshape(num_elements, num_lanes)
-        )
+        raw_bytes = np.full(num_elements * num_lanes * numpy_type.itemsize, 0xFF, np.uint8)
+        data = raw_bytes.view(numpy_type).reshape(num_elements, num_lanes)
         return cls(name, data, np.zeros((num_elements, num_lanes), bool), np.zeros(num_elements, bool))
 
     def notify_read(self, element_indices: Any, mask: NDArray[np.bool_] | None) -> None:
-        """Elements are read by the lanes of a mask: tell of the loads that they come from."""
+        """Notify of the deferred loads that elements come from, which the lanes of a mask read."""
         for element in [element_indices] if isinstance(element_indices, int) else np.unique(element_indices).tolist():
             if deferred := self.deferred_loads.get(element):
                 deferred.notify_read(mask)
 
     def mark_unwritten(self) -> None:
-        """Nobody has written them."""
+        """Mark all elements as unwritten."""
         self.data.view(np.uint8)[:] = 0xFF
         self.is_written[:] = False

@@ -1,7 +1,7 @@
-"""Memory that keeps nothing, for who counts what is accessed: races are not looked for, and values do not matter.
+"""Shared memory without contents or race checks, for observers that only count accesses.
 
-What decides where or whether memory is accessed may not depend on what is in memory
-(`Machine.evaluate_data_independent`), so who counts needs no values. That a kernel has no races is for tests to tell.
+Accesses may not depend on memory contents while an observer is present (`EmulatorState.evaluate_data_independent`), so
+no contents are needed. Tests verify that kernels have no races.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.addresses import CHUNK_BYTES
-from tvmconv.emulator.memory.arrays import Bytes
-from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReader, AsyncReaders
+from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReaders
 from tvmconv.emulator.memory.shared_memory import SharedMemory
 from tvmconv.emulator.memory.vector_clocks import VectorClocks
 
@@ -22,78 +21,52 @@ if TYPE_CHECKING:
 
 
 class _UncheckedClocks(VectorClocks):
-    """Everybody knows of everything."""
+    """Vector clocks that order all accesses."""
 
     def read_times(self, lanes: NDArray[Any], agents: NDArray[Any], proxy: int = 0) -> NDArray[np.int32]:
-        """All."""
+        """Return a time after all accesses."""
         return np.full(np.shape(lanes), PENDING_TIME, np.int32)
 
     def release(self, lanes: Lanes) -> NDArray[np.int32]:
-        """Nothing that would have to be told."""
+        """Return an empty clock."""
         return self.make_empty_clock()
 
     def join(self, clock: NDArray[np.int32], other_clock: NDArray[np.int32]) -> NDArray[np.int32]:
-        """One of them."""
+        """Return one of the clocks."""
         return clock
 
-    def acquire(self, lanes: Lanes, clock: NDArray[np.int32]) -> None:
-        """They know it."""
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing."""
 
-    def fence_async_proxy(self, lanes: Lanes) -> None:
-        """They are."""
-
-    def synchronize_groups(self, groups: NDArray[np.intp]) -> None:
-        """They know it."""
+    acquire = fence_async_proxy = synchronize_groups = _ignore
 
 
 class _UncheckedReaders(AsyncReaders):
-    """Nobody reads for long."""
+    """Asynchronous readers that record no reads."""
 
-    def start_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
-        """It has read them."""
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing."""
 
-    def complete_read(self, reader: AsyncReader, chunks: NDArray[np.int64]) -> None:
-        """It has."""
+    start_read = complete_read = _ignore
 
 
 class UncheckedSharedMemory(SharedMemory):
-    """Shared memory that is full of zeros, whatever is written."""
+    """Shared memory that reads as zeros and ignores writes."""
 
     is_checked = False
 
     def __post_init__(self) -> None:
-        """No more than where it ends."""
+        """Initialize the size, with clocks and readers that do nothing."""
         super().__post_init__()
         self.clocks = _UncheckedClocks(self.threads)
         self.async_readers = _UncheckedReaders(self.threads, self.clocks, self.nbytes // CHUNK_BYTES)
 
     def read(self, units: NDArray[np.int64], lanes: Lanes, *, is_whole_warp: bool = False) -> NDArray[Any]:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(units.shape, f"u{self.unit_bytes}")
 
-    def write(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
-        """Nothing."""
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing."""
 
-    def apply_logged_reads(self) -> None:
-        """Nothing."""
-
-    def start_copy(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
-        """Nothing."""
-
-    def start_async_write(self, chunks: NDArray[np.int64], lanes: Lanes, agents: Lanes) -> None:
-        """Nothing."""
-
-    def complete_copy(self, chunks: NDArray[np.int64], data: Bytes) -> None:
-        """Nothing."""
-
-    def reserve_mbarrier(self, units: NDArray[np.int64], lanes: Lanes) -> None:
-        """Nothing."""
-
-    def free_mbarrier(self, units: NDArray[np.int64], lanes: Lanes) -> None:
-        """Nothing."""
-
-    def synchronize_groups(self, groups: NDArray[np.intp]) -> None:
-        """Nothing."""
-
-    def note_remote_access(self, blocks: Lanes, lanes: Lanes) -> None:
-        """Nothing."""
+    write = start_copy = start_async_write = complete_copy = _ignore
+    apply_logged_reads = synchronize_groups = note_remote_access = reserve_mbarrier = free_mbarrier = _ignore

@@ -1,1 +1,1 @@
-"""How emulated threads wait for each other: barriers, mbarriers, groups of what is under way, and who goes on next."""
+"""Synchronization of emulated threads: barriers, mbarriers, groups of asynchronous operations, and fibers."""

@@ -1,8 +1,7 @@
-"""Groups of what is under way for a thread or a warpgroup: multiplications by wgmma, and bulk copies that store.
+"""Commit groups of the asynchronous operations of a thread or warpgroup: wgmma, and bulk copies to global memory.
 
-Both are issued, made a group of, and waited for but so many of the last groups. Source: PTX ISA, "Async Proxy" and
-"wgmma.commit_group", "wgmma.wait_group", "cp.async.on_async_proxy_access.commit_group",
-"cp.async.on_async_proxy_access.wait_group".
+Operations are issued, committed as a group, and waited for, except for the last groups. Source: PTX ISA, "Async Proxy",
+"wgmma.commit_group", "wgmma.wait_group", "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group".
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WgmmaOp:
-    """What one instruction multiplies.
+    """One wgmma instruction of some warpgroups.
 
     Attributes:
-        first_lanes: the first of each warpgroup.
-        group_indices: of the group, for each of these.
-        chunks: of shared memory that each reads, shape (warpgroups, chunks).
-        accumulators: where the result goes.
-        register_rows: which of these registers.
+        first_lanes: First lane of each warpgroup.
+        group_indices: Index of the commit group of each warpgroup.
+        chunks: Chunks of shared memory that each warpgroup reads, of shape (warpgroups, chunks).
+        accumulators: Usage of the registers that receive the result.
+        register_rows: Indices of these registers in their buffer.
     """
 
     first_lanes: Lanes
@@ -41,21 +40,18 @@ class WgmmaOp:
     register_rows: NDArray[np.intp]
 
     def restrict_to(self, warpgroup_mask: NDArray[np.bool_]) -> WgmmaOp:
-        """That of some of its warpgroups."""
-        return replace(
-            self,
-            first_lanes=self.first_lanes[warpgroup_mask],
-            group_indices=self.group_indices[warpgroup_mask],
-            chunks=self.chunks[warpgroup_mask],
-        )
+        """Return the part of the instruction of some of its warpgroups."""
+        per_warpgroup = self.first_lanes, self.group_indices, self.chunks
+        first_lanes, group_indices, chunks = (values[warpgroup_mask] for values in per_warpgroup)
+        return replace(self, first_lanes=first_lanes, group_indices=group_indices, chunks=chunks)
 
 
 @dataclass
 class WgmmaGroups:
-    """Multiplications by wgmma that are under way, of all warpgroups.
+    """Pending wgmma instructions of all warpgroups.
 
     Attributes:
-        shared: the memory that they read.
+        shared: Shared memory that they read.
     """
 
     shared: SharedMemory
@@ -63,20 +59,18 @@ class WgmmaGroups:
     _tracked_accumulators: list[AccumulatorRegisters] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """None has been issued."""
-        self._num_committed_groups = np.zeros(
-            self.shared.threads.num_lanes, np.int64
-        )  # groups, by the first lane of a warpgroup
+        """Initialize without pending instructions."""
+        self._num_committed_groups = np.zeros(self.shared.threads.num_lanes, np.int64)  # by first lane of a warpgroup
 
     def track_accumulators(self, registers: RegisterBuffer) -> AccumulatorRegisters:
-        """Have it watched that registers are used as accumulators have to be."""
+        """Start to check the usage of registers as accumulators, and return their usage."""
         if registers.accumulators is None:
             registers.accumulators = AccumulatorRegisters(registers.name, *registers.data.shape)
             self._tracked_accumulators.append(registers.accumulators)
         return registers.accumulators
 
     def fence(self, lanes: Lanes) -> None:
-        """wgmma.fence: what was done with registers is done before what is multiplied into them."""
+        """wgmma.fence: orders earlier accesses of registers before the next wgmma."""
         for accumulators in self._tracked_accumulators:
             accumulators.needs_fence[lanes // WARP_SIZE] = False
 
@@ -87,32 +81,30 @@ class WgmmaGroups:
         accumulators: AccumulatorRegisters,
         register_rows: Lanes,
     ) -> None:
-        """Warpgroups, which are rows of lanes, begin to read chunks, and to write registers."""
-        op = WgmmaOp(
-            warpgroups[:, 0], self._num_committed_groups[warpgroups[:, 0]], chunks, accumulators, register_rows
-        )
+        """Issue an instruction of warpgroups (rows of lanes) that reads chunks and writes registers."""
+        first_lanes = warpgroups[:, 0]
+        op = WgmmaOp(first_lanes, self._num_committed_groups[first_lanes], chunks, accumulators, register_rows)
         self._start_op(op)
         self._in_flight.append(op)
 
     def commit_group(self, warpgroups: NDArray[np.intp]) -> None:
-        """Make a group of what each warpgroup has issued since its last."""
+        """Commit each warpgroup's instructions since its last commit as a group."""
         self._num_committed_groups[warpgroups[:, 0]] += 1
 
     def wait_group(self, warpgroups: NDArray[np.intp], max_pending_groups: int) -> None:
-        """Wait for all groups of warpgroups but their last so many."""
+        """Wait for all groups of warpgroups but the last `max_pending_groups`."""
         is_waiting = np.zeros(self.shared.threads.num_lanes, bool)
         is_waiting[warpgroups[:, 0]] = True
         remaining = []
         for op in self._in_flight:
-            is_complete = is_waiting[op.first_lanes] & (
-                op.group_indices < self._num_committed_groups[op.first_lanes] - max_pending_groups
-            )
+            num_committed = self._num_committed_groups[op.first_lanes]
+            is_complete = is_waiting[op.first_lanes] & (op.group_indices < num_committed - max_pending_groups)
             if is_complete.any():
                 self._complete_op(op.restrict_to(is_complete))
             if not is_complete.all():
                 remaining.append(op if not is_complete.any() else op.restrict_to(~is_complete))
         self._in_flight = remaining
-        for op in remaining:  # of those that have ended some may share chunks or registers with them
+        for op in remaining:  # they may share chunks or registers with completed instructions
             self._start_op(op)
 
     def _start_op(self, op: WgmmaOp) -> None:
@@ -137,30 +129,30 @@ class WgmmaGroups:
 
 @dataclass
 class BulkCopyGroups:
-    """Bulk copies from shared memory that are under way, of all threads.
+    """Pending bulk copies from shared memory of all threads.
 
     Attributes:
-        shared: the memory that they read.
+        shared: Shared memory that they read.
     """
 
     shared: SharedMemory
-    _in_flight: list[tuple[int, int, NDArray[np.int64]]] = field(default_factory=list)  # lane, group, chunks
+    _in_flight: list[tuple[int, int, NDArray[np.int64]]] = field(default_factory=list)  # (lane, group, chunks)
 
     def __post_init__(self) -> None:
-        """None has been issued."""
+        """Initialize without pending copies."""
         self._num_committed_groups = np.zeros(self.shared.threads.num_lanes, np.int64)
 
     def issue(self, lane: int, chunks: NDArray[np.int64]) -> None:
-        """A thread has chunks read."""
+        """Issue a copy of a thread that reads chunks."""
         self.shared.async_readers.start_read(self._make_reader(lane), chunks)
         self._in_flight.append((lane, int(self._num_committed_groups[lane]), chunks))
 
     def commit_group(self, lanes: Lanes) -> None:
-        """Make a group of what each thread has issued since its last."""
+        """Commit each thread's copies since its last commit as a group."""
         self._num_committed_groups[lanes] += 1
 
     def wait_group(self, lanes: Lanes, max_pending_groups: int) -> None:
-        """Wait for all groups of threads but their last so many."""
+        """Wait for all groups of threads but the last `max_pending_groups`."""
         waiting_lanes = set(lanes.tolist())
         remaining = []
         for lane, group, chunks in self._in_flight:

@@ -1,4 +1,4 @@
-"""Barriers at which threads meet: of a warp, a block, a part of a block by number, or a cluster.
+"""Barriers of a warp, of a block, of a part of a block by number, and of a cluster.
 
 Source: PTX ISA, "bar, barrier", "barrier.cluster" and "bar.warp.sync".
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from tvmconv.emulator.synchronization.fibers import WaitCondition
     from tvmconv.emulator.threads import EmulatedThreads, Lanes
 
-CLUSTER_BARRIER = -1  # the number of the barrier of a cluster
-BLOCK_BARRIER = 0  # that of the barrier of a block
+CLUSTER_BARRIER = -1  # number of the cluster's barrier
+BLOCK_BARRIER = 0  # number of the block's barrier
 
 
 @dataclass
 class Barrier:
-    """Threads that wait for each other.
+    """One phase of a barrier.
 
     Attributes:
-        name: of the barrier, in messages.
-        num_expected: how many threads have to come.
-        arrived_lanes: those that have.
-        clock: what they know together, when all have.
+        name: Name for messages.
+        num_expected: Number of threads that have to arrive.
+        arrived_lanes: Lanes that have arrived.
+        clock: Union of their clocks once all have arrived; None before.
     """
 
     name: str
@@ -42,24 +42,24 @@ class Barrier:
 
     @property
     def num_arrived(self) -> int:
-        """How many threads have come."""
+        """Number of threads that have arrived."""
         return sum(map(len, self.arrived_lanes))
 
 
 @dataclass
 class _BarrierWait:
-    """Lanes that wait at barriers.
+    """Condition of lanes that wait at barriers.
 
     Attributes:
-        barriers: each with the lanes that wait for it.
-        threads: all lanes.
+        barriers: Barriers with the lanes that wait at each.
+        threads: Threads that are executed together.
     """
 
     barriers: list[tuple[Barrier, Lanes]]
     threads: EmulatedThreads
 
     def is_ready(self) -> bool:
-        """Whether all have come."""
+        """Return whether all threads have arrived at all barriers."""
         return all(barrier.clock is not None for barrier, _ in self.barriers)
 
     def __str__(self) -> str:
@@ -75,26 +75,26 @@ class _BarrierWait:
 
 
 class BarrierTable:
-    """The barriers of all blocks.
+    """Barriers of all blocks.
 
     Args:
-        shared: the memory that they order.
+        shared: Shared memory whose accesses they order.
     """
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared, self._threads = shared, shared.threads
-        self._open_barriers: dict[tuple[int, int], Barrier] = {}  # by block or cluster, and number
-        self._cluster_barriers: dict[int, Barrier] = {}  # the one at which a lane has arrived last
+        self._open_barriers: dict[tuple[int, int], Barrier] = {}  # by block or cluster, and barrier number
+        self._cluster_barriers: dict[int, Barrier] = {}  # cluster barrier of each lane's last arrival
 
     def sync_warps(self, is_active: NDArray[np.bool_], is_thread: NDArray[np.bool_]) -> None:
-        """A barrier of warps, which never waits, as these are executed in lock step.
+        """Synchronize warps, which never waits because their lanes are executed in lock step.
 
         Args:
-            is_active: which lanes take part.
-            is_thread: which there are.
+            is_active: Whether each lane takes part.
+            is_thread: Whether each lane is a thread of its block.
 
         Raises:
-            RaceError: only some of a warp.
+            RaceError: Only some lanes of a warp take part.
         """
         active_by_warp, threads_by_warp = is_active.reshape(-1, WARP_SIZE), is_thread.reshape(-1, WARP_SIZE)
         has_active: NDArray[np.bool_] = np.asarray(active_by_warp.any(axis=1))
@@ -110,12 +110,12 @@ class BarrierTable:
     def sync(
         self, lanes: Lanes, barrier_index: Any = BLOCK_BARRIER, num_threads: int | None = None
     ) -> Iterator[WaitCondition]:
-        """Arrive at a barrier, and wait until so many threads have; by default all of the block, or the cluster.
+        """Arrive at a barrier, and wait until all expected threads have.
 
         Args:
-            lanes: that arrive.
-            barrier_index: of the barrier, one for all or for each of them.
-            num_threads: of threads.
+            lanes: Arriving lanes.
+            barrier_index: Number of the barrier, one for all lanes or one per lane.
+            num_threads: Number of expected threads; all threads of the block or the cluster by default.
         """
         barriers = self._arrive_at_barriers(lanes, barrier_index, num_threads)
         if barriers:
@@ -125,7 +125,7 @@ class BarrierTable:
             self._acquire_clocks(barriers)
 
     def arrive(self, lanes: Lanes, barrier_index: Any, num_threads: int | None = None) -> None:
-        """Arrive at a barrier, as `sync` does, and do not wait."""
+        """Arrive at a barrier without waiting; the arguments are those of `sync`."""
         for barrier, arriving_lanes in self._arrive_at_barriers(lanes, barrier_index, num_threads, can_complete=False):
             if isinstance(barrier_index, int) and barrier_index == CLUSTER_BARRIER:
                 self._cluster_barriers.update(dict.fromkeys(arriving_lanes.tolist(), barrier))
@@ -134,15 +134,14 @@ class BarrierTable:
         """Wait until all threads of the cluster have arrived.
 
         Raises:
-            ExecutionError: these have not arrived themselves.
+            ExecutionError: A waiting lane has not arrived itself.
         """
         lanes_by_barrier: dict[int, tuple[Barrier, list[int]]] = {}
         for lane in lanes.tolist():
             barrier = self._cluster_barriers.pop(lane, None)
             if barrier is None:
-                raise ExecutionError(
-                    f"{self._threads.describe_lane(lane)} waits at a barrier of the cluster at which it has not arrived"
-                )
+                name = self._threads.describe_lane(lane)
+                raise ExecutionError(f"{name} waits at the cluster's barrier without having arrived at it")
             lanes_by_barrier.setdefault(id(barrier), (barrier, []))[1].append(lane)
         barriers = [(barrier, np.array(arriving_lanes)) for barrier, arriving_lanes in lanes_by_barrier.values()]
         wait = _BarrierWait(barriers, self._threads)
@@ -159,42 +158,40 @@ class BarrierTable:
     def _arrive_at_barriers(
         self, lanes: Lanes, barrier_indices: Any, num_threads: int | None, *, can_complete: bool = True
     ) -> list[tuple[Barrier, Lanes]]:
-        """The meetings at which lanes have arrived, with these; none if they all are whole `can_complete`, and have
-        met.
+        """Arrive, and return each barrier with its arriving lanes.
+
+        The result is empty if `can_complete`, and if the lanes are all expected threads, which synchronize at once.
         """
         is_cluster = isinstance(barrier_indices, int) and barrier_indices == CLUSTER_BARRIER
         threads = self._threads
-        lanes_per_home = threads.lanes_per_block * (threads.cluster_size if is_cluster else 1)
-        num_threads = num_threads or threads.threads_per_block * (threads.cluster_size if is_cluster else 1)
-        home_indices, indices_by_lane = (
-            lanes // lanes_per_home,
-            np.broadcast_to(np.asarray(barrier_indices), lanes.shape),
-        )
+        blocks_per_scope = threads.cluster_size if is_cluster else 1
+        num_threads = num_threads or threads.threads_per_block * blocks_per_scope
+        scope_indices = lanes // (threads.lanes_per_block * blocks_per_scope)
+        indices_by_lane = np.broadcast_to(np.asarray(barrier_indices), lanes.shape)
         if can_complete and (indices_by_lane == indices_by_lane[0]).all():
-            present_homes, counts = np.unique(home_indices, return_counts=True)
-            is_first_arrival = not self._open_barriers or not any(
-                (home_index, int(indices_by_lane[0])) in self._open_barriers for home_index in present_homes.tolist()
-            )
-            if is_first_arrival and (counts == num_threads).all():
+            present_scopes, counts = np.unique(scope_indices, return_counts=True)
+            barrier_index = int(indices_by_lane[0])
+            is_open = any((index, barrier_index) in self._open_barriers for index in present_scopes.tolist())
+            if not is_open and (counts == num_threads).all():
                 self._shared.synchronize_groups(lanes.reshape(-1, num_threads))
                 return []
-        keys = home_indices * (1 << 8) + indices_by_lane + 1
+        keys = scope_indices * (1 << 8) + indices_by_lane + 1
         arrivals = []
         for key in np.unique(keys).tolist():
             arriving_lanes = lanes[keys == key]
-            home_index, barrier_index = key >> 8, (key & 255) - 1
+            scope_index, barrier_index = key >> 8, (key & 255) - 1
             name = _describe_barrier(barrier_index, num_threads)
-            barrier = self._open_barriers.setdefault((home_index, barrier_index), Barrier(name, num_threads))
+            barrier = self._open_barriers.setdefault((scope_index, barrier_index), Barrier(name, num_threads))
             barrier.arrived_lanes.append(arriving_lanes)
             if barrier.num_expected != num_threads or barrier.num_arrived > num_threads:
                 raise ExecutionError(
-                    f"{threads.describe_lanes(arriving_lanes)} at {name}, for {num_threads} threads, "
-                    f"of which {barrier.num_arrived} have come"
+                    f"{threads.describe_lanes(arriving_lanes)} at {name}: it expects {num_threads} threads, and "
+                    f"{barrier.num_arrived} have arrived"
                 )
             if barrier.num_arrived == num_threads:
                 self._shared.apply_logged_reads()
                 barrier.clock = self._shared.clocks.release(np.concatenate(barrier.arrived_lanes))
-                del self._open_barriers[home_index, barrier_index]
+                del self._open_barriers[scope_index, barrier_index]
             arrivals.append((barrier, arriving_lanes))
         return arrivals
 
@@ -202,8 +199,6 @@ class BarrierTable:
 def _describe_barrier(barrier_index: int, num_threads: int) -> str:
     if barrier_index == CLUSTER_BARRIER:
         return "a barrier of the cluster"
-    return (
-        "a barrier of the block"
-        if barrier_index == BLOCK_BARRIER
-        else f"the barrier {barrier_index} of {num_threads} threads"
-    )
+    if barrier_index == BLOCK_BARRIER:
+        return "a barrier of the block"
+    return f"the barrier {barrier_index} of {num_threads} threads"

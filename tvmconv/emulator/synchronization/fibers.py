@@ -1,7 +1,7 @@
-"""Threads that wait for each other: parts of blocks that are executed in turns, each in lock step in itself.
+"""Fibers: parts of blocks that are executed in turns because they wait for each other, each in lock step.
 
-A strand is a generator that executes some lanes and yields what they wait for: a `WaitCondition`, or a `Fork` into
-strands of the two sides of a branch, behind which it goes on. That nobody can go on is found, and told.
+A fiber is a generator that executes some lanes and yields what they wait for. This is a `WaitCondition`, or a `Fork`
+into fibers for the two sides of a branch, after which the fiber continues. A deadlock of all fibers raises an error.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Protocol, TypeAlias
 
 from tvmconv.emulator.errors import DeadlockError
 
-MAX_IDLE_ROUNDS = 100_000  # of loops in a row in which nothing else happens
-MAX_LISTED_WAITS = 8  # who waits for what, in a message
+MAX_IDLE_ROUNDS = 100_000  # consecutive rounds in which only polling loops run, before they count as a deadlock
+MAX_LISTED_WAITS = 8  # number of waits that an error message lists
 
 
 class WaitCondition(Protocol):
-    """What a strand waits for."""
+    """Condition that a fiber waits for."""
 
     def is_ready(self) -> bool:
-        """Whether all lanes of the strand can go on."""
+        """Return whether all lanes of the fiber can continue."""
 
     def __str__(self) -> str:
-        """Who waits for what, of those that cannot."""
+        """Return which lanes wait, and for what."""
 
 
 class Yield:
-    """Others may go on: what a loop waits for before it looks again."""
+    """Condition of a polling loop, which lets other fibers run before it polls again."""
 
     def is_ready(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def __str__(self) -> str:
@@ -42,44 +42,44 @@ FiberGenerator: TypeAlias = "Iterator[WaitCondition | Fork]"
 
 @dataclass(frozen=True)
 class Fork:
-    """Strands that are executed before the one that yields this goes on."""
+    """Fibers that run before the fiber that yields them continues."""
 
     fibers: tuple[FiberGenerator, ...]
 
 
 class _Fiber:
-    """Some lanes.
+    """State of a fiber.
 
     Args:
-        generator: what they do.
-        root_index: the strand that is none of a fork's, or that this is a branch of.
-        parent: the strand that waits for it.
+        generator: Generator that executes the lanes.
+        root_index: Index of the root fiber that it is or descends from.
+        parent: Fiber that forked it and waits for it; None for a root.
     """
 
     def __init__(self, generator: FiberGenerator, root_index: int, parent: _Fiber | None = None) -> None:
         self.generator, self.root_index, self.parent = generator, root_index, parent
         self.wait: WaitCondition | None = None
-        self.num_running_branches = 0  # that have not ended
+        self.num_running_branches = 0
 
     def is_ready(self) -> bool:
-        """Whether it can go on."""
+        """Return whether the fiber can continue."""
         return not self.num_running_branches and (self.wait is None or self.wait.is_ready())
 
 
 def run_fibers(
     roots: Sequence[FiberGenerator], switch_root: Callable[[int], None], complete_copy: Callable[[], bool]
 ) -> None:
-    """Execute strands to their ends.
+    """Execute fibers to their ends.
 
-    What is under way lands as late as it can: when nobody can go on without it.
+    Pending copies complete as late as possible, when no fiber can continue without them.
 
     Args:
-        roots: the strands to begin with.
-        switch_root: is told which of them, or a branch of which, is executed from now on.
-        complete_copy: lets something land that is under way, and tells whether there was anything.
+        roots: Root fibers.
+        switch_root: Function that is called with the index of the root whose fiber runs next.
+        complete_copy: Function that completes the oldest pending copy, and returns whether there was one.
 
     Raises:
-        DeadlockError: nobody can go on.
+        DeadlockError: No fiber can continue.
     """
     fibers = [_Fiber(generator, root_index) for root_index, generator in enumerate(roots)]
     idle_rounds = 0
@@ -111,7 +111,6 @@ def run_fibers(
         idle_rounds += 1
         if idle_rounds > MAX_IDLE_ROUNDS or not any(isinstance(wait, Yield) for wait in waits):
             descriptions = list(dict.fromkeys(str(wait) for wait in waits))
-            omitted_note = (
-                f"; and {len(descriptions) - MAX_LISTED_WAITS} more" if len(descriptions) > MAX_LISTED_WAITS else ""
-            )
+            num_omitted = len(descriptions) - MAX_LISTED_WAITS
+            omitted_note = f"; and {num_omitted} more" if num_omitted > 0 else ""
             raise DeadlockError(f"deadlock: {'; '.join(descriptions[:MAX_LISTED_WAITS])}{omitted_note}")

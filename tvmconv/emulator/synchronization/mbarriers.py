@@ -1,7 +1,7 @@
-"""mbarriers: objects in shared memory at which threads arrive, and on whose phases they wait.
+"""mbarriers: objects in shared memory at which threads arrive, and for whose phases they wait.
 
-A phase is complete when so many arrivals as the barrier was made for have come, and all the bytes that it was told to
-expect. Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+A phase completes when all expected arrivals and all expected bytes have come. Source: PTX ISA, "Parallel
+Synchronization and Communication Instructions: mbarrier".
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Mbarrier:
     """One mbarrier.
 
     Attributes:
-        name: in messages.
-        block: in whose shared memory it lies.
-        num_expected_arrivals: of arrivals in a phase.
-        writer_agent: who writes for it: what copies that it waits for have written.
-        init_lane: the lane that has made it, and when.
-        init_time: when.
-        is_fenced: whether others than its block's threads can see that.
-        phase: how many are complete.
-        pending_arrivals: arrivals that this phase lacks.
-        tx_count: bytes that it lacks; negative where they came before it was told.
-        copies_in_flight: copies of it that have not landed.
-        arrival_clock: what those who have arrived in this phase know.
-        phase_clock: what those of the last complete phase knew.
-        last_copy_time: when its last copy has landed.
+        name: Name for messages.
+        block: Block whose shared memory contains it.
+        num_expected_arrivals: Number of arrivals per phase.
+        writer_agent: Agent of the vector clocks that stands for the copies of this mbarrier.
+        init_lane: Lane that initialized it.
+        init_time: Time of the initialization.
+        arrival_clock: Union of the clocks of the arrivals in the current phase.
+        phase_clock: Union of the clocks of the arrivals in the last complete phase.
+        is_fenced: Whether fence.mbarrier_init has made it visible to other blocks and the async proxy.
+        phase: Number of complete phases.
+        pending_arrivals: Number of arrivals that the current phase lacks.
+        tx_count: Number of bytes that the current phase lacks; negative if bytes came before they were expected.
+        copies_in_flight: Number of copies that have not completed.
+        last_copy_time: Time at which the last copy completed.
     """
 
     name: str
@@ -64,22 +64,22 @@ class Mbarrier:
     last_copy_time: int = 0
 
     def __str__(self) -> str:
-        missing_parts = (
-            [f"{self.pending_arrivals} of {self.num_expected_arrivals} arrivals"] if self.pending_arrivals else []
-        )
+        missing_parts = []
+        if self.pending_arrivals:
+            missing_parts.append(f"{self.pending_arrivals} of {self.num_expected_arrivals} arrivals")
         missing_parts += [f"{self.tx_count} bytes"] if self.tx_count else []
         return f"{self.name}, whose phase {self.phase} lacks {' and '.join(missing_parts)}"
 
 
 @dataclass
 class _MbarrierWait:
-    """Lanes that wait for a phase, by its parity, of some barriers."""
+    """Condition of lanes that wait for the phases of a parity of some mbarriers."""
 
     threads: EmulatedThreads
     phase_waits: list[tuple[Mbarrier, int, Lanes]]
 
     def is_ready(self) -> bool:
-        """Whether all phases are complete."""
+        """Return whether all phases are complete."""
         return all(barrier.phase & 1 != parity for barrier, parity, _ in self.phase_waits)
 
     def __str__(self) -> str:
@@ -92,10 +92,10 @@ class _MbarrierWait:
 
 @dataclass
 class MbarrierTable:
-    """The mbarriers of all blocks.
+    """Mbarriers of all blocks.
 
     Attributes:
-        shared: the memory that they are in.
+        shared: Shared memory that contains them.
     """
 
     shared: SharedMemory
@@ -106,86 +106,76 @@ class MbarrierTable:
         """mbarrier.init."""
         shared = self.shared
         check_aligned(location.byte_offsets, MBARRIER_BYTES, "shared memory")
-        for block, byte_offset in zip(
-            (lanes // shared.threads.lanes_per_block).tolist(), location.byte_offsets.tolist(), strict=True
-        ):
-            if (block, byte_offset) in self._mbarriers:
-                raise ExecutionError(
-                    f"{self._mbarriers[block, byte_offset].name} is made again with no mbarrier.inval between"
-                )
+        lane_blocks = (lanes // shared.threads.lanes_per_block).tolist()
+        for key in zip(lane_blocks, location.byte_offsets.tolist(), strict=True):
+            if key in self._mbarriers:
+                raise ExecutionError(f"{self._mbarriers[key].name} is initialized again without mbarrier.inval")
         shared.reserve_mbarrier(shared.find_units(location.byte_offsets, lanes, MBARRIER_BYTES), lanes)
         for lane, byte_offset, num_arrivals in zip(
             lanes.tolist(), location.byte_offsets.tolist(), arrival_counts.tolist(), strict=True
         ):
             if not 1 <= num_arrivals <= MAX_ARRIVALS:
-                raise ExecutionError(f"an mbarrier of {num_arrivals} arrivals")
+                raise ExecutionError(f"an mbarrier expects 1 to {MAX_ARRIVALS} arrivals, not {num_arrivals}")
             block = lane // shared.threads.lanes_per_block
-            writer_agent = self._agents.setdefault((block % shared.threads.cluster_size, byte_offset), -1)
-            if writer_agent < 0:
-                writer_agent = self._agents[block % shared.threads.cluster_size, byte_offset] = (
-                    shared.clocks.add_agent()
-                )
-            clock = shared.clocks.make_empty_clock()
-            name = (
-                f"the mbarrier at byte {byte_offset - SHARED_BASE_ADDRESS} of shared memory of "
-                f"block {shared.threads.describe_block(block)}"
-            )
-            init_time = shared.clocks.time
+            agent_key = block % shared.threads.cluster_size, byte_offset
+            if agent_key not in self._agents:
+                self._agents[agent_key] = shared.clocks.add_agent()
             self._mbarriers[block, byte_offset] = Mbarrier(
-                name,
-                block,
-                num_arrivals,
-                writer_agent,
-                lane,
-                init_time,
-                clock,
-                clock.copy(),
+                name=self._describe(block, byte_offset),
+                block=block,
+                num_expected_arrivals=num_arrivals,
+                writer_agent=self._agents[agent_key],
+                init_lane=lane,
+                init_time=shared.clocks.time,
+                arrival_clock=shared.clocks.make_empty_clock(),
+                phase_clock=shared.clocks.make_empty_clock(),
                 pending_arrivals=num_arrivals,
             )
+
+    def _describe(self, block: int, byte_offset: int) -> str:
+        block_name = self.shared.threads.describe_block(block)
+        return f"the mbarrier at byte {byte_offset - SHARED_BASE_ADDRESS} of shared memory of block {block_name}"
 
     def invalidate(self, location: MemoryAddress, lanes: Lanes) -> None:
         """mbarrier.inval."""
         for barrier, lane in zip(self.find_mbarriers(location, lanes), lanes.tolist(), strict=True):
-            table_key = next(key for key, value in self._mbarriers.items() if value is barrier)
-            del self._mbarriers[table_key]
+            key = next(key for key, value in self._mbarriers.items() if value is barrier)
+            del self._mbarriers[key]
             lane_array = np.array([lane])
-            self.shared.free_mbarrier(
-                self.shared.find_units(np.array([table_key[1]]), lane_array, MBARRIER_BYTES), lane_array
-            )
+            units = self.shared.find_units(np.array([key[1]]), lane_array, MBARRIER_BYTES)
+            self.shared.free_mbarrier(units, lane_array)
 
     def fence_init(self, lanes: Lanes) -> None:
-        """What lanes have made can be seen by other blocks, and by the async proxy."""
+        """fence.mbarrier_init: makes mbarriers that lanes initialized visible to other blocks and the async proxy."""
         fencing_lanes = set(lanes.tolist())
         for barrier in self._mbarriers.values():
             barrier.is_fenced |= barrier.init_lane in fencing_lanes
 
     def find_mbarriers(self, location: MemoryAddress, lanes: Lanes, *, is_async_proxy: bool = False) -> list[Mbarrier]:
-        """The barriers at addresses.
+        """Return the mbarriers at addresses.
 
         Raises:
-            ExecutionError: there is none.
-            RaceError: the lane that uses it does not know that it has been made, or who does cannot see it.
+            ExecutionError: An address has no mbarrier.
+            RaceError: The initialization is not ordered before the use, or not fenced for it.
         """
         shared = self.shared
         blocks = lanes // shared.threads.lanes_per_block if location.target_blocks is None else location.target_blocks
         mbarriers = []
-        for lane, block, byte_offset in zip(
-            lanes.tolist(), blocks.tolist(), location.byte_offsets.tolist(), strict=True
-        ):
+        byte_offsets = location.byte_offsets.tolist()
+        for lane, block, byte_offset in zip(lanes.tolist(), blocks.tolist(), byte_offsets, strict=True):
             barrier = self._mbarriers.get((block, byte_offset))
             thread_name = shared.threads.describe_lane(lane)
             if barrier is None:
                 raise ExecutionError(
-                    f"{thread_name}: no mbarrier at byte {byte_offset - SHARED_BASE_ADDRESS} of shared memory of block "
-                    f"{shared.threads.describe_block(block)}"
+                    f"{thread_name} uses {self._describe(block, byte_offset)}, which is not initialized"
                 )
             known_time = shared.clocks.read_times(np.array(lane), np.array(barrier.init_lane))
             if lane != barrier.init_lane and barrier.init_time >= known_time:
-                raise RaceError(f"race: {thread_name} uses {barrier.name} with no barrier behind its mbarrier.init")
+                raise RaceError(f"race: {thread_name} uses {barrier.name} with no barrier after its mbarrier.init")
             is_remote = block != lane // shared.threads.lanes_per_block
             if (is_async_proxy or is_remote) and not barrier.is_fenced:
                 raise RaceError(
-                    f"race: {thread_name} uses {barrier.name} with no fence.mbarrier_init behind its mbarrier.init"
+                    f"race: {thread_name} uses {barrier.name} with no fence.mbarrier_init after its mbarrier.init"
                 )
             if is_remote and not is_async_proxy:
                 shared.note_remote_access(np.array([block]), np.array([lane]))
@@ -193,12 +183,12 @@ class MbarrierTable:
         return mbarriers
 
     def arrive(self, barrier: Mbarrier, lane: int, num_arrivals: int, nbytes: int = 0) -> None:
-        """Arrive so often, behind a word on how many bytes more to expect."""
+        """Arrive `num_arrivals` times, after `nbytes` more bytes have been announced as expected."""
         if num_arrivals > barrier.pending_arrivals:
+            name = self.shared.threads.describe_lane(lane)
             raise ExecutionError(
-                f"{self.shared.threads.describe_lane(lane)} arrives at {barrier.name}, where phase "
-                f"{barrier.phase} has had "
-                f"all of its {barrier.num_expected_arrivals} arrivals"
+                f"{name} arrives at {barrier.name}, whose phase {barrier.phase} has had all of its "
+                f"{barrier.num_expected_arrivals} arrivals"
             )
         self.expect_tx(barrier, nbytes)
         self.shared.apply_logged_reads()
@@ -208,13 +198,13 @@ class MbarrierTable:
         self._complete_phase(barrier)
 
     def expect_tx(self, barrier: Mbarrier, nbytes: int) -> None:
-        """Expect so many bytes more; what is negative has come."""
+        """Expect `nbytes` more bytes; a negative number has arrived."""
         barrier.tx_count += nbytes
         if abs(barrier.tx_count) > MAX_TX_COUNT:
-            raise ExecutionError(f"{barrier.name} expects {barrier.tx_count} bytes at a time")
+            raise ExecutionError(f"{barrier.name} expects {barrier.tx_count} bytes; at most {MAX_TX_COUNT} are allowed")
 
     def complete_tx(self, barrier: Mbarrier, nbytes: int) -> None:
-        """So many bytes have been written for it."""
+        """Record that a copy has written `nbytes` bytes."""
         self.expect_tx(barrier, -nbytes)
         barrier.copies_in_flight -= 1
         clocks = self.shared.clocks
@@ -229,15 +219,15 @@ class MbarrierTable:
             return
         if barrier.copies_in_flight:
             raise RaceError(
-                f"race: phase {barrier.phase} of {barrier.name} is complete while copies for it are under way: it was "
-                "told to expect too few bytes"
+                f"race: phase {barrier.phase} of {barrier.name} is complete while copies for it are pending, because "
+                "it expects too few bytes"
             )
         barrier.phase_clock, barrier.arrival_clock = barrier.arrival_clock, self.shared.clocks.make_empty_clock()
         barrier.phase += 1
         barrier.pending_arrivals = barrier.num_expected_arrivals
 
     def wait_parity(self, location: MemoryAddress, lanes: Lanes, parities: NDArray[Any]) -> Iterator[WaitCondition]:
-        """Wait until the phase of a parity is complete, and know what those who have arrived in it did."""
+        """Wait until the phase of a parity is complete, and acquire the clocks of the arrivals in it."""
         keys = (lanes // self.shared.threads.lanes_per_block << 25 | location.byte_offsets) << 1 | parities & 1
         _, first_indices, inverse = np.unique(keys, return_index=True, return_inverse=True)
         target_blocks = None if location.target_blocks is None else location.target_blocks[first_indices]
@@ -257,11 +247,10 @@ class MbarrierTable:
             self.shared.clocks.acquire(waiting_lanes, barrier.phase_clock)
 
     def check_block_exit(self) -> None:
-        """Raise RaceError if a block ends that has not waited for its copies."""
-        clocks, padded = self.shared.clocks, self.shared.threads.lanes_per_block
+        """Raise RaceError if a block exits without a wait for its copies."""
+        clocks, lanes_per_block = self.shared.clocks, self.shared.threads.lanes_per_block
         for barrier in self._mbarriers.values():
-            known_time = clocks.merge_lanes(barrier.block * padded + np.arange(padded))[
-                GENERIC_PROXY, clocks.find_columns(barrier.writer_agent)
-            ]
+            clock = clocks.merge_lanes(barrier.block * lanes_per_block + np.arange(lanes_per_block))
+            known_time = clock[GENERIC_PROXY, clocks.find_columns(barrier.writer_agent)]
             if barrier.copies_in_flight or barrier.last_copy_time >= max(int(known_time), 1):
-                raise RaceError(f"a block ends that has not waited for what is copied: for {barrier.name}")
+                raise RaceError(f"a block exits without a wait for the copies of {barrier.name}")

@@ -1,1 +1,1 @@
-"""TIR translated to Python functions, once, that are called as often as it runs."""
+"""Translation of TIR to Python functions, once per execution, which the emulator then calls repeatedly."""

@@ -1,4 +1,4 @@
-"""Loads and stores of TIR as Python functions."""
+"""Translation of loads and stores of TIR to Python functions."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from tvmconv.errors import AnalysisError
 
 
 class AccessTranslator(BufferLocations, ABC):
-    """Makes Python functions of loads and stores; what their indices and values are, others know.
+    """Translator of loads and stores; subclasses translate their indices and values.
 
     Args:
-        state: what they run on.
-        layout: of shared memory.
-        arrays: what the function's parameters are given.
+        state: State that the functions run on.
+        layout: Layout of shared memory.
+        arrays: Argument of each of the function's parameters.
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
         super().__init__(state, layout, arrays)
-        self._statement_index = -1  # the index of the one that is read
+        self._statement_index = -1  # index of the current statement
         self._num_sites = 0
 
     @abstractmethod
     def translate_expression(self, node: Any) -> ExpressionCode:
-        """A function that evaluates an expression for the lanes of a mask."""
+        """Return a function that evaluates an expression for the lanes of a mask."""
 
     def _next_site(self) -> int:
         self._num_sites += 1
         return self._statement_index * SITES_PER_STATEMENT + self._num_sites % SITES_PER_STATEMENT
 
     def _select_indices(self, indices: Value, active: NDArray[np.intp], vector_lanes: int) -> NDArray[np.int64]:
-        """The indices of active lanes, of shape (active, elements of the vector)."""
+        """Return the indices of active lanes, of shape (active lanes, vector elements)."""
         indices = np.asarray(indices, np.int64)
         if indices.ndim == 0:
             return np.full((len(active), 1), indices)
@@ -62,7 +62,7 @@ class AccessTranslator(BufferLocations, ABC):
 
     @staticmethod
     def _merge_contiguous(indices: NDArray[np.int64], location: BufferLocation) -> tuple[NDArray[np.int64], int]:
-        """Where accesses begin, in bytes, and how many elements each of them has in a row."""
+        """Return the start of each access in bytes, and its number of contiguous elements."""
         count = indices.shape[1]
         if count > 1 and np.any(np.diff(indices, axis=1) != 1):
             return indices * location.dtype.itemsize + location.byte_offset, 1
@@ -71,7 +71,7 @@ class AccessTranslator(BufferLocations, ABC):
     def _translate_load(self, node: Any) -> ExpressionCode:
         location = self._locations.get(node.source)
         if location is None:
-            raise AnalysisError(f"memory of which it is not known what it is: {node.source}")
+            raise AnalysisError(f"the buffer {node.source} is neither declared nor allocated")
         index_code = self.translate_expression(node.indices[0])
         state, dtype = self.state, location.dtype
         vector_lanes = node.ty.dtype.lanes
@@ -82,14 +82,12 @@ class AccessTranslator(BufferLocations, ABC):
 
         def load(mask: Mask) -> Value:
             active_lanes = state.find_lanes(mask)
-            indices = self._select_indices(
-                state.evaluate_data_independent(index_code, mask), active_lanes, vector_lanes
-            )
+            indices = state.evaluate_data_independent(index_code, mask)
+            indices = self._select_indices(indices, active_lanes, vector_lanes)
             self._check_index(location, indices)
             state.site = site
-            elements = state.load(
-                memory, *self._merge_contiguous(indices, location), dtype, active_lanes, location.name
-            )
+            starts, count = self._merge_contiguous(indices, location)
+            elements = state.load(memory, starts, count, dtype, active_lanes, location.name)
             elements = elements.astype(select_integer_type(dtype)) if is_integer else elements
             elements = elements[:, 0] if vector_lanes == 1 else elements
             if mask is None:
@@ -105,12 +103,8 @@ class AccessTranslator(BufferLocations, ABC):
     ) -> ExpressionCode:
         registers, state = location.memory, self.state
         assert isinstance(registers, RegisterBuffer)
-        data, is_written, depends_by_element = (
-            registers.data.view(location.dtype),
-            registers.is_written,
-            registers.depends_on_memory,
-        )
-
+        data, is_written = registers.data.view(location.dtype), registers.is_written
+        depends_by_element = registers.depends_on_memory
         integer_type = select_integer_type(location.dtype)
 
         def check(is_known: NDArray[np.bool_], mask: Mask) -> None:
@@ -126,9 +120,7 @@ class AccessTranslator(BufferLocations, ABC):
                 registers.accumulators.check_access(indices, mask)
             if isinstance(indices, int):
                 if not 0 <= indices < location.num_elements:
-                    raise ExecutionError(
-                        f"out of bounds: element {indices} of {location.name}, which has {location.num_elements}"
-                    )
+                    self._check_index(location, np.array(indices))
                 state.depends_on_memory |= bool(depends_by_element[indices])
                 if is_integer:
                     check(is_written[indices], mask)
@@ -154,7 +146,7 @@ class AccessTranslator(BufferLocations, ABC):
         value_code, index_code = self.translate_expression(node.value), self.translate_expression(node.indices[0])
         vector_lanes = node.value.ty.dtype.lanes
         if getattr(node, "predicate", None) is not None:
-            raise AnalysisError(f"a store with a predicate of its own: {node.buffer.name}")
+            raise AnalysisError(f"the store to {node.buffer.name} has a predicate, which is not supported")
         if isinstance(location.memory, RegisterBuffer):
             return self._translate_register_store(location, value_code, index_code)
         state, dtype, memory = self.state, location.dtype, location.memory
@@ -162,10 +154,9 @@ class AccessTranslator(BufferLocations, ABC):
 
         def store(mask: Mask) -> None:
             active_lanes = state.find_lanes(mask)
-            value, indices = (
-                value_code(mask),
-                self._select_indices(state.evaluate_data_independent(index_code, mask), active_lanes, vector_lanes),
-            )
+            value = value_code(mask)
+            indices = state.evaluate_data_independent(index_code, mask)
+            indices = self._select_indices(indices, active_lanes, vector_lanes)
             state.site = site
             self._check_index(location, indices)
             value = np.asarray(value)
@@ -175,15 +166,9 @@ class AccessTranslator(BufferLocations, ABC):
                 value = value if value.ndim == 2 else value[:, None]
                 value = value if mask is None or len(value) == 1 else value[active_lanes]
                 elements = np.broadcast_to(value.astype(dtype, copy=False), (len(active_lanes), vector_lanes))
+            starts, count = self._merge_contiguous(indices, location)
             elements = np.ascontiguousarray(elements)
-            state.store(
-                memory,
-                *self._merge_contiguous(indices, location),
-                elements,
-                active_lanes,
-                location.name,
-                dtype.itemsize,
-            )
+            state.store(memory, starts, count, elements, active_lanes, location.name, dtype.itemsize)
 
         return store
 
@@ -192,11 +177,8 @@ class AccessTranslator(BufferLocations, ABC):
     ) -> Callable[[Mask], None]:
         registers = location.memory
         assert isinstance(registers, RegisterBuffer)
-        data, is_written, depends_by_element = (
-            registers.data.view(location.dtype),
-            registers.is_written,
-            registers.depends_on_memory,
-        )
+        data, is_written = registers.data.view(location.dtype), registers.is_written
+        depends_by_element = registers.depends_on_memory
         state = self.state
 
         def store(mask: Mask) -> None:
@@ -207,9 +189,7 @@ class AccessTranslator(BufferLocations, ABC):
                 registers.accumulators.check_access(indices, mask)
             if isinstance(indices, int):
                 if not 0 <= indices < location.num_elements:
-                    raise ExecutionError(
-                        f"out of bounds: element {indices} of {location.name}, which has {location.num_elements}"
-                    )
+                    self._check_index(location, np.array(indices))
                 if isinstance(value, np.ndarray) and value.ndim == 2:
                     value = value[:, 0]
                 if mask is None:
@@ -239,14 +219,14 @@ class AccessTranslator(BufferLocations, ABC):
     def _translate_address(self, load: Any) -> ExpressionCode:
         location = self._locations.get(load.source)
         if location is None:
-            raise AnalysisError(f"the address of {load.source}, of which it is not known what it is")
+            raise AnalysisError(f"the buffer {load.source}, whose address is taken, is neither declared nor allocated")
         index_code, size = self.translate_expression(load.indices[0]), location.dtype.itemsize
         return lambda mask: Pointer(location.memory, location.byte_offset + index_code(mask) * size, location.name)
 
     def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """The registers that an operand such as `acc[3]` is, and the index in them."""
+        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""
         if type(node).__name__ == "TensorLoad":
             location = self._locations.get(node.source)
             if location is not None and isinstance(location.memory, RegisterBuffer):
                 return location.memory, self.translate_expression(node.indices[0])
-        raise AnalysisError(f"an operand that is no register: {node}")
+        raise AnalysisError(f"the operand {node} is not a register")

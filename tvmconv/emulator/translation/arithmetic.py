@@ -1,4 +1,4 @@
-"""What operators and functions of TIR compute, by NumPy: of numbers, and of arrays of one for each lane."""
+"""Operators and functions of TIR in NumPy, for numbers and for arrays with one element per lane."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
-Value = Any  # a number, an array of one for each lane, or of shape (lanes, elements of a vector); or a Pointer
+Value = Any  # a number, an array of shape (lanes,) or (lanes, vector elements), or a Pointer
 
 
 def is_uniform(value: Value) -> bool:
-    """Whether all lanes have the same value."""
+    """Return whether all lanes have the same value."""
     return not isinstance(value, np.ndarray) or value.ndim == 0
 
 
 def as_uint64(value: Value) -> Value:
-    """Integers as unsigned ones of 64 bits, which the others' type does not hold."""
+    """Convert integers to 64-bit unsigned ones, whose range int64 does not cover."""
     return value.astype(np.uint64) if isinstance(value, np.ndarray | np.generic) else int(value) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def select_integer_type(dtype: np.dtype[Any]) -> type[np.int64] | type[np.uint64]:
-    """As what integers of a type are computed with."""
+    """Return the type in which integers of `dtype` are computed."""
     return np.uint64 if dtype == np.uint64 else np.int64
 
 
 def trunc_div(a: Value, b: Value) -> Value:
-    """Division of integers as in C: toward zero."""
+    """Divide integers as in C, rounding toward zero."""
     if isinstance(a, int) and isinstance(b, int):
         quotient = abs(a) // abs(b)
         return quotient if (a < 0) == (b < 0) else -quotient
@@ -35,7 +35,7 @@ def trunc_div(a: Value, b: Value) -> Value:
 
 
 def trunc_mod(a: Value, b: Value) -> Value:
-    """What division of integers as in C leaves."""
+    """Return the remainder of an integer division as in C."""
     return a - b * trunc_div(a, b)
 
 
@@ -55,7 +55,7 @@ ARITHMETIC: dict[str, tuple[Callable[[Value, Value], Value], Callable[[Value, Va
     "BitwiseOr": (np.bitwise_or, lambda a, b: a | b),
     "BitwiseXor": (np.bitwise_xor, lambda a, b: a ^ b),
 }
-WRAPPING = ("Add", "Sub", "Mul", "LShift")  # what can leave the range of an unsigned integer
+WRAPPING = ("Add", "Sub", "Mul", "LShift")  # operators whose result may exceed the range of an unsigned integer
 COMPARISONS: dict[str, Callable[[Value, Value], Value]] = {
     "EQ": lambda a, b: a == b,
     "NE": lambda a, b: a != b,
@@ -64,7 +64,7 @@ COMPARISONS: dict[str, Callable[[Value, Value], Value]] = {
     "GT": lambda a, b: a > b,
     "GE": lambda a, b: a >= b,
 }
-CALLED_ARITHMETIC = {  # operators that TIR has as calls as well
+CALLED_ARITHMETIC = {  # operators that TIR also writes as calls
     "tirx.shift_left": "LShift",
     "tirx.shift_right": "RShift",
     "tirx.bitwise_and": "BitwiseAnd",
@@ -80,10 +80,6 @@ def _compute_erf(values: Value) -> Value:
     return erf(values)
 
 
-def _compute_sigmoid(values: Value) -> Value:
-    return 1 / (1 + np.exp(-values))
-
-
 _MATH: dict[str, Callable[..., Value]] = {
     "exp": np.exp,
     "exp2": np.exp2,
@@ -95,7 +91,7 @@ _MATH: dict[str, Callable[..., Value]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "erf": _compute_erf,
     "tanh": np.tanh,
-    "sigmoid": _compute_sigmoid,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "sin": np.sin,
     "cos": np.cos,
     "fabs": np.abs,
@@ -115,7 +111,7 @@ _MATH: dict[str, Callable[..., Value]] = {
 
 
 def find_function(name: str) -> Callable[..., Value] | None:
-    """The function of a name such as `expf`, `__expf`, `hexp` or `tirx.exp`."""
+    """Return the function of a name such as `expf`, `__expf`, `hexp` or `tirx.exp`, or None."""
     base_name = name.removeprefix("tirx.").removeprefix("__").removesuffix("f")
     for candidate in (name.removeprefix("tirx."), base_name, base_name.removeprefix("h")):
         if candidate in _MATH:

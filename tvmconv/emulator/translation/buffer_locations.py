@@ -1,4 +1,4 @@
-"""Where the buffers of a lowered function lie: in arrays, in registers, or in shared memory."""
+"""Locations of a lowered function's buffers: in arrays, in registers, or in shared memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 @dataclass(frozen=True)
 class BufferLocation:
-    """Where a buffer lies.
+    """Location of a buffer.
 
     Attributes:
-        memory: an array, registers, or the shared memory.
-        dtype: of an element, as the buffer has it.
-        byte_offset: of its first element, in bytes.
-        num_elements: elements.
-        name: of the buffer.
+        memory: Array, register buffer, or shared memory.
+        dtype: Type of an element of the buffer.
+        byte_offset: Offset of the first element in bytes.
+        num_elements: Number of elements.
+        name: Name of the buffer.
     """
 
     memory: GlobalArray | RegisterBuffer | SharedMemory
@@ -39,24 +39,23 @@ class BufferLocation:
 
 
 def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
-    """Whether an expression loads from other than registers."""
+    """Return whether an expression loads from memory other than registers."""
     import tvm_ffi
     from tvm.ir import TensorLoad
 
     loads: list[Any] = []
     tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
-    return any(
-        load.source not in locations or not isinstance(locations[load.source].memory, RegisterBuffer) for load in loads
-    )
+    registers = {buffer for buffer, location in locations.items() if isinstance(location.memory, RegisterBuffer)}
+    return any(load.source not in registers for load in loads)
 
 
 class BufferLocations:
-    """The buffers of a function, as they are allocated and declared.
+    """Buffers of a function that have been allocated or declared.
 
     Args:
-        state: whose memory it is.
-        layout: of shared memory.
-        arrays: what the function's parameters are given.
+        state: State with the memory of the buffers.
+        layout: Layout of shared memory.
+        arrays: Argument of each of the function's parameters.
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
@@ -66,7 +65,7 @@ class BufferLocations:
         self._locations: dict[Any, BufferLocation] = {}
 
     def _find_location(self, data: Any) -> BufferLocation:
-        """Where a pointer to a buffer as a whole points to."""
+        """Return the location of a whole buffer from its data pointer."""
         if type(data).__name__ == "Call" and str(data.op.name) == "tirx.buffer_data":
             data = data.args[0]
         if data in self._locations:
@@ -74,26 +73,22 @@ class BufferLocations:
         if data in self._arrays:
             array = self._arrays[data]
             if isinstance(array, TensorMapArray):
-                raise AnalysisError(f"the elements of a tensor map: {data}")
+                raise AnalysisError(f"the elements of the tensor map {data} cannot be accessed")
             return BufferLocation(array, array.dtype, 0, array.size, array.name)
-        raise AnalysisError(f"memory of which it is not known what it is: {data}")
+        raise AnalysisError(f"the data pointer {data} belongs to no known buffer")
 
     def _allocate_buffer(self, buffer: Any) -> Callable[[Mask], None]:
         scope, dtype = str(buffer.scope()), str(buffer.dtype)
         num_elements = math.prod(int(extent) for extent in buffer.shape)
         name = str(buffer.name)
         if scope.startswith("shared"):
-            self._locations[buffer] = BufferLocation(
-                self.state.shared,
-                get_numpy_dtype(dtype),
-                SHARED_BASE_ADDRESS + self._layout.offsets[buffer],
-                num_elements,
-                name,
-            )
-            self.state.buffers.append((SHARED_BASE_ADDRESS + self._layout.offsets[buffer], name))
+            address = SHARED_BASE_ADDRESS + self._layout.offsets[buffer]
+            shared, numpy_type = self.state.shared, get_numpy_dtype(dtype)
+            self._locations[buffer] = BufferLocation(shared, numpy_type, address, num_elements, name)
+            self.state.buffers.append((address, name))
             return lambda mask: None
         if scope != "local":
-            raise AnalysisError(f"a buffer in {scope} memory: {name}")
+            raise AnalysisError(f"the buffer {name} is in the unsupported memory scope {scope!r}")
         registers = RegisterBuffer.allocate_unwritten(name, dtype, num_elements, self.state.threads.num_lanes)
         self._locations[buffer] = BufferLocation(registers, get_numpy_dtype(dtype), 0, num_elements, name)
         return lambda mask: registers.mark_unwritten() if mask is None else None
@@ -101,11 +96,10 @@ class BufferLocations:
     def _declare_buffer(self, buffer: Any, data: Any) -> None:
         location = self._find_location(data)
         dtype = get_numpy_dtype(str(buffer.dtype))
-        # What it may touch is what it lies in: where TVM has merged buffers, indices begin there, and shapes are stale.
+        # The whole allocation may be accessed: TVM gives merged buffers offsets in it, and their shapes are stale.
         num_elements = location.num_elements * location.dtype.itemsize // dtype.itemsize
         byte_offset = location.byte_offset + int(buffer.elem_offset) * dtype.itemsize
-        if isinstance(location.memory, RegisterBuffer) and (
-            byte_offset or location.memory.data.dtype.itemsize != dtype.itemsize
-        ):
-            raise AnalysisError(f"registers of {location.memory.data.dtype} that are used as {dtype}: {buffer.name}")
+        memory = location.memory
+        if isinstance(memory, RegisterBuffer) and (byte_offset or memory.data.dtype.itemsize != dtype.itemsize):
+            raise AnalysisError(f"the registers {buffer.name} of type {memory.data.dtype} are used as {dtype}")
         self._locations[buffer] = BufferLocation(location.memory, dtype, byte_offset, num_elements, str(buffer.name))

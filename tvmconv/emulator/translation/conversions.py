@@ -1,4 +1,4 @@
-"""Conversions between types of TIR, as Python functions."""
+"""Translation of type conversions of TIR to Python functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 def translate_cast(value_code: ExpressionCode, target_type: Any, source_type: Any) -> ExpressionCode:
-    """A value of one type of TIR as one of another, as C converts it."""
+    """Return a function that converts a value between TIR types as C does."""
     type_name = str(target_type).partition("x")[0]
     if target_type.is_float:
         numpy_type = get_numpy_dtype(type_name)
@@ -43,11 +43,8 @@ def translate_cast(value_code: ExpressionCode, target_type: Any, source_type: An
 
 
 def translate_reinterpret(value_code: ExpressionCode, target_type: str, source_type: str) -> ExpressionCode:
-    """The bits of a value of one type as one of another; vectors element by element."""
-    target_dtype, source_dtype = (
-        get_numpy_dtype(target_type.partition("x")[0]),
-        get_numpy_dtype(source_type.partition("x")[0]),
-    )
+    """Return a function that reinterprets the bits of a value as another type, element by element."""
+    target_dtype, source_dtype = (get_numpy_dtype(name.partition("x")[0]) for name in (target_type, source_type))
 
     def reinterpret(mask: Mask) -> Value:
         result = np.asarray(value_code(mask))

@@ -1,4 +1,4 @@
-"""Expressions of TIR as Python functions: arithmetic, selections, vectors, calls."""
+"""Translation of expressions of TIR to Python functions: arithmetic, selections, vectors and calls."""
 
 from __future__ import annotations
 
@@ -31,23 +31,21 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 class ExpressionTranslator(AccessTranslator):
-    """Makes Python functions of expressions, once, that are called as often as they are evaluated.
+    """Translator of expressions.
 
     Args:
-        state: what they run on.
-        layout: of shared memory.
-        arrays: what the function's parameters are given.
+        state: State that the functions run on.
+        layout: Layout of shared memory.
+        arrays: Argument of each of the function's parameters.
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
         super().__init__(state, layout, arrays)
-        self._variables: dict[
-            Any, tuple[ExpressionCode, bool]
-        ] = {}  # variables: how to get one, whether it never changes
+        self._variables: dict[Any, tuple[ExpressionCode, bool]] = {}  # code, and whether its value never changes
         self._variable_values: list[Value] = []
 
     def translate_expression(self, node: Any) -> ExpressionCode:
-        """A function that evaluates an expression for the lanes of a mask; what never changes, once."""
+        """Return a function that evaluates an expression for the lanes of a mask; it evaluates a constant only once."""
         code, is_static = self._translate_node(node)
         return self._cache_static(code) if is_static else code
 
@@ -63,7 +61,7 @@ class ExpressionTranslator(AccessTranslator):
         return evaluate_once
 
     def _translate_node(self, node: Any) -> tuple[ExpressionCode, bool]:
-        """How to evaluate an expression, and whether it is the same whenever it is."""
+        """Return the function that evaluates an expression, and whether its value never changes."""
         kind = type(node).__name__
         if kind == "IntImm":
             constant_value = bool(node.value) if node.ty.dtype.is_bool else int(node.value)
@@ -74,7 +72,7 @@ class ExpressionTranslator(AccessTranslator):
             return (lambda mask: constant), True
         if kind == "Var":
             if node not in self._variables:
-                raise AnalysisError(f"a variable of which it is not known what it is: {node}")
+                raise AnalysisError(f"the variable {node} is not bound")
             return self._variables[node]
         if kind in ARITHMETIC:
             return self._translate_arithmetic(kind, node, node.a, node.b)
@@ -94,7 +92,8 @@ class ExpressionTranslator(AccessTranslator):
 
                 return negation, is_static
             case "Cast":
-                return self._translate_cast(node)
+                value, is_static = self._translate_node(node.value)
+                return translate_cast(value, node.ty.dtype, node.value.ty.dtype), is_static
             case "Select":
                 return self._translate_select(node.condition, node.true_value, node.false_value)
             case "TensorLoad":
@@ -122,7 +121,7 @@ class ExpressionTranslator(AccessTranslator):
                 return self._translate_shuffle(node)
             case "Call":
                 return self._translate_call(node)
-        raise AnalysisError(f"{kind} in {node}")
+        raise AnalysisError(f"expressions with a node of kind {kind} are not supported: {node}")
 
     def _translate_pair(self, a: Any, b: Any) -> tuple[tuple[ExpressionCode, ExpressionCode], bool]:
         (first, is_first_static), (second, is_second_static) = self._translate_node(a), self._translate_node(b)
@@ -171,7 +170,7 @@ class ExpressionTranslator(AccessTranslator):
         (a, b), is_static = self._translate_pair(node.a, node.b)
 
         def combine(mask: Mask) -> Value:
-            """In C the second is not evaluated where the first decides."""
+            """Evaluate the second operand only in lanes in which the first does not decide, as in C."""
             first = a(mask)
             decisive_value = kind == "Or"
             if is_uniform(first):
@@ -211,10 +210,6 @@ class ExpressionTranslator(AccessTranslator):
 
         return select, is_static and is_condition_static
 
-    def _translate_cast(self, node: Any) -> tuple[ExpressionCode, bool]:
-        value_code, is_static = self._translate_node(node.value)
-        return translate_cast(value_code, node.ty.dtype, node.value.ty.dtype), is_static
-
     def _translate_shuffle(self, node: Any) -> tuple[ExpressionCode, bool]:
         vectors = [self.translate_expression(vector) for vector in node.vectors]
         column_indices = [int(index) for index in node.indices]
@@ -224,13 +219,8 @@ class ExpressionTranslator(AccessTranslator):
             columns = []
             for vector, count in zip(vectors, counts, strict=True):
                 elements = np.asarray(vector(mask))
-                elements = (
-                    elements.reshape(1, 1)
-                    if elements.ndim == 0
-                    else elements[:, None]
-                    if elements.ndim == 1
-                    else elements
-                )
+                if elements.ndim < 2:
+                    elements = elements.reshape(-1, 1)
                 columns += [np.broadcast_to(elements, (len(elements), count))[:, i] for i in range(count)]
             selected_columns = [columns[i] for i in column_indices]
             if len(selected_columns) == 1:
@@ -275,10 +265,10 @@ class ExpressionTranslator(AccessTranslator):
         intrinsic_code = dispatch.translate_expression(node, self)
         if intrinsic_code is not None:
             return intrinsic_code, False
-        raise AnalysisError(f"a call that cannot be executed: {function_name}")
+        raise AnalysisError(f"the emulator does not support calls of {function_name}")
 
     def _translate_reinterpret(self, node: Any) -> tuple[ExpressionCode, bool]:
         value_code, is_static = self._translate_node(node.args[-1])
-        if str(node.ty).startswith("T.handle"):  # of a pointer, which stays what it is
+        if str(node.ty).startswith("T.handle"):  # reinterpreting a pointer does not change it
             return value_code, is_static
         return translate_reinterpret(value_code, str(node.ty.dtype), str(node.args[-1].ty.dtype)), is_static

@@ -1,4 +1,4 @@
-"""Where the shared buffers of a lowered function lie."""
+"""Layout of a lowered function's shared buffers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tvmconv.arithmetic import round_up
 from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedMemoryLayout:
-    """Where the shared buffers of a function lie.
+    """Layout of a function's shared buffers.
 
     Attributes:
-        offsets: of each buffer that is allocated, in bytes behind the first.
-        nbytes: of all.
-        unit_bytes: bytes of the smallest element that is accessed.
+        offsets: Offset of each allocated buffer in bytes.
+        nbytes: Bytes of all buffers.
+        unit_bytes: Bytes of the smallest element that is accessed.
     """
 
     offsets: Mapping[Any, int]
@@ -33,7 +35,7 @@ class SharedMemoryLayout:
 
 
 def plan_shared_memory(function: PrimFunc) -> SharedMemoryLayout:
-    """Where the shared buffers of a function lie, one behind the other; each begins at a multiple of 1,024 bytes."""
+    """Place the shared buffers of a function one after the other, each aligned to 1,024 bytes."""
     import tvm_ffi
     from tvm import tirx
     from tvm.ir import Call
@@ -45,12 +47,12 @@ def plan_shared_memory(function: PrimFunc) -> SharedMemoryLayout:
     def note_allocation(node: Any) -> None:
         nonlocal next_offset
         if str(node.buffer.scope()).startswith("shared"):
+            dtype = get_numpy_dtype(str(node.buffer.dtype))
             offsets[node.buffer] = next_offset
-            nbytes = math.prod(int(n) for n in node.buffer.shape) * get_numpy_dtype(str(node.buffer.dtype)).itemsize
-            next_offset = round_up(next_offset + nbytes, SHARED_BASE_ADDRESS)
-            buffer_ends.append(offsets[node.buffer] + nbytes)
-            if str(node.buffer.dtype) != "uint8":
-                element_sizes.append(get_numpy_dtype(str(node.buffer.dtype)).itemsize)
+            buffer_ends.append(next_offset + math.prod(int(n) for n in node.buffer.shape) * dtype.itemsize)
+            next_offset = round_up(buffer_ends[-1], SHARED_BASE_ADDRESS)
+            if dtype != np.uint8:
+                element_sizes.append(dtype.itemsize)
 
     buffer_ends = [0]
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, note_allocation), order="post")
@@ -67,5 +69,5 @@ def plan_shared_memory(function: PrimFunc) -> SharedMemoryLayout:
     tvm_ffi.structural_walk(function.body, (Call, note_call), order="post")
     unit_bytes = min(element_sizes)
     if unit_bytes < 2:
-        raise AnalysisError("shared accesses of single bytes")
+        raise AnalysisError("the emulator does not support accesses of single bytes to shared memory")
     return SharedMemoryLayout(offsets, buffer_ends[-1], unit_bytes)

@@ -1,4 +1,4 @@
-"""Statements of TIR as Python functions: loops, branches, names, and parts of a block that wait for each other."""
+"""Translation of statements of TIR to Python functions: loops, branches and bindings, some of which may suspend."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tvmconv.gpu_specs import WARPGROUP_SIZE
 
 
 class StatementTranslator(ExpressionTranslator):
-    """Makes Python functions of statements, once, that are called as often as they run."""
+    """Translator of statements."""
 
     def translate_statement(self, node: Any) -> CompiledStatement:
-        """What executes a statement for the lanes of a mask."""
+        """Return the function that executes a statement for the lanes of a mask."""
         match type(node).__name__:
             case "SeqStmt":
                 return self._translate_sequence([self.translate_statement(child) for child in node.seq])
@@ -48,7 +48,7 @@ class StatementTranslator(ExpressionTranslator):
                 self._declare_buffer(node.buffer, node.data)
                 return lambda mask: None
             case kind:
-                raise AnalysisError(f"a kernel with a statement of the kind {kind}")
+                raise AnalysisError(f"the emulator does not support statements of kind {kind}")
 
     @staticmethod
     def _translate_sequence(codes: Sequence[CompiledStatement]) -> CompiledStatement:
@@ -77,7 +77,7 @@ class StatementTranslator(ExpressionTranslator):
             self._variables[node.node.var] = (lambda mask: values), True
             return self.translate_statement(node.body)
         body = self.translate_statement(node.body)
-        if key == "async_commit_queue_scope":  # TVM makes a group of what is inside
+        if key == "async_commit_queue_scope":  # TVM commits the copies inside as a group
             return self._translate_sequence([body, lambda mask: state.shared.commit_group(state.find_lanes(mask))])
         if key == "async_wait_inflight_count":
             max_pending_groups = int(node.value)
@@ -94,18 +94,17 @@ class StatementTranslator(ExpressionTranslator):
         state = self.state
 
         def iterate_masks(mask: Mask) -> Iterator[Mask]:
-            """The lanes of each iteration, whose number has been set."""
-            start, count = (
-                state.evaluate_data_independent(start_code, mask),
-                state.evaluate_data_independent(extent_code, mask),
-            )
+            """Set the loop variable, and yield the active lanes, for each iteration."""
+            start = state.evaluate_data_independent(start_code, mask)
+            count = state.evaluate_data_independent(extent_code, mask)
             if is_uniform(start) and is_uniform(count):
                 for iteration in range(int(count)):
                     values[slot] = int(start) + iteration
                     yield mask
                 return
-            for iteration in range(int(np.max(np.broadcast_to(count, state.all_lanes.shape)[state.find_lanes(mask)]))):
-                active = iteration < np.broadcast_to(count, state.all_lanes.shape)
+            counts = np.broadcast_to(count, state.all_lanes.shape)
+            for iteration in range(int(np.max(counts[state.find_lanes(mask)]))):
+                active = iteration < counts
                 active = active if mask is None else active & mask
                 if active.any():
                     values[slot] = start + iteration
@@ -156,7 +155,7 @@ class StatementTranslator(ExpressionTranslator):
         state = self.state
 
         def select_sides(mask: Mask) -> list[tuple[CompiledStatement, Mask]]:
-            """The sides that are taken, and by which lanes."""
+            """Return the sides that are taken, with their active lanes."""
             is_true = state.evaluate_data_independent(condition, mask)
             if is_uniform(is_true):
                 taken_code = then_code if is_true else else_code
@@ -189,17 +188,17 @@ class StatementTranslator(ExpressionTranslator):
 
         def branch(mask: Mask) -> None:
             for side, active in select_sides(mask):
-                side(active)  # type: ignore[operator]  # as neither waits
+                side(active)  # type: ignore[operator]  # neither side can suspend
 
         return branch
 
     def run_lockstep(self, code: CompiledStatement, lockstep_lanes: int | None, whole_warpgroups: bool) -> None:
-        """Execute a statement: all lanes in lock step, or so many of a block.
+        """Execute a statement with all lanes of a block in lock step, or in parts that run in turns.
 
         Args:
-            code: the statement.
-            lockstep_lanes: of what is in lock step; None for all.
-            whole_warpgroups: whether whole warpgroups are in any case.
+            code: Statement to execute.
+            lockstep_lanes: Number of lanes per lock-step part; None for one part with all lanes.
+            whole_warpgroups: Whether all threads of whole warpgroups stay in lock step in any case.
         """
         state = self.state
         if not isinstance(code, SuspendableStatement):
@@ -209,17 +208,15 @@ class StatementTranslator(ExpressionTranslator):
         masks = [state.full_mask]
         if lockstep_lanes is not None:
             block, thread = np.divmod(state.all_lanes, threads.lanes_per_block)
-            num_warpgroup_threads = (
-                threads.threads_per_block // WARPGROUP_SIZE * WARPGROUP_SIZE if whole_warpgroups else 0
-            )
-            sizes = np.where(thread < num_warpgroup_threads, WARPGROUP_SIZE, lockstep_lanes)
-            lockstep_parts = block * threads.lanes_per_block + thread // sizes * sizes
-            masks = [(lockstep_parts == part) & state.thread_mask for part in np.unique(lockstep_parts)]
+            num_whole = threads.threads_per_block // WARPGROUP_SIZE * WARPGROUP_SIZE if whole_warpgroups else 0
+            sizes = np.where(thread < num_whole, WARPGROUP_SIZE, lockstep_lanes)
+            parts = block * threads.lanes_per_block + thread // sizes * sizes
+            masks = [(parts == part) & state.thread_mask for part in np.unique(parts)]
         root_values: list[list[Value]] = [list(self._variable_values) for _ in masks]
         current_root = 0
 
         def switch(root_index: int) -> None:
-            """Loops and names have the values that they have in this part."""
+            """Restore the values of loop and bound variables of a part."""
             nonlocal current_root
             if root_index != current_root:
                 root_values[current_root], self._variable_values[:] = self._variable_values[:], root_values[root_index]
@@ -233,7 +230,7 @@ class StatementTranslator(ExpressionTranslator):
             self._variables[node.var] = self._cache_static(code), True
             return lambda mask: None
         slot, values, state = len(self._variable_values), self._variable_values, self.state
-        values += [None, False]  # and whether it depends on memory
+        values += [None, False]  # the value, and whether it depends on memory
 
         def read_value(mask: Mask) -> Value:
             state.depends_on_memory |= values[slot + 1]
@@ -241,7 +238,7 @@ class StatementTranslator(ExpressionTranslator):
 
         def bind_value(mask: Mask) -> None:
             state.depends_on_memory = False
-            value = code(mask)  # a copy: registers that it was read from may change
+            value = code(mask)  # copied below because the registers that it was read from may change
             values[slot : slot + 2] = value.copy() if isinstance(value, np.ndarray) else value, state.depends_on_memory
 
         self._variables[node.var] = read_value, False

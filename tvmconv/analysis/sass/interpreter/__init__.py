@@ -1,1 +1,1 @@
-"""Machine code, executed as far as addresses and branches need: what each instruction asks of memory."""
+"""Interpreter of SASS, which executes what addresses and branches depend on, to count the memory requests."""

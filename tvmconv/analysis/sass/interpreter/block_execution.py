@@ -1,9 +1,9 @@
-"""Executing the machine code of blocks as far as addresses and branches need it.
+"""Execution of the machine code of blocks, restricted to the instructions that addresses and branches depend on.
 
-Threads of several blocks are executed together, an instruction at a time for all that are at it. Threads of a warp that
-have parted meet again where the compiler says (`BSSY`, `BSYNC`); of several places the one that is first in the text
-goes on. Blocks and warps do not wait for one another: what they ask of memory does not depend on what is in it, and
-where it does, that is an error.
+The threads of several blocks are executed together, one instruction at a time for all threads that have reached it.
+Diverged threads of a warp converge where the compiler says so (`BSSY`, `BSYNC`), and the threads at the smallest index
+execute first. Blocks and warps do not wait for one another, because their requests do not depend on memory contents. A
+kernel whose requests do depend on them raises an error.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu_specs import WARP_SIZE
 
-MAX_INSTRUCTIONS = 4_000_000  # instructions that are executed of some blocks
+MAX_INSTRUCTIONS = 4_000_000  # default limit of executed instructions
 _STACK_WORDS = 4096
 
 
 @dataclass(frozen=True)
 class WarpRequest:
-    """What some warps ask of memory by one instruction, once.
+    """Memory request of one execution of an instruction by some warps.
 
     Attributes:
-        instruction_index: of the instruction, in the listing.
-        addresses: in bytes, of shape (warps, 32).
-        is_active: whether a thread takes part, same shape.
-        access_bytes: that a thread accesses.
-        source_addresses: of a copy from global to shared memory, where it reads, same shape.
-        is_read: of a copy, whether it does; where not, it stores zeros.
+        instruction_index: Index of the instruction in the listing.
+        addresses: Addresses in bytes, of shape (warps, 32).
+        is_active: Whether a thread takes part, of the same shape.
+        access_bytes: Bytes per thread.
+        source_addresses: Source addresses of a copy from global to shared memory, of the same shape; else None.
+        is_read: Whether a thread of a copy reads its source instead of storing zeros, of the same shape.
     """
 
     instruction_index: int
@@ -55,12 +55,12 @@ AccessCallback = Callable[[WarpRequest], None]
 
 @dataclass(frozen=True)
 class BlockExecution:
-    """Some blocks that were executed.
+    """Result of the execution of some blocks.
 
     Attributes:
-        execution_counts: of each instruction, how often a warp of theirs ran it.
-        backward_branch_counts: of each branch, how often one took it back to an instruction before it.
-        num_executed: how many instructions were executed, each for all threads that were at it.
+        execution_counts: Number of executions by a warp of each instruction.
+        backward_branch_counts: Number of times that a warp takes each branch backward.
+        num_executed: Number of executed instructions, each for all threads that have reached it.
     """
 
     execution_counts: list[int]
@@ -69,12 +69,12 @@ class BlockExecution:
 
 
 class SassInterpreter:
-    """The machine code of a kernel, to be executed.
+    """Interpreter of a kernel's machine code.
 
     Args:
-        listing: its instructions.
-        launch: its grid and blocks.
-        constants: the words of constant banks that are known, the arguments among them.
+        listing: Instructions of the kernel.
+        launch: Grid and block size.
+        constants: Function that returns known words of the constant banks, the kernel's arguments among them.
     """
 
     def __init__(self, listing: Listing, launch: LaunchConfig, constants: Constants) -> None:
@@ -82,17 +82,9 @@ class SassInterpreter:
         self._num_warps = ceil_div(launch.threads_per_block, WARP_SIZE)
         self._special_registers: dict[str, Array] = {}
         self._instructions = decode_listing(listing, constants, self._special_registers)
-        join_targets = {
-            instruction.target_index for instruction in self._instructions
-        }  # where threads may come from elsewhere
-        join_targets |= {
-            index + 1
-            for index, instruction in enumerate(self._instructions)
-            if instruction.instruction.opcode == "BSYNC"
-        }
-        self._next_required: list[int] = [len(listing)] * (
-            len(listing) + 1
-        )  # from each place on, the next that does something
+        join_targets = {instruction.target_index for instruction in self._instructions}  # threads may join here
+        join_targets |= {index + 1 for index, instruction in enumerate(listing) if instruction.opcode == "BSYNC"}
+        self._next_required = [len(listing)] * (len(listing) + 1)  # index of the next instruction to execute
         for index in reversed(range(len(listing))):
             is_required = index in join_targets or self._instructions[index].must_execute
             self._next_required[index] = index if is_required else self._next_required[index + 1]
@@ -103,26 +95,19 @@ class SassInterpreter:
         """Execute some blocks.
 
         Args:
-            blocks: of the grid, as (x, y, z).
-            on_access: is told of each access of global and shared memory.
-            max_instructions: instructions that are executed; by default `MAX_INSTRUCTIONS`.
+            blocks: Indices of the blocks in the grid as (x, y, z).
+            on_access: Function that is called with each access to global and shared memory.
+            max_instructions: Maximum number of executed instructions; `MAX_INSTRUCTIONS` by default.
 
         Raises:
-            AnalysisError: an address or a branch depends on what is not known, it calls functions or branches by a
-                register, or it takes too long.
+            AnalysisError: An address or a branch depends on an unknown value, the kernel calls functions or branches
+                to a register, or it executes too many instructions.
         """
         self._special_registers.clear()
         self._special_registers.update(self._evaluate_special_registers(blocks))
-        return _BlockExecutor(
-            self._instructions,
-            self._next_required,
-            self._make_thread_mask(len(blocks)),
-            on_access,
-            max_instructions or MAX_INSTRUCTIONS,
-        ).execute()
-
-    def _make_thread_mask(self, blocks: int) -> NDArray[np.bool_]:
-        return np.tile(np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block, blocks)
+        is_thread = np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block
+        mask, limit = np.tile(is_thread, len(blocks)), max_instructions or MAX_INSTRUCTIONS
+        return _BlockExecutor(self._instructions, self._next_required, mask, on_access, limit).execute()
 
     def _evaluate_special_registers(self, blocks: Sequence[BlockIndex]) -> dict[str, Array]:
         x, y, _ = self._launch.block
@@ -145,7 +130,7 @@ class SassInterpreter:
 
 
 class _BlockExecutor:
-    """Some blocks that are executed."""
+    """State of the execution of some blocks."""
 
     def __init__(
         self,
@@ -155,27 +140,23 @@ class _BlockExecutor:
         on_access: AccessCallback,
         max_instructions: int,
     ) -> None:
-        self._instructions, self._next_required, self._on_access, self._max_instructions = (
-            instructions,
-            next_required,
-            on_access,
-            max_instructions,
-        )
+        self._instructions, self._next_required = instructions, next_required
+        self._on_access, self._max_instructions = on_access, max_instructions
         self._thread_mask = thread_mask
         self._values: Values = [None] * (FIRST_STACK_SLOT + _STACK_WORDS)
         self._values[:FIRST_PREDICATE] = [np.zeros(1, np.uint32)] * FIRST_PREDICATE
         self._values[FIRST_PREDICATE:FIRST_STACK_SLOT] = [np.zeros(1, bool)] * (FIRST_STACK_SLOT - FIRST_PREDICATE)
         self._masks_by_index: dict[int, NDArray[np.bool_]] = {0: thread_mask}
-        self._convergence_masks: dict[str, NDArray[np.bool_]] = {}  # by barrier register, who is to meet
-        self._waiting_masks: dict[tuple[str, int], NDArray[np.bool_]] = {}  # who waits for that, and where it goes on
+        self._convergence_masks: dict[str, NDArray[np.bool_]] = {}  # threads that have to converge, by barrier register
+        self._waiting_masks: dict[tuple[str, int], NDArray[np.bool_]] = {}  # threads at each BSYNC, by register, index
         self._exited = ~thread_mask
-        self._num_entered: Counter[int] = Counter()  # warps that entered a stretch of code here, and that left it there
-        self._num_left: Counter[int] = Counter()
+        self._num_entered: Counter[int] = Counter()  # warps that start a straight run of instructions at each index
+        self._num_left: Counter[int] = Counter()  # warps whose run ends at each index
         self._num_backward_branches: Counter[int] = Counter()
         self._num_executed = 0
 
     def execute(self) -> BlockExecution:
-        """Execute all."""
+        """Execute the blocks until all threads have exited."""
         while self._masks_by_index:
             index = min(self._masks_by_index)
             self._execute_from(index, self._masks_by_index.pop(index))
@@ -193,7 +174,7 @@ class _BlockExecutor:
         )
 
     def _execute_from(self, index: int, mask: NDArray[np.bool_]) -> None:
-        """Execute from one place on until the threads part, meet others, wait or end."""
+        """Execute from one index on until the threads diverge, join others, wait or exit."""
         is_full = self._is_whole(mask)
         num_warps = self._count_warps(mask)
         self._num_entered[index] += num_warps
@@ -204,13 +185,13 @@ class _BlockExecutor:
                 self._num_left[len(instructions) - 1] += num_warps
                 return
             index = next_index
-            if self._masks_by_index and index in self._masks_by_index:  # others are here
+            if self._masks_by_index and index in self._masks_by_index:  # other threads wait here to execute
                 self._num_left[index - 1] += num_warps
                 self._masks_by_index[index] = self._masks_by_index[index] | mask
                 return
             self._num_executed += 1
             if self._num_executed > self._max_instructions:
-                raise AnalysisError(f"its machine code takes more than {self._max_instructions:,} steps to execute")
+                raise AnalysisError(f"the machine code takes more than {self._max_instructions:,} steps to execute")
             instruction = instructions[index]
             if instruction.address_operands:
                 self._access(index, instruction, mask)
@@ -238,7 +219,7 @@ class _BlockExecutor:
             return mask
         value = instruction.guard.read(self._values)
         if value is None:
-            raise AnalysisError(f"whether {instruction.instruction.text} is executed depends on what is not known")
+            raise AnalysisError(f"the predicate of {instruction.instruction.text} depends on an unknown value")
         return mask & value
 
     def _compute(self, instruction: DecodedInstruction, mask: NDArray[np.bool_] | None) -> None:
@@ -273,34 +254,26 @@ class _BlockExecutor:
         mask = self._apply_guard(instruction, mask)
         if not mask.any():
             return
-        address_values = [source.read(self._values) for source in instruction.address_operands]
-        addresses = [
-            _group_by_warp(address_value.astype(np.int64), mask)
-            for address_value in address_values
-            if address_value is not None
-        ]
-        if len(addresses) < len(address_values):
-            raise AnalysisError(f"where {instruction.instruction.text} accesses memory depends on what is not known")
+        values = [source.read(self._values) for source in instruction.address_operands]
+        addresses = [_group_by_warp(value.astype(np.int64), mask) for value in values if value is not None]
+        if len(addresses) < len(values):
+            raise AnalysisError(f"the address of {instruction.instruction.text} depends on an unknown value")
         is_read: NDArray[np.bool_] | None = None
         if len(addresses) > 1:
             is_read = mask
             if instruction.fill_guard:
                 value = instruction.fill_guard.read(self._values)
                 if value is None:
-                    raise AnalysisError(
-                        f"whether {instruction.instruction.text} stores zeros depends on what is not known"
-                    )
+                    raise AnalysisError(f"the fill predicate of {instruction.instruction.text} is an unknown value")
                 is_read = mask & value
             is_read = _group_by_warp(is_read, mask)
         source_addresses = addresses[1] if len(addresses) > 1 else None
-        self._on_access(
-            WarpRequest(
-                index, addresses[0], _group_by_warp(mask, mask), instruction.access_bytes, source_addresses, is_read
-            )
-        )
+        active = _group_by_warp(mask, mask)
+        request = WarpRequest(index, addresses[0], active, instruction.access_bytes, source_addresses, is_read)
+        self._on_access(request)
 
     def _branch(self, index: int, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """The threads that go on behind an instruction: `mask` itself where all do, None where none does."""
+        """Return the threads that continue after an instruction: `mask` itself if all do, None if none does."""
         opcode = instruction.instruction.opcode
         register = instruction.instruction.operands.split(",")[0].strip()
         if opcode == "BSSY":
@@ -318,9 +291,7 @@ class _BlockExecutor:
             return mask
         fallthrough_mask = mask & ~taken_mask
         if opcode in UNSUPPORTED_OPCODES:
-            raise AnalysisError(
-                f"its machine code has {instruction.instruction.name}, an instruction that is not understood"
-            )
+            raise AnalysisError(f"the machine code has the unsupported instruction {instruction.instruction.name}")
         if opcode == "EXIT":
             self._exited = self._exited | taken_mask
             self._release_waiting()
@@ -328,16 +299,15 @@ class _BlockExecutor:
             target_mask = self._masks_by_index.get(instruction.target_index)
             merged_mask = taken_mask if target_mask is None else target_mask | taken_mask
             self._masks_by_index[instruction.target_index] = merged_mask
-            if instruction.target_index < index:  # with a warp that is there already it goes on as one
-                self._num_backward_branches[index] += self._count_warps(merged_mask) - (
-                    0 if target_mask is None else self._count_warps(target_mask)
-                )
+            if instruction.target_index < index:  # a warp that is at the target already continues as one warp
+                num_present = 0 if target_mask is None else self._count_warps(target_mask)
+                self._num_backward_branches[index] += self._count_warps(merged_mask) - num_present
         else:
-            raise AnalysisError("the machine code branches to itself, which ends never")
+            raise AnalysisError("the machine code has an infinite loop, a branch to itself")
         return fallthrough_mask if fallthrough_mask.any() else None
 
     def _merge_convergence(self, previous_mask: NDArray[np.bool_] | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Who is to meet, where the warps of some threads begin anew."""
+        """Return the threads that have to converge after the warps of `mask` start a new region."""
         if previous_mask is None:
             return mask
         is_reentered = np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
@@ -358,7 +328,7 @@ class _BlockExecutor:
         return None
 
     def _release_waiting(self, *, force: bool = False) -> None:
-        """Let go on whose warps are complete."""
+        """Release the waiting threads of warps whose threads have all arrived, or of all warps if `force`."""
         for (register, index), waiting_mask in list(self._waiting_masks.items()):
             missing_mask = self._convergence_masks[register] & ~waiting_mask & ~self._exited
             is_incomplete = np.repeat(missing_mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE) & (not force)
@@ -375,6 +345,6 @@ class _BlockExecutor:
 
 
 def _group_by_warp(value: Array, shape_mask: Array) -> Array:
-    """A value of each thread, of shape (warps, 32)."""
+    """Reshape one value per thread to (warps, 32)."""
     full_value: Array = value if value.shape == shape_mask.shape else np.broadcast_to(value, shape_mask.shape)
     return full_value.reshape(-1, WARP_SIZE)

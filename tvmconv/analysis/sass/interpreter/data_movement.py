@@ -1,4 +1,4 @@
-"""How words and predicates come from one place to another: registers, the stack, constants, threads of a warp."""
+"""Semantics of SASS instructions that move words and predicates: registers, the stack, constants, lanes of a warp."""
 
 from __future__ import annotations
 
@@ -42,27 +42,21 @@ _STACK = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")
 
 
 @register_semantics(SEMANTICS_FACTORIES, "MOV")
-def _make_mov(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_mov(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     if "64" in instruction.modifiers:
-        return SassSemantics(
-            parse_register_pair(operand_texts[0]), (parse_pair(operand_texts[1], constants),), split_words
-        )
-    return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:2], constants), lambda a: [a])
+        return SassSemantics(parse_register_pair(operands[0]), (parse_pair(operands[1], constants),), split_words)
+    return SassSemantics((parse_register(operands[0]),), parse_words(operands[1:2], constants), lambda a: [a])
 
 
 @register_semantics(SEMANTICS_FACTORIES, "R2UR")
-def _make_to_uniform(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
-    """The value of a warp's first thread: all have the same; a predicate in front would tell that they do not."""
-    if is_predicate(operand_texts[0]):
-        writes: tuple[int | None, ...] = (parse_register(operand_texts[1]), parse_register(operand_texts[0]))
-        return SassSemantics(
-            writes, parse_words(operand_texts[2:3], constants), lambda a: [_broadcast_first_lane(a), np.zeros(1, bool)]
-        )
-    return SassSemantics(
-        (parse_register(operand_texts[0]),),
-        parse_words(operand_texts[1:2], constants),
-        lambda a: [_broadcast_first_lane(a)],
-    )
+def _make_to_uniform(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
+    """Return the value of a warp's first lane; the optional predicate, whether the lanes differ, is false."""
+    if is_predicate(operands[0]):
+        writes: tuple[int | None, ...] = (parse_register(operands[1]), parse_register(operands[0]))
+        sources = parse_words(operands[2:3], constants)
+        return SassSemantics(writes, sources, lambda a: [_broadcast_first_lane(a), np.zeros(1, bool)])
+    sources = parse_words(operands[1:2], constants)
+    return SassSemantics((parse_register(operands[0]),), sources, lambda a: [_broadcast_first_lane(a)])
 
 
 def _broadcast_first_lane(value: Array) -> Array:
@@ -71,38 +65,33 @@ def _broadcast_first_lane(value: Array) -> Array:
 
 @register_semantics(SEMANTICS_FACTORIES, "HFMA2")
 def _make_half_constant(
-    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+    instruction: SassInstruction, operands: list[str], constants: Constants
 ) -> SassSemantics | None:
-    """A constant that is written as a sum of two halves and nothing."""
-    if operand_texts[1:3] != ["-RZ", "RZ"] or len(operand_texts) != 5:
+    """Return a float16 pair as a constant, which the compiler writes as a product with zero plus the pair."""
+    if operands[1:3] != ["-RZ", "RZ"] or len(operands) != 5:
         return None
     try:
-        high_bits, low_bits = (int(np.float16(operand_text).view(np.uint16)) for operand_text in operand_texts[3:])
+        high_bits, low_bits = (int(np.float16(text).view(np.uint16)) for text in operands[3:])
     except ValueError:
         return None
-    return SassSemantics(
-        (parse_register(operand_texts[0]),), (), lambda: [np.array([high_bits << 16 | low_bits], np.uint32)]
-    )
+    constant = np.array([high_bits << 16 | low_bits], np.uint32)
+    return SassSemantics((parse_register(operands[0]),), (), lambda: [constant])
 
 
 @register_semantics(SEMANTICS_FACTORIES, "STL")
-def _make_spill(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    slot, first_register = _find_stack_slot(operand_texts[0]), parse_register(operand_texts[1])
+def _make_spill(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    slot, first_register = _find_stack_slot(operands[0]), parse_register(operands[1])
     if slot is None or {"U8", "S8", "U16", "S16"} & set(instruction.modifiers):
         return None
     count = count_registers(instruction)
-    names = (
-        [operand_texts[1]] * count
-        if first_register is None
-        else [f"R{first_register + index}" for index in range(count)]
-    )
+    names = [f"R{first_register + index}" if first_register is not None else operands[1] for index in range(count)]
     sources = parse_words(names, constants)
     return SassSemantics(tuple(range(slot, slot + count)), sources, lambda *values: values)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "LDL")
-def _make_fill(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    slot, first_register = _find_stack_slot(operand_texts[1]), parse_register(operand_texts[0])
+def _make_fill(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    slot, first_register = _find_stack_slot(operands[1]), parse_register(operands[0])
     if slot is None or first_register is None or {"U8", "S8", "U16", "S16"} & set(instruction.modifiers):
         return None
     count = count_registers(instruction)
@@ -112,40 +101,38 @@ def _make_fill(instruction: SassInstruction, operand_texts: list[str], constants
 
 
 def _find_stack_slot(address: str) -> int | None:
-    """The number that stands for a word of the stack, which registers are spilled to."""
+    """Return the number that stands for a word of the stack, to which registers are spilled."""
     match = _STACK.fullmatch(address)
     return FIRST_STACK_SLOT + int(match[1] or "0", 16) // 4 if match else None
 
 
 def _find_byte_bit(modifiers: Iterable[str]) -> int:
-    """The first bit of the byte that one of these names, such as B1."""
+    """Return the first bit of the byte that a modifier such as B1 names."""
     return next((8 * int(modifier[1]) for modifier in modifiers if modifier in ("B1", "B2", "B3")), 0)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "P2R", "UP2UR")
-def _make_pack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Predicates as the bits of a byte of a word: those of a mask, the others from another word."""
-    if parse_register(operand_texts[0]) is None:
+def _make_pack(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    """Pack predicates into the bits of a byte; a mask selects them, and another word provides the other bits."""
+    if parse_register(operands[0]) is None:
         return None
-    prefix = "UP" if operand_texts[1] == "UPR" else "P"
-    mask, first_bit = int(operand_texts[3], 16), _find_byte_bit(instruction.modifiers)
-    sources = tuple(
-        parse_predicate(f"{prefix}{index}") if mask >> index & 1 else parse_predicate("!PT") for index in range(7)
-    )
+    prefix = "UP" if operands[1] == "UPR" else "P"
+    mask, first_bit = int(operands[3], 16), _find_byte_bit(instruction.modifiers)
+    names = (f"{prefix}{index}" if mask >> index & 1 else "!PT" for index in range(7))
+    sources = tuple(map(parse_predicate, names))
 
     def pack(previous: Array, *bits: Array) -> Sequence[Array]:
-        packed_bits = reduce(
-            operator.or_, (bit.astype(np.uint32) << np.uint32(index) for index, bit in enumerate(bits))
-        )
+        shifted_bits = (bit.astype(np.uint32) << np.uint32(index) for index, bit in enumerate(bits))
+        packed_bits = reduce(operator.or_, shifted_bits)
         return [previous & np.uint32(~(mask << first_bit) & 0xFFFFFFFF) | packed_bits << np.uint32(first_bit)]
 
-    return SassSemantics((parse_register(operand_texts[0]),), (parse_word(operand_texts[2], constants), *sources), pack)
+    return SassSemantics((parse_register(operands[0]),), (parse_word(operands[2], constants), *sources), pack)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "R2P")
-def _make_unpack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Predicates from the bits of a byte of a word: those of a mask, the others as they are."""
-    match operand_texts:
+def _make_unpack(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    """Unpack predicates from the bits of a byte; a mask selects them, and the other predicates stay."""
+    match operands:
         case ["PR", source, bits]:
             mask, (source, *modifiers) = int(bits, 16), source.split(".")
         case _:
@@ -158,21 +145,19 @@ def _make_unpack(instruction: SassInstruction, operand_texts: list[str], constan
     def unpack(value: Array) -> Sequence[Array]:
         return [value >> np.uint32(first_bit + index) & np.uint32(1) != 0 for index in predicate_indices]
 
-    return SassSemantics(
-        tuple(FIRST_PREDICATE + index for index in predicate_indices), parse_words([source], constants), unpack
-    )
+    written = tuple(FIRST_PREDICATE + index for index in predicate_indices)
+    return SassSemantics(written, parse_words([source], constants), unpack)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "LDC", "LDCU")
 def _make_constant_load(
-    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+    instruction: SassInstruction, operands: list[str], constants: Constants
 ) -> SassSemantics | None:
-    first_register, match = parse_register(operand_texts[0]), CONSTANT.fullmatch(operand_texts[1])
+    first_register, match = parse_register(operands[0]), CONSTANT.fullmatch(operands[1])
     if first_register is None or match is None:
         return None
-    constant_texts = [
-        f"c[{match[1]}][{int(match[2], 16) + 4 * index:#x}]" for index in range(count_registers(instruction))
-    ]
+    offsets = (int(match[2], 16) + 4 * index for index in range(count_registers(instruction)))
+    constant_texts = [f"c[{match[1]}][{offset:#x}]" for offset in offsets]
     return SassSemantics(
         tuple(range(first_register, first_register + len(constant_texts))),
         parse_words(constant_texts, constants),
@@ -181,9 +166,9 @@ def _make_constant_load(
 
 
 @register_semantics(SEMANTICS_FACTORIES, "VOTE", "VOTEU")
-def _make_vote(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_vote(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     vote_mode = next((modifier for modifier in instruction.modifiers if modifier in ("ALL", "ANY")), None)
-    if vote_mode is None or len(operand_texts) != 2:
+    if vote_mode is None or len(operands) != 2:
         return None
 
     def vote(value: Array) -> Sequence[Array]:
@@ -192,25 +177,22 @@ def _make_vote(instruction: SassInstruction, operand_texts: list[str], constants
         votes_by_warp = value.reshape(-1, WARP_SIZE)
         return [np.repeat(votes_by_warp.all(axis=1) if vote_mode == "ALL" else votes_by_warp.any(axis=1), WARP_SIZE)]
 
-    return SassSemantics((parse_register(operand_texts[0]),), (parse_predicate(operand_texts[1]),), vote)
+    return SassSemantics((parse_register(operands[0]),), (parse_predicate(operands[1]),), vote)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "SYNCS")
 def _make_mbarrier_check(
-    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+    instruction: SassInstruction, operands: list[str], constants: Constants
 ) -> SassSemantics | None:
-    """A phase of an mbarrier that is waited for is over."""
+    """Treat every phase of an mbarrier as completed."""
     if "PHASECHK" not in instruction.modifiers:
         return None
-    return SassSemantics((parse_register(operand_texts[0]),), (), lambda: [np.ones(1, bool)])
+    return SassSemantics((parse_register(operands[0]),), (), lambda: [np.ones(1, bool)])
 
 
-def make_special_read(
-    operand_texts: list[str], special_registers: Mapping[str, Array], *, is_wide: bool
-) -> SassSemantics:
-    """What a special register has, when it is executed."""
-    writes = parse_register_pair(operand_texts[0]) if is_wide else (parse_register(operand_texts[0]),)
-    name = operand_texts[1]
-    return SassSemantics(
-        writes, (), (lambda: [special_registers[name]] * len(writes)) if name in SPECIAL_REGISTERS else None
-    )
+def make_special_read(operands: list[str], special_registers: Mapping[str, Array], *, is_wide: bool) -> SassSemantics:
+    """Return the semantics that read a special register."""
+    writes = parse_register_pair(operands[0]) if is_wide else (parse_register(operands[0]),)
+    name = operands[1]
+    is_known = name in SPECIAL_REGISTERS
+    return SassSemantics(writes, (), (lambda: [special_registers[name]] * len(writes)) if is_known else None)

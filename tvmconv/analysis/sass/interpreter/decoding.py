@@ -1,4 +1,4 @@
-"""Machine code, decoded: what each instruction computes, where it accesses memory, where it branches to."""
+"""Decoder of machine code: the semantics, memory addresses and branch target of each instruction."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _MODIFIER_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 @dataclass
 class DecodedInstruction:
-    """An instruction.
+    """A decoded instruction.
 
     Attributes:
-        instruction: as it is written.
-        guard: the predicate on which it is executed; None where it always is.
-        semantics: what it computes; None for a branch.
-        affects_addresses: whether an address or a branch comes of that.
-        target_index: the place in the listing that it branches to.
-        address_operands: that it accesses: one, or of a copy two, the first in shared memory.
-        fill_guard: of a copy, the predicate without which zeros are stored.
-        access_bytes: that a thread accesses, or the row of a matrix.
+        instruction: Instruction in the listing.
+        guard: Predicate of the instruction; None if it always executes.
+        semantics: Computation of the instruction; None for a branch.
+        affects_addresses: Whether an address or a branch depends on its results.
+        target_index: Index of the branch target in the listing.
+        address_operands: Accessed addresses: one, or two for a copy, of which the first is in shared memory.
+        fill_guard: Predicate of a copy that stores zeros if it is false.
+        access_bytes: Bytes per thread, or per matrix row.
     """
 
     instruction: SassInstruction
@@ -54,24 +54,24 @@ class DecodedInstruction:
 
     @property
     def is_branch(self) -> bool:
-        """Whether threads may go on elsewhere, or wait for others."""
+        """Whether threads may jump, wait or exit at this instruction."""
         return self.instruction.opcode in BRANCH_OPCODES
 
     @property
     def must_execute(self) -> bool:
-        """Whether it has to be executed."""
+        """Whether the interpreter has to execute the instruction."""
         return self.affects_addresses or bool(self.address_operands) or self.is_branch
 
 
 def decode_listing(
     listing: Listing, constants: Constants, special_registers: Mapping[str, Array]
 ) -> list[DecodedInstruction]:
-    """The instructions of a kernel.
+    """Decode the instructions of a kernel.
 
     Args:
-        listing: of the kernel.
-        constants: the words of constant banks that are known.
-        special_registers: the values of special registers, when it is executed.
+        listing: Instructions of the kernel.
+        constants: Function that returns known words of the constant banks.
+        special_registers: Values of the special registers, filled in before the execution.
     """
     index_by_address = {entry.address: index for index, entry in enumerate(listing)}
     decoded = [
@@ -80,58 +80,45 @@ def decode_listing(
         else _decode_instruction(entry, constants, special_registers)
         for entry in listing
     ]
-    read_registers, written_registers, writes_all_threads, root_registers = zip(
-        *map(_collect_registers, decoded), strict=True
-    )
-    for entry, affects_addresses in zip(
-        decoded,
-        slice_for_addresses(
-            read_registers, written_registers, writes_all_threads, root_registers, find_successors(listing)
-        ),
-        strict=True,
-    ):
+    reads, writes, writes_all_threads, roots = zip(*map(_collect_registers, decoded), strict=True)
+    is_in_slice = slice_for_addresses(reads, writes, writes_all_threads, roots, find_successors(listing))
+    for entry, affects_addresses in zip(decoded, is_in_slice, strict=True):
         entry.affects_addresses = affects_addresses
     return decoded
 
 
 def _decode_branch(instruction: SassInstruction, index_by_address: Mapping[int, int]) -> DecodedInstruction:
     guard = parse_predicate(instruction.predicate) if instruction.predicate else None
-    operand_texts = instruction.operands.split(", ")
-    if "DIV" in instruction.modifiers:  # taken by warps whose threads have parted where they may not have
+    operands = instruction.operands.split(", ")
+    if "DIV" in instruction.modifiers:  # only warps that diverged unexpectedly take this branch
         guard = parse_predicate("!PT")
-    elif instruction.opcode == "BRA" and len(operand_texts) > 1:  # a second predicate
-        guard = _combine_predicates(guard, parse_predicate(operand_texts[0]))
-    return DecodedInstruction(
-        instruction,
-        guard,
-        target_index=None if instruction.target_address is None else index_by_address[instruction.target_address],
-    )
+    elif instruction.opcode == "BRA" and len(operands) > 1:  # the first operand is a second predicate
+        guard = _combine_predicates(guard, parse_predicate(operands[0]))
+    target_address = instruction.target_address
+    target_index = None if target_address is None else index_by_address[target_address]
+    return DecodedInstruction(instruction, guard, target_index=target_index)
 
 
 def _decode_instruction(
     instruction: SassInstruction, constants: Constants, special_registers: Mapping[str, Array]
 ) -> DecodedInstruction:
-    decoded = DecodedInstruction(
-        instruction,
-        parse_predicate(instruction.predicate) if instruction.predicate else None,
-        make_semantics(instruction, constants, special_registers),
-    )
+    guard = parse_predicate(instruction.predicate) if instruction.predicate else None
+    decoded = DecodedInstruction(instruction, guard, make_semantics(instruction, constants, special_registers))
     if instruction.opcode not in _MEMORY_OPCODES:
         return decoded
-    operand_texts = instruction.operands.split(", ")
-    *first_texts, last_text = (operand_text for operand_text in operand_texts if "[" in operand_text)
-    is_wide = "E" in instruction.modifiers  # of global memory; a copy's first address is one of shared memory
+    operands = instruction.operands.split(", ")
+    *first_texts, last_text = (text for text in operands if "[" in text)
+    is_wide = "E" in instruction.modifiers  # applies to the global address; a copy's first address is in shared memory
     decoded.address_operands = (
-        *(parse_address(operand_text, constants) for operand_text in first_texts),
+        *(parse_address(text, constants) for text in first_texts),
         parse_address(last_text, constants, is_wide=is_wide),
     )
-    decoded.access_bytes = next(
-        (_MODIFIER_BYTES[modifier] for modifier in instruction.modifiers if modifier in _MODIFIER_BYTES), 4
-    )
+    widths = (_MODIFIER_BYTES[modifier] for modifier in instruction.modifiers if modifier in _MODIFIER_BYTES)
+    decoded.access_bytes = next(widths, 4)
     if instruction.opcode in ("LDSM", "STSM"):
         decoded.access_bytes = VECTOR_BYTES
-    if instruction.opcode == "LDGSTS" and is_predicate(operand_texts[-1]):
-        decoded.fill_guard = parse_predicate(operand_texts[-1])
+    if instruction.opcode == "LDGSTS" and is_predicate(operands[-1]):
+        decoded.fill_guard = parse_predicate(operands[-1])
     return decoded
 
 
@@ -147,7 +134,7 @@ def _combine_predicates(first_predicate: OperandReader | None, second_predicate:
 
 
 def _collect_registers(decoded: DecodedInstruction) -> tuple[int, int, bool, int]:
-    """What an instruction reads and writes, whether for all threads, and which reads are of interest."""
+    """Return bit sets of the read and written registers, whether all threads write, and the reads to slice for."""
     guard = decoded.guard.register_bits if decoded.guard else 0
     read_registers, written_registers = guard, 0
     for source in decoded.semantics.sources if decoded.semantics else ():

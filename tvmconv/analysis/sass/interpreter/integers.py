@@ -1,8 +1,8 @@
-"""What instructions make of integers: the arithmetic that addresses and branches are computed with.
+"""Semantics of SASS integer instructions, with which kernels compute addresses and branch conditions.
 
-Their meaning is that of PTX's instructions that they are made of (PTX ISA, "Integer Arithmetic Instructions", "Logic
-and Shift Instructions"), and of names in CUDA Binary Utilities, "Instruction Set Reference"; what is nowhere written
-down was found by executing kernels and comparing what they access with what their TIR does, and with what GPUs count.
+The semantics are those of the corresponding PTX instructions (PTX ISA, "Integer Arithmetic Instructions", "Logic and
+Shift Instructions"). CUDA Binary Utilities, "Instruction Set Reference", explains the opcodes. Undocumented behavior
+was found by executing kernels and comparing their accesses with those of the TIR, and with the counters of GPUs.
 """
 
 from __future__ import annotations
@@ -40,155 +40,126 @@ from tvmconv.compiler.sass_listing import SassInstruction
 SEMANTICS_FACTORIES: SemanticsFactories = {}
 
 
-def _split_carries(operand_texts: list[str]) -> tuple[list[str], list[str]]:
-    """The predicates behind the result, which take the carry, and the operands behind these."""
-    num_carries = next(
-        (index for index, operand_text in enumerate(operand_texts[1:]) if not is_predicate(operand_text)), 0
-    )
-    return operand_texts[1 : 1 + num_carries], operand_texts[1 + num_carries :]
+def _split_carries(operands: list[str]) -> tuple[list[str], list[str]]:
+    """Return the predicates after the result, which receive the carries, and the operands after them."""
+    num_carries = next((index for index, text in enumerate(operands[1:]) if not is_predicate(text)), 0)
+    return operands[1 : 1 + num_carries], operands[1 + num_carries :]
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IADD3", "VIADD", "IADD")
-def _make_add(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    carry_texts, input_texts = _split_carries(operand_texts)
+def _make_add(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    carry_texts, input_texts = _split_carries(operands)
+    writes: tuple[int | None, ...]
     if "64" in instruction.modifiers:
-        sources = tuple(parse_pair(operand_text, constants) for operand_text in input_texts)
-        return (
-            None
-            if carry_texts
-            else SassSemantics(
-                parse_register_pair(operand_texts[0]), sources, lambda *terms: split_words(reduce(operator.add, terms))
-            )
-        )
-    value_texts = [operand_text for operand_text in input_texts if not is_predicate(operand_text)]
-    carry_operands = (
-        [parse_predicate(operand_text) for operand_text in input_texts if is_predicate(operand_text)]
-        if "X" in instruction.modifiers
-        else []
-    )
-    # Of a number that is subtracted, the carry is that of the addition of its complement.
-    is_negated = np.array(
-        [operand_text.startswith("-R") or operand_text.startswith("-UR") for operand_text in value_texts]
-    )
-    input_words = parse_words(
-        [
-            operand_text.lstrip("-") if is_negative else operand_text
-            for operand_text, is_negative in zip(value_texts, is_negated, strict=True)
-        ],
-        constants,
-    )
-    writes = (parse_register(operand_texts[0]), *(parse_register(operand) for operand in carry_texts))
+        if carry_texts:
+            return None
+        pairs = tuple(parse_pair(text, constants) for text in input_texts)
+        writes = parse_register_pair(operands[0])
+        return SassSemantics(writes, pairs, lambda *terms: split_words(reduce(operator.add, terms)))
+    value_texts = [text for text in input_texts if not is_predicate(text)]
+    carry_operands = [parse_predicate(text) for text in input_texts if is_predicate(text)]
+    if "X" not in instruction.modifiers:
+        carry_operands = []
+    # The carry of a subtraction is that of the addition of the complement.
+    is_negated = np.array([text.startswith(("-R", "-UR")) for text in value_texts])
+    unsigned_texts = [text.lstrip("-") if sign else text for text, sign in zip(value_texts, is_negated, strict=True)]
+    input_words = parse_words(unsigned_texts, constants)
+    writes = (parse_register(operands[0]), *map(parse_register, carry_texts))
     word_range = np.uint64(1 << 32)
 
-    def add(*operands: Array) -> Sequence[Array]:
+    def add(*inputs: Array) -> Sequence[Array]:
         if not carry_texts and not carry_operands and not is_negated.any():
-            return [reduce(operator.add, operands)]
+            return [reduce(operator.add, inputs)]
         terms = [
-            word_range - to_uint64(value) if is_negative else to_uint64(value)
-            for value, is_negative in zip(operands[: len(value_texts)], is_negated, strict=True)
+            word_range - to_uint64(value) if negated else to_uint64(value)
+            for value, negated in zip(inputs[: len(value_texts)], is_negated, strict=True)
         ]
-        total = reduce(operator.add, [*terms, *(to_uint64(operand) for operand in operands[len(value_texts) :])])
-        return [
-            low_words(total),
-            *(total >> np.uint64(32 + carry_index) != 0 for carry_index in range(len(carry_texts))),
-        ]
+        total = reduce(operator.add, [*terms, *map(to_uint64, inputs[len(value_texts) :])])
+        return [low_words(total), *(total >> np.uint64(32 + index) != 0 for index in range(len(carry_texts)))]
 
     return SassSemantics(writes, (*input_words, *carry_operands), add)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IMAD")
-def _make_multiply_add(
-    instruction: SassInstruction, operand_texts: list[str], constants: Constants
-) -> SassSemantics | None:
+def _make_multiply_add(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     is_wide, is_high = "WIDE" in instruction.modifiers, "HI" in instruction.modifiers
-    if is_predicate(operand_texts[1]):
+    if is_predicate(operands[1]):
         return None
-    factors = parse_words(operand_texts[1:3], constants)
+    factors = parse_words(operands[1:3], constants)
     if not is_wide and not is_high:
-        carry_operands = (
-            [parse_predicate(operand_text) for operand_text in operand_texts[4:]]
-            if "X" in instruction.modifiers
-            else []
-        )
-        sources = (*factors, parse_word(operand_texts[3], constants), *carry_operands)
+        carry_texts = operands[4:] if "X" in instruction.modifiers else []
+        carry_operands = map(parse_predicate, carry_texts)
+        sources = (*factors, parse_word(operands[3], constants), *carry_operands)
 
         def multiply_low(a: Array, b: Array, c: Array, *carry: Array) -> Sequence[Array]:
             return [reduce(operator.add, (carry_value.astype(np.uint32) for carry_value in carry), a * b + c)]
 
-        return SassSemantics((parse_register(operand_texts[0]),), sources, multiply_low)
+        return SassSemantics((parse_register(operands[0]),), sources, multiply_low)
     widen = to_uint64 if "U32" in instruction.modifiers else to_int64
 
     def multiply_wide(a: Array, b: Array, c: Array) -> Sequence[Array]:
         product = (widen(a) * widen(b)).astype(np.uint64) + c
         return split_words(product) if is_wide else [high_words(product)]
 
-    writes = parse_register_pair(operand_texts[0]) if is_wide else (parse_register(operand_texts[0]),)
-    return SassSemantics(writes, (*factors, parse_pair(operand_texts[3], constants)), multiply_wide)
+    writes = parse_register_pair(operands[0]) if is_wide else (parse_register(operands[0]),)
+    return SassSemantics(writes, (*factors, parse_pair(operands[3], constants)), multiply_wide)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "LEA")
-def _make_shift_add(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
-    carry_texts, input_texts = _split_carries(operand_texts)
+def _make_shift_add(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
+    carry_texts, input_texts = _split_carries(operands)
     is_high, is_signed = "HI" in instruction.modifiers, "SX32" in instruction.modifiers
     carry_operands = [parse_predicate(input_texts.pop())] if "X" in instruction.modifiers else []
     shift = np.uint64(int(input_texts.pop(), 16))
     sources = (*parse_words(input_texts, constants), *carry_operands)
     count = len(input_texts)
 
-    def shift_and_add(*operands: Array) -> Sequence[Array]:
-        a, b = operands[0], operands[1]
+    def shift_and_add(*inputs: Array) -> Sequence[Array]:
+        a, b = inputs[0], inputs[1]
         if not is_high:
             shifted = to_uint64(low_words(to_uint64(a) << shift))
+        elif is_signed:
+            shifted = to_uint64(high_words(to_int64(a).astype(np.uint64) << shift))
         else:
-            wide_value = (
-                to_int64(a).astype(np.uint64) if is_signed else to_uint64(a) | to_uint64(operands[2]) << np.uint64(32)
-            )
-            shifted = to_uint64(high_words(wide_value << shift))
-        total = reduce(operator.add, (to_uint64(operand) for operand in operands[count:]), shifted + to_uint64(b))
+            shifted = to_uint64(high_words((to_uint64(a) | to_uint64(inputs[2]) << np.uint64(32)) << shift))
+        total = reduce(operator.add, (to_uint64(value) for value in inputs[count:]), shifted + to_uint64(b))
         return [low_words(total), *(total >> np.uint64(32) != 0 for _ in carry_texts)]
 
-    return SassSemantics(
-        (parse_register(operand_texts[0]), *(parse_register(operand) for operand in carry_texts)),
-        sources,
-        shift_and_add,
-    )
+    writes = (parse_register(operands[0]), *map(parse_register, carry_texts))
+    return SassSemantics(writes, sources, shift_and_add)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "SHF")
-def _make_shift(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_shift(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     is_left, is_high = "L" in instruction.modifiers, "HI" in instruction.modifiers
     is_signed = "S32" in instruction.modifiers or "S64" in instruction.modifiers
 
     def shift(low_half: Array, shift_counts: Array, high_half: Array) -> Sequence[Array]:
-        wide_value, shift_counts = (
-            to_uint64(low_half) | to_uint64(high_half) << np.uint64(32),
-            to_uint64(shift_counts & np.uint32(63)),
-        )
+        wide_value = to_uint64(low_half) | to_uint64(high_half) << np.uint64(32)
+        counts = to_uint64(shift_counts & np.uint32(63))
         if is_left:
-            shifted = wide_value << shift_counts
+            shifted = wide_value << counts
+        elif is_signed:
+            shifted = (wide_value.view(np.int64) >> counts.view(np.int64)).view(np.uint64)
         else:
-            shifted = (
-                (wide_value.view(np.int64) >> shift_counts.view(np.int64)).view(np.uint64)
-                if is_signed
-                else wide_value >> shift_counts
-            )
+            shifted = wide_value >> counts
         return [high_words(shifted) if is_high else low_words(shifted)]
 
-    return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:4], constants), shift)
+    return SassSemantics((parse_register(operands[0]),), parse_words(operands[1:4], constants), shift)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "LOP3")
-def _make_logic(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
-    writes: tuple[int | None, ...] = (parse_register(operand_texts[0]),)
-    if is_predicate(operand_texts[0]):
-        writes, operand_texts = (parse_register(operand_texts[1]), parse_register(operand_texts[0])), operand_texts[1:]
-    table = int(operand_texts[4], 16)
+def _make_logic(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
+    writes: tuple[int | None, ...] = (parse_register(operands[0]),)
+    if is_predicate(operands[0]):
+        writes, operands = (parse_register(operands[1]), parse_register(operands[0])), operands[1:]
+    table = int(operands[4], 16)
 
     def logic(a: Array, b: Array, c: Array) -> Sequence[Array]:
         result = evaluate_lut(table, a, b, c)
         return [result, result != 0][: len(writes)]
 
-    return SassSemantics(writes, parse_words(operand_texts[1:4], constants), logic)
+    return SassSemantics(writes, parse_words(operands[1:4], constants), logic)
 
 
 _COMMON_LUTS: dict[int, Callable[[Array, Array, Array], Array]] = {
@@ -207,7 +178,7 @@ _COMMON_LUTS: dict[int, Callable[[Array, Array, Array], Array]] = {
 
 
 def evaluate_lut(lut: int, a: Array, b: Array, c: Array) -> Array:
-    """What a table of three bits' function, as `lop3` takes it, gives for each bit: bit 4a + 2b + c of the table."""
+    """Evaluate the lookup table of `lop3` for each bit; the result is bit 4a + 2b + c of the table."""
     if common_lut := _COMMON_LUTS.get(lut):
         return common_lut(a, b, c)
     terms = [
@@ -219,12 +190,10 @@ def evaluate_lut(lut: int, a: Array, b: Array, c: Array) -> Array:
 
 
 @register_semantics(SEMANTICS_FACTORIES, "PLOP3")
-def _make_predicate_logic(
-    instruction: SassInstruction, operand_texts: list[str], constants: Constants
-) -> SassSemantics:
-    luts = [int(lut_text, 16) for lut_text in operand_texts[5:7]]
-    sources = tuple(parse_predicate(operand_text) for operand_text in operand_texts[2:5])
-    writes = (parse_register(operand_texts[0]), parse_register(operand_texts[1]))
+def _make_predicate_logic(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
+    luts = [int(lut_text, 16) for lut_text in operands[5:7]]
+    sources = tuple(parse_predicate(text) for text in operands[2:5])
+    writes = (parse_register(operands[0]), parse_register(operands[1]))
     return SassSemantics(writes, sources, lambda a, b, c: [evaluate_lut(lut, a, b, c) for lut in luts])
 
 
@@ -240,36 +209,35 @@ _COMBINERS: dict[str, Callable[[Any, Any], Any]] = {"AND": operator.and_, "OR": 
 
 
 @register_semantics(SEMANTICS_FACTORIES, "ISETP")
-def _make_compare(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_compare(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     compare = next((_COMPARISONS[modifier] for modifier in instruction.modifiers if modifier in _COMPARISONS), None)
     join = next((_COMBINERS[modifier] for modifier in instruction.modifiers if modifier in _COMBINERS), None)
     if compare is None or join is None or {"EX", "64"} & set(instruction.modifiers):
         return None
     widen = to_uint64 if "U32" in instruction.modifiers else to_int64
-    sources = (*parse_words(operand_texts[2:4], constants), parse_predicate(operand_texts[4]))
+    sources = (*parse_words(operands[2:4], constants), parse_predicate(operands[4]))
 
     def setp(a: Array, b: Array, accumulated: Array) -> Sequence[Array]:
         result = compare(widen(a), widen(b))
         return [join(result, accumulated), join(~result, accumulated)]
 
-    return SassSemantics((parse_register(operand_texts[0]), parse_register(operand_texts[1])), sources, setp)
+    return SassSemantics((parse_register(operands[0]), parse_register(operands[1])), sources, setp)
 
 
 def _select_values(a: Array, b: Array, condition: Array) -> Sequence[Array]:
-    selected: Array = np.where(condition, a, b)
-    return [selected]
+    return [np.asarray(np.where(condition, a, b))]
 
 
 @register_semantics(SEMANTICS_FACTORIES, "SEL")
-def _make_select(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_select(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     if "64" in instruction.modifiers:
         return None
-    sources = (*parse_words(operand_texts[1:3], constants), parse_predicate(operand_texts[3]))
-    return SassSemantics((parse_register(operand_texts[0]),), sources, _select_values)
+    sources = (*parse_words(operands[1:3], constants), parse_predicate(operands[3]))
+    return SassSemantics((parse_register(operands[0]),), sources, _select_values)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "PRMT")
-def _make_permute(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+def _make_permute(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
     if instruction.modifiers:
         return None
 
@@ -283,35 +251,32 @@ def _make_permute(instruction: SassInstruction, operand_texts: list[str], consta
             result = result | np.where(selection & np.uint64(8), sign, byte) << np.uint64(8 * byte_index)
         return [low_words(result)]
 
-    return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:4], constants), permute)
+    return SassSemantics((parse_register(operands[0]),), parse_words(operands[1:4], constants), permute)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "VIMNMX", "IMNMX", "VIADDMNMX")
-def _min_or_max(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
+def _min_or_max(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
     widen = to_uint64 if "U32" in instruction.modifiers else to_int64
-    values = [operand_text for operand_text in operand_texts[1:-1] if not is_predicate(operand_text)]
-    sources = (*parse_words(values, constants), parse_predicate(operand_texts[-1]))
+    values = [text for text in operands[1:-1] if not is_predicate(text)]
+    sources = (*parse_words(values, constants), parse_predicate(operands[-1]))
 
-    def clamp(*operands: Array) -> Sequence[Array]:
-        *terms, bound, takes_min = operands
+    def clamp(*inputs: Array) -> Sequence[Array]:
+        *terms, bound, takes_min = inputs
         a, b = widen(reduce(operator.add, terms)), widen(bound)
         return [low_words(np.where(takes_min, np.minimum(a, b), np.maximum(a, b)))]
 
-    return SassSemantics((parse_register(operand_texts[0]),), sources, clamp)
+    return SassSemantics((parse_register(operands[0]),), sources, clamp)
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IABS")
-def _make_absolute(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
-    return SassSemantics(
-        (parse_register(operand_texts[0]),),
-        parse_words(operand_texts[1:2], constants),
-        lambda a: [low_words(np.abs(to_int64(a)))],
-    )
+def _make_absolute(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics:
+    sources = parse_words(operands[1:2], constants)
+    return SassSemantics((parse_register(operands[0]),), sources, lambda a: [low_words(np.abs(to_int64(a)))])
 
 
 @register_semantics(SEMANTICS_FACTORIES, "IDP")
-def _make_dot(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
-    """Two halves of a word times two bytes of another."""
+def _make_dot(instruction: SassInstruction, operands: list[str], constants: Constants) -> SassSemantics | None:
+    """Return the dot product of a word's two halves and two bytes of another word, plus the third operand."""
     if instruction.modifiers != ("2A", "LO", "U16", "U8"):
         return None
 
@@ -319,4 +284,4 @@ def _make_dot(instruction: SassInstruction, operand_texts: list[str], constants:
         low_product = (a & np.uint32(0xFFFF)) * (b & np.uint32(0xFF))
         return [low_product + (a >> np.uint32(16)) * (b >> np.uint32(8) & np.uint32(0xFF)) + c]
 
-    return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:4], constants), dot)
+    return SassSemantics((parse_register(operands[0]),), parse_words(operands[1:4], constants), dot)

@@ -1,4 +1,4 @@
-"""What each instruction computes, whichever it is; of those that are not understood, what they write."""
+"""Semantics of a SASS instruction by its opcode; unsupported instructions write unknown values."""
 
 from __future__ import annotations
 
@@ -15,47 +15,44 @@ _SEMANTICS_FACTORIES = integers.SEMANTICS_FACTORIES | data_movement.SEMANTICS_FA
 def make_semantics(
     instruction: SassInstruction, constants: Constants, special_registers: Mapping[str, Array]
 ) -> SassSemantics:
-    """What an instruction computes; something that is not known, where it is none of those that are understood.
+    """Return the semantics of an instruction; an unsupported instruction writes unknown values.
 
     Args:
-        instruction: not one that branches.
-        constants: the words of the constant banks.
-        special_registers: values of the registers that
-            `tvmconv.analysis.sass.interpreter.data_movement.SPECIAL_REGISTERS` names, when it is executed.
+        instruction: An instruction that does not branch.
+        constants: Function that returns known words of the constant banks.
+        special_registers: Values of `tvmconv.analysis.sass.interpreter.data_movement.SPECIAL_REGISTERS`, filled in
+            before the execution.
     """
-    operand_texts = instruction.operands.split(", ") if instruction.operands else []
+    operands = instruction.operands.split(", ") if instruction.operands else []
     opcode = instruction.opcode
     if opcode[0] == "U" and opcode[1:] in _SEMANTICS_FACTORIES:
         opcode = opcode[1:]
     if opcode in ("S2R", "S2UR", "CS2R"):
         return data_movement.make_special_read(
-            operand_texts, special_registers, is_wide=opcode == "CS2R" and "32" not in instruction.modifiers
+            operands, special_registers, is_wide=opcode == "CS2R" and "32" not in instruction.modifiers
         )
-    if opcode == "ELECT":  # one thread of each warp: the first, say
-        return SassSemantics((parse_register(operand_texts[0]),), (), lambda: [special_registers["SR_LANEID"] == 0])
+    if opcode == "ELECT":  # elects one thread of each warp, here the first
+        return SassSemantics((parse_register(operands[0]),), (), lambda: [special_registers["SR_LANEID"] == 0])
     if opcode in _SEMANTICS_FACTORIES:
-        semantics = _SEMANTICS_FACTORIES[opcode](instruction, operand_texts, constants)
+        semantics = _SEMANTICS_FACTORIES[opcode](instruction, operands, constants)
         if semantics:
             return semantics
-    return make_unknown_semantics(instruction, operand_texts)
+    return make_unknown_semantics(instruction, operands)
 
 
-def make_unknown_semantics(instruction: SassInstruction, operand_texts: Sequence[str]) -> SassSemantics:
-    """What an instruction writes, of which nothing is known: its first operands, and the registers behind them."""
-    if operand_texts[:1] == ["PR"]:
+def make_unknown_semantics(instruction: SassInstruction, operands: Sequence[str]) -> SassSemantics:
+    """Return semantics that write unknown values to the first operands and the registers after them."""
+    if operands[:1] == ["PR"]:
         return SassSemantics(tuple(range(FIRST_PREDICATE, FIRST_PREDICATE + 7)), (), None)
     written_registers: list[int | None] = []
-    for operand_text in operand_texts[:2]:
-        register_number = parse_register(operand_text)
-        if operand_text.startswith(("!", "-", "~", "[")) or (
-            register_number is None and operand_text not in ("PT", "UPT", "RZ", "URZ")
-        ):
+    for text in operands[:2]:
+        register_number = parse_register(text)
+        is_constant = register_number is None and text not in ("PT", "UPT", "RZ", "URZ")
+        if text.startswith(("!", "-", "~", "[")) or is_constant:
             break
         if register_number is not None:
-            written_registers += range(
-                register_number,
-                register_number + (1 if register_number >= FIRST_PREDICATE else count_registers(instruction)),
-            )
-        if not is_predicate(operand_text):
+            count = 1 if register_number >= FIRST_PREDICATE else count_registers(instruction)
+            written_registers += range(register_number, register_number + count)
+        if not is_predicate(text):
             break
     return SassSemantics(tuple(written_registers), (), None)

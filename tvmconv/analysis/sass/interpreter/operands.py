@@ -1,18 +1,19 @@
-"""The operands of machine code: registers, predicates, constants and addresses.
+"""Operands of SASS instructions: registers, predicates, constants and addresses.
 
-Registers are told by numbers: R0 to R254 by their own, UR0 and on from `FIRST_UNIFORM` on, P0 to P6 from
-`FIRST_PREDICATE` on and UP0 to UP6 behind these; from `FIRST_STACK_SLOT` on, words of the stack. What is always zero or
-always true has no number. Values are arrays of unsigned integers of 32 bits, of one element where all threads have the
-same, else of one a thread; predicates are arrays of booleans. None stands for what is not known: what comes from
-memory, and floating point.
+Each register has a number. R0 to R254 have their own. UR0 and up start at `FIRST_UNIFORM`, P0 to P6 and then UP0 to UP6
+at `FIRST_PREDICATE`, and words of the stack at `FIRST_STACK_SLOT`. The constants RZ, URZ, PT and UPT have no number.
+Values are arrays of 32-bit unsigned integers, and predicates are arrays of booleans. An array has one element if all
+threads have the same value, else one per thread. None stands for an unknown value, such as one from memory or from
+floating-point arithmetic.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ FIRST_UNIFORM, FIRST_PREDICATE, FIRST_STACK_SLOT = 256, 512, 528
 WORD_BITS = 32
 Value = NDArray[Any] | None
 Values = list[Value]
-Constants = Callable[[int, int], int | None]  # the word at an offset of a bank, if it is known
+Constants = Callable[[int, int], int | None]  # returns the word of (bank, offset), or None if it is unknown
 
 _REGISTER = re.compile(r"(U?)R(Z|\d+)((?:\.\w+)*)")
 _PREDICATE = re.compile(r"(!?)(U?)P(T|\d)")
@@ -34,11 +35,11 @@ _SCALES = {"X4": 4, "X8": 8, "X16": 16}
 
 @dataclass(frozen=True)
 class OperandReader:
-    """What an instruction reads: a value of 32 or 64 bits, or a predicate.
+    """Source operand of an instruction: a value of 32 or 64 bits, or a predicate.
 
     Attributes:
-        register_bits: the numbers of the registers, as a set of bits.
-        read: its value; None if it is not known.
+        register_bits: Numbers of the operand's registers as a set of bits.
+        read: Function that returns its value; None if the value is unknown.
     """
 
     register_bits: int
@@ -46,7 +47,7 @@ class OperandReader:
 
 
 def parse_register(text: str) -> int | None:
-    """The number of a register, such as that of `UR4`; None for what always is zero or true, and for what is none."""
+    """Return the number of a register such as `UR4`; None for RZ, PT and operands that are not registers."""
     if match := _REGISTER.fullmatch(text.lstrip("-~|!").rstrip("|")):
         return None if match[2] == "Z" else int(match[2]) + (FIRST_UNIFORM if match[1] else 0)
     if match := _PREDICATE.fullmatch(text):
@@ -55,12 +56,12 @@ def parse_register(text: str) -> int | None:
 
 
 def is_predicate(text: str) -> bool:
-    """Whether an operand is a predicate."""
+    """Return whether an operand is a predicate."""
     return _PREDICATE.fullmatch(text) is not None
 
 
 def parse_predicate(text: str) -> OperandReader:
-    """A predicate, such as `!P0`; what is none is not known."""
+    """Return the reader of a predicate such as `!P0`; other operands read as unknown."""
     match = _PREDICATE.fullmatch(text.lstrip("@"))
     if not match:
         return _UNKNOWN
@@ -77,7 +78,7 @@ def parse_predicate(text: str) -> OperandReader:
 
 
 def parse_word(text: str, constants: Constants) -> OperandReader:
-    """An operand of 32 bits, such as `-R4.reuse`, `0x10` or `c[0x0][0x28]`."""
+    """Return the reader of a 32-bit operand such as `-R4.reuse`, `0x10` or `c[0x0][0x28]`."""
     sign, unsigned_text = text[: len(text) - len(text.lstrip("-~"))], text.lstrip("-~")
     if _NUMBER.fullmatch(text):
         return _make_constant(int(text, 16))
@@ -88,23 +89,18 @@ def parse_word(text: str, constants: Constants) -> OperandReader:
     if not match or set(match[3].split(".")) - {"", "reuse", "64", "U32"}:
         return _UNKNOWN
     register_number = parse_register(match[1] + "R" + match[2])
-    return _apply_sign(
-        _make_constant(0)
-        if register_number is None
-        else OperandReader(1 << register_number, lambda values: values[register_number]),
-        sign,
-    )
+    if register_number is None:
+        return _apply_sign(_make_constant(0), sign)
+    return _apply_sign(OperandReader(1 << register_number, operator.itemgetter(register_number)), sign)
 
 
 def parse_pair(text: str, constants: Constants) -> OperandReader:
-    """An operand of 64 bits, which lies in two registers, or words of the constants."""
+    """Return the reader of a 64-bit operand, which is a pair of registers or of constant words."""
     if match := CONSTANT.fullmatch(text):
         low_word, high_word = (constants(int(match[1], 16), int(match[2], 16) + offset) for offset in (0, 4))
-        return (
-            _UNKNOWN
-            if low_word is None or high_word is None
-            else _join_words(_make_constant(low_word), _make_constant(high_word))
-        )
+        if low_word is None or high_word is None:
+            return _UNKNOWN
+        return _join_words(_make_constant(low_word), _make_constant(high_word))
     if _NUMBER.fullmatch(text):
         number = int(text, 16)
         return _join_words(_make_constant(number), _make_constant(number >> WORD_BITS))
@@ -117,13 +113,15 @@ def parse_pair(text: str, constants: Constants) -> OperandReader:
 
 
 def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> OperandReader:
-    """An address in bytes, such as `desc[UR4][R2.64+-0x10]` or `[R5.X4+UR4+0x100]`: of 64 bits where a part is.
+    """Return the reader of a byte address such as `desc[UR4][R2.64+-0x10]` or `[R5.X4+UR4+0x100]`.
+
+    The address has 64 bits if one of its terms has.
 
     Args:
-        text: the operand.
-        constants: the words of the constant banks.
-        is_wide: a register without a mark stands for two (before compute capability 8.0): the only one, or the uniform
-            one beside another that is marked `.U32`.
+        text: Text of the operand.
+        constants: Function that returns known words of the constant banks.
+        is_wide: Whether a register without a suffix stands for a pair (before compute capability 8.0). This is the only
+            register, or the uniform one beside a register with the suffix `.U32`.
     """
     match = _ADDRESS.fullmatch(text)
     if not match:
@@ -144,14 +142,13 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
             total = total + value
         return total if is_wide else total & np.uint64(0xFFFFFFFF)
 
-    return OperandReader(_merge_registers(term_readers), read)
+    return OperandReader(reduce(operator.or_, (reader.register_bits for reader in term_readers), 0), read)
 
 
 def make_stack_operands(first_slot: int, count: int) -> tuple[OperandReader, ...]:
-    """Some words of the stack, by their numbers."""
-    return tuple(
-        OperandReader(1 << number, operator.itemgetter(number)) for number in range(first_slot, first_slot + count)
-    )
+    """Return readers of consecutive words of the stack."""
+    slots = range(first_slot, first_slot + count)
+    return tuple(OperandReader(1 << slot, operator.itemgetter(slot)) for slot in slots)
 
 
 def _parse_address_term(text: str, constants: Constants) -> OperandReader:
@@ -168,13 +165,6 @@ def _parse_address_term(text: str, constants: Constants) -> OperandReader:
         return None if value is None else value.astype(np.uint64) * multiplier
 
     return OperandReader(register_reader.register_bits, read)
-
-
-def _merge_registers(sources: Sequence[OperandReader]) -> int:
-    register_bits = 0
-    for source in sources:
-        register_bits |= source.register_bits
-    return register_bits
 
 
 def _make_constant(number: int) -> OperandReader:

@@ -1,7 +1,7 @@
-"""How often the instructions of a kernel run and what they ask of memory: sectors, lines and wavefronts of each.
+"""Counts of each SASS instruction's executions and memory requests: sectors, lines and wavefronts.
 
-All blocks of a grid are executed where that takes few steps; else some, spread evenly, which stand for all: those at
-the border of the grid do less than those inside.
+All blocks of a grid are interpreted if that takes few steps. Otherwise an evenly spread sample stands for all blocks,
+because the blocks at the border of the grid do less than those inside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _ConstantBankLayout:
-    """Where things lie in constant bank 0, in bytes."""
+    """Offsets of the launch parameters in constant bank 0 in bytes."""
 
     arguments_offset: int
     block_offset: int
@@ -41,54 +41,42 @@ class _ConstantBankLayout:
     descriptors_offset: int
 
 
-ARRAY_ADDRESS_BITS = 40  # of an address, above which is the number of the argument that it is in
-_ARRAY_START = 1 << 32  # of an argument's array: what is a little below it is there, too
-# Constant bank 0, by the first architecture that has it so: the arguments, the sizes of block and grid, the stack's
-# end, and descriptors of global memory, of which nothing is needed. Read off machine code (docs/tvm.md).
+ARRAY_ADDRESS_BITS = 40  # low bits of an address; the bits above are the number of the argument that contains it
+_ARRAY_START = 1 << 32  # offset of an argument's array, so that addresses slightly below it belong to it, too
+# Layout of constant bank 0 by the first architecture that has it: the arguments, the sizes of block and grid, the end
+# of the stack, and descriptors of global memory, whose contents do not matter. Source: machine code (docs/tvm.md).
 _CONSTANT_BANKS = (
     (
         100,
-        _ConstantBankLayout(
-            arguments_offset=0x380, block_offset=0x360, grid_offset=0x370, stack_offset=0x37C, descriptors_offset=0x358
-        ),
+        _ConstantBankLayout(0x380, block_offset=0x360, grid_offset=0x370, stack_offset=0x37C, descriptors_offset=0x358),
     ),
-    (
-        90,
-        _ConstantBankLayout(
-            arguments_offset=0x210, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x208
-        ),
-    ),
-    (
-        0,
-        _ConstantBankLayout(
-            arguments_offset=0x160, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x118
-        ),
-    ),
+    (90, _ConstantBankLayout(0x210, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x208)),
+    (0, _ConstantBankLayout(0x160, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x118)),
 )
 _STACK_END_ADDRESS = 0xFFFF00
-_THREADS_PER_BATCH = 16384  # threads that are executed together: NumPy takes little longer for them than for some
-_THREADS_OF_FIRST_BATCH = 2048  # to see how many steps a block takes
-_MAX_GRID_INSTRUCTIONS = 200_000  # of a grid, some seconds, but for the first blocks
+_THREADS_PER_BATCH = 16384  # threads that are executed together, at which NumPy's overhead is small
+_THREADS_OF_FIRST_BATCH = 2048  # threads of the first blocks, which show how many steps a block takes
+_MAX_GRID_INSTRUCTIONS = 200_000  # limit of a grid without its first blocks, some seconds
 _MAX_SAMPLED_BLOCKS = 16384
-_DRAWS_PER_BLOCK = 3  # numbers drawn for each block, so that nearly all of few blocks are met
+_DRAWS_PER_BLOCK = 3  # numbers drawn per block, so that nearly all blocks of a small grid are drawn
 
 
 @dataclass
 class InstructionCounts:
-    """What one instruction does, and what its requests take.
+    """Executions of one instruction, and its memory requests.
 
     Attributes:
-        num_executed: how often a warp runs it.
-        num_backward_branches: of a branch, how often a warp takes it back to an instruction before it.
-        num_requests: of these, how often with a thread taking part.
-        num_sectors: of global memory that they touch.
-        min_sectors: that would do for what they touch.
-        num_lines: of 128 bytes of global memory.
-        num_wavefronts: of shared memory.
-        min_wavefronts: that would do without conflicts.
-        array_indices: of the program, by their index, in which they are.
-        shared_address_range: the shared addresses, in bytes, of the first and the last.
-        access_bytes: that a thread accesses.
+        num_executed: Number of executions by a warp.
+        num_backward_branches: Number of times that a warp takes the branch backward.
+        num_requests: Number of executions with at least one active thread.
+        num_sectors: Number of global-memory sectors that the requests touch.
+        min_sectors: Number of sectors if the bytes of each request were contiguous.
+        num_lines: Number of 128-byte lines of global memory.
+        num_wavefronts: Number of shared-memory wavefronts.
+        min_wavefronts: Number of wavefronts without bank conflicts.
+        array_indices: Indices of the accessed arrays in the program.
+        shared_address_range: Smallest and largest shared address in bytes.
+        access_bytes: Bytes per thread.
     """
 
     num_executed: int = 0
@@ -106,11 +94,11 @@ class InstructionCounts:
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """What the blocks of a launch ask, or some of them.
+    """Memory requests of a launch, or of a sample of its blocks.
 
     Attributes:
-        instruction_counts: of each instruction, of the blocks that were executed.
-        block_fraction: of the grid's blocks that these are.
+        instruction_counts: Counts of each instruction, summed over the interpreted blocks.
+        block_fraction: Fraction of the grid's blocks that were interpreted.
     """
 
     instruction_counts: list[InstructionCounts]
@@ -118,15 +106,15 @@ class LaunchCounts:
 
 
 def count_launch_requests(compiled_kernel: CompiledKernel, listing: Listing, arch: str) -> LaunchCounts:
-    """What the instructions of a step ask of memory in a whole launch.
+    """Count the memory requests of a device kernel's instructions in a whole launch.
 
     Args:
-        compiled_kernel: of a kernel's program.
-        listing: its machine code.
-        arch: such as "sm_90".
+        compiled_kernel: Compiled device kernel of a kernel's program.
+        listing: Its machine code.
+        arch: NVIDIA architecture, such as "sm_90".
 
     Raises:
-        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+        AnalysisError: The machine code has an unsupported instruction, or its requests depend on the data.
     """
     counter = _RequestCounter(compiled_kernel, listing, arch)
     order = sample_grid(compiled_kernel.launch.grid, _MAX_SAMPLED_BLOCKS)
@@ -149,18 +137,18 @@ def count_requests(
     on_access: AccessCallback | None = None,
     max_instructions: int | None = None,
 ) -> list[InstructionCounts]:
-    """What each instruction of a step asks of memory in some blocks, by its place in the listing.
+    """Count the memory requests of a device kernel's instructions in some blocks, in the order of the listing.
 
     Args:
-        compiled_kernel: of a kernel's program.
-        listing: its machine code.
-        arch: such as "sm_90".
-        blocks: of its grid, as (x, y, z).
-        on_access: is told of each access, too, with addresses of global memory from their array's begin on.
-        max_instructions: instructions that are executed, as `SassInterpreter.execute_blocks` has it.
+        compiled_kernel: Compiled device kernel of a kernel's program.
+        listing: Its machine code.
+        arch: NVIDIA architecture, such as "sm_90".
+        blocks: Indices of the blocks in the grid as (x, y, z).
+        on_access: Function that is called with each access; global addresses are relative to their array.
+        max_instructions: Maximum number of executed instructions, as in `SassInterpreter.execute_blocks`.
 
     Raises:
-        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+        AnalysisError: The machine code has an unsupported instruction, or its requests depend on the data.
     """
     counter = _RequestCounter(compiled_kernel, listing, arch, on_access)
     counter.count_blocks(blocks, max_instructions)
@@ -168,21 +156,20 @@ def count_requests(
 
 
 def list_array_names(kernel: Kernel, lowered_kernel: LoweredKernel) -> dict[int, str]:
-    """The names of the arrays and of the scratch memory that a step takes, by their index in the program."""
+    """Return the names of the arrays and of the workspace of a device kernel, by their index in the program."""
     parameter_names = {parameter.index: parameter.name.removesuffix("_ptr") for parameter in lowered_kernel.parameters}
     return parameter_names | dict(enumerate(kernel.memory_scopes))
 
 
 def sample_grid(grid: BlockIndex, max_blocks: int) -> list[BlockIndex]:
-    """Blocks of a grid, as (x, y, z): all where there are few, else so many; the first of them are spread evenly, too.
+    """Return all blocks of a small grid, else `max_blocks` of them, as (x, y, z); any first few are evenly spread.
 
-    They are some constant share of the grid apart that no tile's width divides: the golden ratio's (the additive
-    recurrence of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences").
+    The blocks are a fraction of the grid apart that no tile's width divides, the golden ratio (the additive recurrence
+    of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences").
     """
     count = math.prod(grid)
-    positions = (
-        np.arange(min(_DRAWS_PER_BLOCK * count, 2 * _DRAWS_PER_BLOCK * max_blocks)) * (math.sqrt(5) - 1) / 2 + 0.5
-    ) % 1
+    draws = np.arange(min(_DRAWS_PER_BLOCK * count, 2 * _DRAWS_PER_BLOCK * max_blocks))
+    positions = (draws * (math.sqrt(5) - 1) / 2 + 0.5) % 1
     block_numbers, first_indices = np.unique((positions * count).astype(np.int64), return_index=True)
     block_numbers = block_numbers[np.argsort(first_indices)][:max_blocks]
     z, y, x = np.unravel_index(block_numbers, grid[::-1])
@@ -190,13 +177,13 @@ def sample_grid(grid: BlockIndex, max_blocks: int) -> list[BlockIndex]:
 
 
 class _RequestCounter:
-    """A step's machine code, and what its instructions have asked so far."""
+    """Counter of the memory requests of a device kernel's instructions."""
 
     def __init__(
         self, compiled_kernel: CompiledKernel, listing: Listing, arch: str, on_access: AccessCallback | None = None
     ) -> None:
         if not listing:
-            raise AnalysisError("there is no machine code")
+            raise AnalysisError("the kernel has no machine code")
         constant_words = _list_constant_words(compiled_kernel, arch)
         self._interpreter = SassInterpreter(
             listing, compiled_kernel.launch, lambda bank, offset: constant_words.get(offset) if bank == 0 else None
@@ -205,7 +192,7 @@ class _RequestCounter:
         self.counts = self._counter.counts
 
     def count_blocks(self, blocks: Sequence[BlockIndex], max_instructions: int | None = None) -> int:
-        """Execute some blocks; how many steps that took."""
+        """Interpret some blocks, and return the number of executed instructions."""
         execution = self._interpreter.execute_blocks(blocks, self._count_access, max_instructions)
         for counts, num_executed, num_backward_branches in zip(
             self.counts, execution.execution_counts, execution.backward_branch_counts, strict=True
@@ -221,14 +208,12 @@ class _RequestCounter:
 
 
 def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int, int]:
-    """The words of constant bank 0 that are known, by their offset: launch, stack and arguments."""
+    """Return the known words of constant bank 0 by offset: launch parameters, stack and arguments."""
     architecture = int("".join(filter(str.isdigit, arch)))
-    layout = next(bank_layout for min_architecture, bank_layout in _CONSTANT_BANKS if architecture >= min_architecture)
+    layout = next(layout for min_architecture, layout in _CONSTANT_BANKS if architecture >= min_architecture)
+    launch = compiled_kernel.launch
     words = {layout.stack_offset: _STACK_END_ADDRESS, layout.descriptors_offset: 0, layout.descriptors_offset + 4: 0}
-    for offset, extents in (
-        (layout.block_offset, compiled_kernel.launch.block),
-        (layout.grid_offset, compiled_kernel.launch.grid),
-    ):
+    for offset, extents in ((layout.block_offset, launch.block), (layout.grid_offset, launch.grid)):
         words |= {offset + 4 * axis: extent for axis, extent in enumerate(extents)}
     tensor_maps = dict(compiled_kernel.tensor_maps)
     argument_offset = layout.arguments_offset
@@ -243,25 +228,26 @@ def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int
 
 
 class _AccessTotals:
-    """Counts what is asked; what was asked before, at addresses that are all moved on alike, is known."""
+    """Totals of the memory requests, with a cache for requests whose addresses differ by a constant offset."""
 
     def __init__(self, listing: Listing, arrays: frozenset[int]) -> None:
         self._array_indices = arrays
         self.counts = [InstructionCounts() for _ in listing]
         self._opcodes = [instruction.opcode for instruction in listing]
-        self._num_matrices = [_count_matrices(instruction.modifiers) for instruction in listing]
+        self._num_matrices = [
+            next((int(item) for item in each.modifiers if item in ("1", "2", "4")), 1) for each in listing
+        ]
         self._request_cache: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def add_request(self, request: WarpRequest) -> WarpRequest:
-        """Count it; what was counted: of matrices the threads whose addresses matter."""
+        """Count a request, and return it; of matrix accesses, only the lanes that provide an address stay active."""
         opcode, counts = self._opcodes[request.instruction_index], self.counts[request.instruction_index]
         counts.num_requests += int(request.is_active.any(axis=1).sum())
         counts.access_bytes = request.access_bytes
         if opcode in ("LDSM", "STSM"):
             is_address_lane = np.arange(request.is_active.shape[1]) < 8 * self._num_matrices[request.instruction_index]
-            request = WarpRequest(
-                request.instruction_index, request.addresses, request.is_active & is_address_lane, VECTOR_BYTES
-            )
+            active = request.is_active & is_address_lane
+            request = WarpRequest(request.instruction_index, request.addresses, active, VECTOR_BYTES)
         if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
             global_addresses = request.addresses if request.source_addresses is None else request.source_addresses
             active = request.is_active if request.is_read is None else request.is_read
@@ -289,13 +275,10 @@ class _AccessTotals:
             counts.min_wavefronts += totals[1]
             if request.is_active.any():
                 active_addresses = request.addresses[request.is_active]
-                first_address, last_address = counts.shared_address_range or (
-                    int(active_addresses[0]),
-                    int(active_addresses[0]),
-                )
+                first, last = counts.shared_address_range or (active_addresses[0], active_addresses[0])
                 counts.shared_address_range = (
-                    min(first_address, int(active_addresses.min())),
-                    max(last_address, int(active_addresses.max())),
+                    min(int(first), int(active_addresses.min())),
+                    max(int(last), int(active_addresses.max())),
                 )
         return request
 
@@ -315,10 +298,7 @@ class _AccessTotals:
         key = memory_space, copies, nbytes, relative_addresses.tobytes(), active.tobytes()
         if key not in self._request_cache:
             if memory_space == "global":
-                _, num_sectors, min_sectors, num_lines = count_sectors(
-                    relative_addresses, active, nbytes, is_copy=copies
-                )
-                self._request_cache[key] = num_sectors, min_sectors, num_lines
+                self._request_cache[key] = count_sectors(relative_addresses, active, nbytes, is_copy=copies)[1:]
             else:
                 wavefronts, min_wavefronts = count_wavefronts_by_request(relative_addresses, active, nbytes)
                 self._request_cache[key] = int(wavefronts.sum()), int(min_wavefronts.sum()), 0
@@ -334,11 +314,6 @@ def _make_array_relative(request: WarpRequest) -> WarpRequest:
 
 
 def _subtract_array_start(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Addresses of global memory, from their array's begin on; those of shared memory as they are."""
-    return np.where(
-        addresses >> ARRAY_ADDRESS_BITS > 0, (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START, addresses
-    )
-
-
-def _count_matrices(modifiers: Sequence[str]) -> int:
-    return next((int(modifier) for modifier in modifiers if modifier in ("1", "2", "4")), 1)
+    """Make global addresses relative to their array; shared addresses stay."""
+    offsets = (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START
+    return np.where(addresses >> ARRAY_ADDRESS_BITS > 0, offsets, addresses)

@@ -1,4 +1,4 @@
-"""What an instruction computes, as its registers and a function, and what many instructions need to say so."""
+"""Semantics of an instruction as its registers and a function, with helpers to define them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ SemanticsFunction = Callable[..., Sequence[Array]]
 
 @dataclass(frozen=True)
 class SassSemantics:
-    """What an instruction computes.
+    """Computation of an instruction.
 
     Attributes:
-        written_registers: the numbers of registers, one a result; None for a result that nobody keeps.
-        sources: what it reads.
-        function: of the sources' values; its results are not known where one of these is not. None: they never are.
+        written_registers: Number of the register of each result; None for a result that is discarded.
+        sources: Source operands.
+        function: Function from the sources' values to the results; None if the results are unknown. The results are
+            also unknown if a source's value is.
     """
 
     written_registers: tuple[int | None, ...]
@@ -32,11 +33,11 @@ class SassSemantics:
 
 
 SemanticsFactory = Callable[[SassInstruction, list[str], Constants], "SassSemantics | None"]
-SemanticsFactories = dict[str, SemanticsFactory]  # by opcode; they give None for a form that is not understood
+SemanticsFactories = dict[str, SemanticsFactory]  # by opcode; a factory returns None for an unsupported form
 
 
 def register_semantics(factories: SemanticsFactories, *opcodes: str) -> Callable[[SemanticsFactory], SemanticsFactory]:
-    """Enter a function that makes the operations of some opcodes, of an instruction and its operands."""
+    """Register the decorated function as the factory of the semantics of some opcodes."""
 
     def register_factory(factory: SemanticsFactory) -> SemanticsFactory:
         factories.update(dict.fromkeys(opcodes, factory))
@@ -46,44 +47,44 @@ def register_semantics(factories: SemanticsFactories, *opcodes: str) -> Callable
 
 
 def count_registers(instruction: SassInstruction) -> int:
-    """How many registers an instruction writes, or reads to store."""
+    """Return the number of registers that an instruction writes, or that it stores."""
     if "128" in instruction.modifiers or instruction.opcode in ("LDSM", "HMMA", "TEX"):
         return 4
     is_wide = "64" in instruction.modifiers or "WIDE" in instruction.modifiers or instruction.opcode[0] == "D"
     return 2 if is_wide else 1
 
 
-def parse_words(operand_texts: Sequence[str], constants: Constants) -> tuple[OperandReader, ...]:
-    """Operands of 32 bits."""
-    return tuple(parse_word(operand_text, constants) for operand_text in operand_texts)
+def parse_words(operands: Sequence[str], constants: Constants) -> tuple[OperandReader, ...]:
+    """Return the readers of 32-bit operands."""
+    return tuple(parse_word(text, constants) for text in operands)
 
 
 def parse_register_pair(name: str) -> tuple[int | None, int | None]:
-    """The two registers of a value of 64 bits."""
+    """Return the two registers of a 64-bit value."""
     first_register = parse_register(name)
     return first_register, None if first_register is None else first_register + 1
 
 
 def split_words(value: Array) -> Sequence[Array]:
-    """The two words of 64 bits."""
+    """Return the lower and the upper words of 64-bit values."""
     return [low_words(value), high_words(value)]
 
 
 def to_uint64(value: Array) -> Array:
-    """Words as unsigned numbers of 64 bits."""
+    """Zero-extend words to 64 bits."""
     return value.astype(np.uint64)
 
 
 def to_int64(value: Array) -> Array:
-    """Words as signed numbers of 64 bits."""
+    """Sign-extend words to 64 bits."""
     return value.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def low_words(value: Array) -> Array:
-    """The lower words."""
+    """Return the lower words of 64-bit values."""
     return value.astype(np.uint32)
 
 
 def high_words(value: Array) -> Array:
-    """The upper words."""
+    """Return the upper words of 64-bit values."""
     return (value.astype(np.uint64) >> np.uint64(32)).astype(np.uint32)

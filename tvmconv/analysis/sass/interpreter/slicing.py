@@ -1,8 +1,8 @@
-"""Which instructions decide what a kernel asks of memory: those that addresses, predicates and branches come from.
+"""Slicing of the instructions that a kernel's memory requests depend on, through addresses, predicates and branches.
 
-An instruction counts if what it writes is read, before it is written again, by one that counts: liveness (Aho, Lam,
-Sethi and Ullman, "Compilers", 9.2.5) of the registers that accesses and branches read. What is left out is most of a
-kernel: its arithmetic.
+An instruction is in the slice if an instruction of the slice reads its result before another one overwrites it. This is
+liveness (Aho, Lam, Sethi and Ullman, "Compilers", 9.2.5) of the registers that accesses and branches read. The slice
+excludes most of a kernel: its arithmetic.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def slice_for_addresses(
     root_registers: Sequence[int],
     successors: Sequence[Sequence[int]],
 ) -> list[bool]:
-    """For each instruction whether it counts.
+    """Return for each instruction whether it is in the slice.
 
     Args:
-        read_registers: the registers that each instruction reads, its predicate among them, as sets of bits.
-        written_registers: those that it writes.
-        writes_all_threads: whether it writes them for all threads.
-        root_registers: those of its reads that are of interest in themselves.
-        successors: the instructions that may be executed next.
+        read_registers: Registers that each instruction reads, its predicate included, as sets of bits.
+        written_registers: Registers that each instruction writes, as sets of bits.
+        writes_all_threads: Whether each instruction writes them for all threads.
+        root_registers: Registers of each instruction's addresses, predicates and branches, as sets of bits.
+        successors: Indices of the instructions that may execute after each instruction.
     """
     live_registers = [0] * len(read_registers)  # before each instruction
     predecessors: list[list[int]] = [[] for _ in read_registers]
@@ -40,11 +40,8 @@ def slice_for_addresses(
             live_out |= live_registers[neighbor]
         live_in = live_out | root_registers[index]
         if written_registers[index] & live_out:
-            live_in = (
-                (live_out & ~written_registers[index] if writes_all_threads[index] else live_out)
-                | read_registers[index]
-                | root_registers[index]
-            )
+            kept = live_out & ~written_registers[index] if writes_all_threads[index] else live_out
+            live_in = kept | read_registers[index] | root_registers[index]
         if live_in != live_registers[index]:
             live_registers[index] = live_in
             for neighbor in predecessors[index]:
