@@ -143,7 +143,7 @@ def test_a_schedules_usage_keeps_its_space_within_limits(schedule_registry):
     def one_tile(s: TirSchedule, w, k):
         """Ask for one tile, of rows at most."""
         k.split("tile", 64, parts=2, default=(-1, 8))
-        k.condition("at most 32 in a tile", lambda c: c["tile"][:, 1] <= 32)
+        k.require("at most 32 in a tile", lambda c: c["tile"][:, 1] <= 32)
 
     space = registry.find_schedule(W, "one_tile").space(W, limits=BlockLimits(max_threads=16))
     legal = [space.config_from_point(point)["tile"] for point in space.enumerated_legal]
@@ -250,7 +250,7 @@ def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
 def test_every_schedule_can_be_pickled_with_all_it_declares():
     program = (
         "import pickle, sys; schedules = pickle.load(sys.stdin.buffer)\n"
-        "print([(s.operator, s.name, s.dtypes, s.kinds, s.condition is None) for s in schedules])"
+        "print([(s.operator, s.name, s.dtypes, s.device_kinds, s.condition is None) for s in schedules])"
     )
     sent = tc.schedules()
     ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), capture_output=True, check=True)

@@ -142,10 +142,10 @@ def test_a_condition_that_fails_is_reported_at_its_use(few):
     assert str(caught.value) == f"schedule working failed: {MISSING}"
 
 
-@pytest.mark.parametrize("option", ["condition", "promising", "yields"])
+@pytest.mark.parametrize("option", ["condition", "search_if", "defers_when"])
 def test_a_search_leaves_out_a_schedule_that_fails_when_asked(few, caplog, option):
     add(lambda s, w, k: None, search_if=lambda w: True)
-    add(raising.working, **{"promising": lambda w: True, option: raising.raising_predicate})
+    add(raising.working, **{"search_if": lambda w: True, option: raising.raising_predicate})
     for _ in range(2):
         first = registry.schedules_to_tune(W, "opencl")
         assert "working" not in [s.name for s in (*first, *registry.low_priority_schedules(W, "opencl"))]

@@ -133,7 +133,7 @@ def test_it_ends_with_the_last_config_of_the_last_space(tuner, last):
 def test_what_is_known_is_asked_for_in_portions_as_it_is_needed():
     first, second = (
         [("a", SMALL.default)],
-        [("b", ODD.config(point)) for point in ODD.sample_legal(2, np.random.default_rng(0))],
+        [("b", ODD.config_from_point(point)) for point in ODD.sample_legal(2, np.random.default_rng(0))],
     )
     asked = []
 

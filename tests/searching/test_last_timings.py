@@ -29,7 +29,7 @@ def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
     disturbed = []
 
     def seconds(trial, seconds):
-        if trial.final and not disturbed:  # the fastest comes first
+        if trial.is_final and not disturbed:  # the fastest comes first
             disturbed.append(trial)
             return 2 * seconds
         return seconds
@@ -57,7 +57,7 @@ def slow_at_last(instant, log):
     """Have the config that is the fastest of the trials be the slowest of the last timings; which one it is."""
 
     def seconds(trial, seconds):
-        if trial.final and trial.config == min(trials_of(log), key=lambda record: record.cost).config:
+        if trial.is_final and trial.config == min(trials_of(log), key=lambda record: record.cost).config:
             return 1.0
         return seconds
 
@@ -95,7 +95,7 @@ def test_what_another_search_found_faster_is_timed_at_the_end(log, instant, open
 
 def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     def spoil(trial, error):
-        return ErrorKind.WRONG_ANSWER if trial.final else error
+        return ErrorKind.WRONG_ANSWER if trial.is_final else error
 
     instant.error = spoil
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
 
 
 def test_last_timings_that_failed_in_passing_are_taken_again(log, instant):
-    instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
+    instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.is_final else error
     found = search(log, trials=5, confirm=True).final
     assert found == find_best_record(log, WORKLOAD) == min(trials_of(log), key=lambda record: record.cost)
     instant.error = lambda trial, error: error
@@ -125,7 +125,7 @@ def test_the_naive_schedule_is_timed_in_turn_with_the_finalists(log, instant):
 
 
 def test_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant):
-    instant.seconds = lambda trial, seconds: 5 * seconds if trial.final and trial.schedule == "default" else seconds
+    instant.seconds = lambda trial, seconds: 5 * seconds if trial.is_final and trial.schedule == "default" else seconds
     tuned = search(log, trials=5, compare=True, confirm=True)
     trial = next(record for record in trials_of(log) if record.schedule == "default")
     assert tuned.reference.cost == pytest.approx(5 * trial.cost)

@@ -91,7 +91,7 @@ def test_a_naive_schedule_that_takes_too_long_is_given_up(log, instant, clock):
 
 
 def test_last_timings_that_are_cut_off_leave_the_fastest_trial(log, instant, clock):
-    instant.duration = lambda trial: 30.0 if trial.final else 0.5
+    instant.duration = lambda trial: 30.0 if trial.is_final else 0.5
     tuned = search(log, seconds=10.0, confirm=True)
     assert tuned.final == min(trials_of(log), key=lambda record: record.cost)
     assert tuned.omitted == {SkippedPhase.FINAL_MEASUREMENTS}
