@@ -100,5 +100,5 @@ def test_whatever_else_is_sent_is_refused(told):
 
 
 def test_a_text_that_is_no_json_is_refused():
-    with pytest.raises(CompileError, match="no tensor map"):
+    with pytest.raises(CompileError, match="expected a tensor map"):
         TensorMap.from_json("{")

@@ -57,7 +57,7 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
     ("position", "change", "error", "message"),
     [
         (0, {"box": [64, 1, 999]}, CompileError, "expected a copy of at most 256·256·256 elements"),
-        (0, {"extents": "__import__('os')"}, CompileError, "no tensor map"),
+        (0, {"extents": "__import__('os')"}, CompileError, "expected a tensor map"),
         (3, {}, DeviceError, "is no parameter of mapped: there is none at place 3"),
         (-1, {}, DeviceError, "is no parameter of mapped"),
     ],
