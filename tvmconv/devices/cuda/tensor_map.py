@@ -1,4 +1,4 @@
-"""Tensor maps as a kernel takes them, encoded by CUDA's driver."""
+"""Encoding of tensor maps by the CUDA driver."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ _SWIZZLE_NAMES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> tuple[int, ...]:
-    """The structure's words of 64 bits.
-
-    Nothing is read through the map outside the array but zeros.
+    """Return a `CUtensorMap` as 64-bit words; copies read zeros outside the array.
 
     Args:
-        tensor_map: the map.
-        pointer: where its array lies: at a multiple of 16 bytes.
+        tensor_map: Tensor map.
+        pointer: Address of the array, a multiple of 16 bytes.
 
     Raises:
-        DeviceError: the driver does not take it.
+        DeviceError: The driver rejects the map.
     """
     from cuda.bindings import driver
 
@@ -37,7 +35,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> tuple[int, ...]:
 
 
 def _make_driver_arguments(driver: Any, tensor_map: TensorMap, pointer: int) -> tuple[Any, ...]:
-    """What the driver's function for such a map is called with."""
+    """Return the arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col."""
 
     def to_uint64s(numbers: tuple[int, ...]) -> list[Any]:
         return [driver.cuuint64_t(number) for number in numbers]
