@@ -85,7 +85,7 @@ def _check_size(width: int, height: int) -> None:
     max_width, max_height = (check_cuda(runtime.cudaDeviceGetAttribute(limit, device)) for limit in limits)
     if width > max_width or height > max_height:
         raise DeviceError(
-            f"expected a texture of at most {max_width} × {max_height} elements (width × height), not {width} × {height}"
+            f"a texture is at most {max_width} × {max_height} elements wide and high, not {width} × {height}"
         )
 
 
