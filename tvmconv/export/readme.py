@@ -1,4 +1,4 @@
-"""The README of an exported kernel: what it computes, and how to call it, with examples that run as they are."""
+"""README of an exported kernel, with complete examples of calls."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ROLE_BY_SCOPE = {
 
 
 def format_readme(workload: Workload, description: Mapping[str, Any], files: Sequence[ExportFormat]) -> str:
-    """The page as Markdown.
+    """Return the README as Markdown.
 
     Args:
-        workload: what the kernel computes.
-        description: as `kernel.json` has them.
-        files: the files beside the page, without `kernel.json`.
+        workload: Workload of the kernel.
+        description: Content of `kernel.json`.
+        files: Other exported files except `kernel.json`.
     """
     target = description["target"]
     target_text = f"CUDA, {target['code']}" if target["kind"] == "cuda" else "OpenCL"
@@ -46,7 +46,7 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
         "\n".join(
             [
                 *(f"* `{file_format.name}`: {file_format.description}" for file_format in files),
-                f"* `{JSON_NAME}`: all that this page says, for programs",
+                f"* `{JSON_NAME}`: the content of this page for programs",
             ]
         ),
         "## Call",
@@ -62,7 +62,7 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
 
 
 def _describe_workload(workload: Workload) -> str:
-    """The workload's own words on what it computes: its docstring up to the attributes."""
+    """Return the docstring of the workload's class up to the attributes."""
     return (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip()
 
 
@@ -75,11 +75,13 @@ def _format_arguments(description: Mapping[str, Any]) -> str:
         role = "written, every element" if argument is output else _ROLE_BY_SCOPE[argument["space"]]
         table_lines.append(f"| {name} | {argument['dtype']} | {shape} | {role} |")
         if argument["symbol"]:
-            notes.append(f"{name} is no parameter: it is copied to the symbol `{argument['symbol']}` before a launch.")
+            notes.append(
+                f"{name} is not a parameter: it is copied to the symbol `{argument['symbol']}` before a launch."
+            )
         if argument["space"] == "texture":
             notes.append(
-                f"The texture object over {name} is two-dimensional, as high as its first axis and as wide as all "
-                "behind it, of single elements (no filter, coordinates not normalised), with a border of zeros."
+                f"The texture object over {name} is two-dimensional, with its first axis as height and all others as "
+                "width. It returns single elements (no filtering, unnormalized coordinates), and zero outside."
             )
     return "\n".join(table_lines) + "\n\n" + " ".join(notes)
 
@@ -90,8 +92,8 @@ def _format_launch(description: Mapping[str, Any]) -> str:
     if len(lines) > 1:
         lines = [f"{number}. {kernel}" for number, kernel in enumerate(lines, 1)]
         buffer = [f"{buffer['name']} ({buffer['bytes']:,} bytes)" for buffer in description["scratch"]]
-        workspace_note = f"; memory on the device that one leaves for the next: {', '.join(buffer)}" if buffer else ""
-        lines.insert(0, f"{len(lines)} device functions, one after another{workspace_note}.\n")
+        workspace_note = f" They share device memory: {', '.join(buffer)}." if buffer else ""
+        lines.insert(0, f"{len(lines)} device functions are launched one after another.{workspace_note}\n")
     knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in description["config"].items())
     return "\n".join(lines) + (f"\n\nKnobs: {knobs}." if knobs else "")
 
@@ -100,7 +102,7 @@ def _format_kernel(kernel: Mapping[str, Any], textures: Sequence[str]) -> str:
     grid, block = ("·".join(map(str, kernel[name])) for name in ("grid", "block"))
     clusters = ""
     if max(kernel["cluster"]) > 1:
-        clusters = f" in clusters of {'·'.join(map(str, kernel['cluster']))} blocks, which a launch need not tell"
+        clusters = f" in clusters of {'·'.join(map(str, kernel['cluster']))} blocks, which the code fixes"
     registers = "" if kernel["registers"] is None else f", {kernel['registers']} registers a thread"
     dynamic = f"{kernel['dynamic_shared_bytes']:,} bytes of" if kernel["dynamic_shared_bytes"] else "no"
     parameter_kinds = ["texture object" if name in textures else "address" for name in kernel["parameters"]]
@@ -139,5 +141,5 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
 def _format_date(timestamp: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc).date().isoformat()
-    except (OverflowError, OSError, ValueError):  # somebody else's log
+    except (OverflowError, OSError, ValueError):  # an untrusted log may contain any timestamp
         return "at an unknown date"
