@@ -28,7 +28,7 @@ def write_checked(path: Path, content: bytes) -> bool:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=f"{path.name}.", dir=path.parent, delete=False) as temp_file:
-            stack.callback(_remove_file, temp_file.name)
+            stack.callback(Path(temp_file.name).unlink, missing_ok=True)
             temp_file.write(_hash_content(content) + b"\n" + content)
         os.replace(temp_file.name, path)
         stack.pop_all()
@@ -38,8 +38,3 @@ def write_checked(path: Path, content: bytes) -> bool:
 
 def _hash_content(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-def _remove_file(name: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name)

@@ -38,10 +38,8 @@ class Deadline:
         """
         if seconds is None:
             return cls()
-        return cls(
-            (time.monotonic() if started_at is None else started_at) + seconds,
-            SLACK_FRACTION * max(seconds, 0) + SLACK_SECONDS,
-        )
+        start = time.monotonic() if started_at is None else started_at
+        return cls(start + seconds, SLACK_FRACTION * max(seconds, 0) + SLACK_SECONDS)
 
     @property
     def remaining_seconds(self) -> float:

@@ -42,14 +42,8 @@ def default_candidate_schedules(workload: Workload, device: Device, *, will_be_t
     """
     primary = registry.schedules_to_tune(workload, device.kind, device.arch)
     low_priority = registry.low_priority_schedules(workload, device.kind, device.arch)
-    return [
-        *primary,
-        *(
-            low_priority
-            if will_be_timed and workload.flops <= MIN_LARGE_WORKLOAD_FLOPS
-            else low_priority[:MAX_LOW_PRIORITY_SCHEDULES]
-        ),
-    ]
+    tries_all = will_be_timed and workload.flops <= MIN_LARGE_WORKLOAD_FLOPS
+    return [*primary, *(low_priority if tries_all else low_priority[:MAX_LOW_PRIORITY_SCHEDULES])]
 
 
 def build_default_kernels(
@@ -97,14 +91,10 @@ def build_fastest_default(workload: Workload, device: Device) -> Kernel:
         ScheduleError: No schedule of the workload is in the search on this device.
         Error: That first schedule does not lower, or its kernel does not fit the device.
     """
-    cost_model = cost_model_for(device.arch)
-    default_kernels = (
-        build_default_kernels(workload, device, default_candidate_schedules(workload, device, will_be_timed=False))
-        if cost_model
-        else []
-    )
-    if cost_model and default_kernels:
-        return min(default_kernels, key=lambda kernel: estimate_kernel_seconds(kernel, cost_model.device_spec))
+    if cost_model := cost_model_for(device.arch):
+        machine, candidates = cost_model.device_spec, default_candidate_schedules(workload, device, will_be_timed=False)
+        if kernels := build_default_kernels(workload, device, candidates):
+            return min(kernels, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
     return build_for_device(workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None)
 
 

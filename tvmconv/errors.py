@@ -132,11 +132,9 @@ def translate_to_model_error(prefix: str) -> Iterator[None]:
     except Error:
         raise
     except (Exception, SystemExit) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = [
-            line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "…" for line in lines[:1]
-        ]
-        raise ModelError(": ".join([prefix, type(error).__name__, *reason])) from error
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        reason = line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"
+        raise ModelError(": ".join(filter(None, [prefix, type(error).__name__, reason]))) from error
 
 
 def escape_unprintable(text: str) -> str:

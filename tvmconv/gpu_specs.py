@@ -114,10 +114,9 @@ def parse_arch_number(arch: str) -> int:
 
 def get_block_limits(arch: str) -> BlockLimits:
     """Return the maximum resources of a block on an NVIDIA architecture such as "sm_90"."""
-    opt_in = _OPT_IN_SHARED.get(parse_arch_number(arch))
-    return BlockLimits(
-        opt_in_shared_bytes=opt_in << 10 if opt_in else None, max_cluster_blocks=get_max_cluster_blocks(arch)
-    )
+    opt_in_kib = _OPT_IN_SHARED.get(parse_arch_number(arch))
+    opt_in_bytes = opt_in_kib << 10 if opt_in_kib else None
+    return BlockLimits(opt_in_shared_bytes=opt_in_bytes, max_cluster_blocks=get_max_cluster_blocks(arch))
 
 
 def get_multiprocessor_spec(arch: str) -> MultiprocessorSpec | None:

@@ -322,9 +322,8 @@ def _decode_typed_dict(
 ) -> dict[str, Any]:
     for name in sorted(kind.__required_keys__):
         value[name]
-    return {
-        name: member.decode(hints[name]) if name in hints else member.value for name, member in value.members().items()
-    }
+    members = value.members().items()
+    return {name: member.decode(hints[name]) if name in hints else member.value for name, member in members}
 
 
 def _decode_dataclass(kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:

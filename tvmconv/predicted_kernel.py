@@ -63,23 +63,18 @@ def build_predicted(workload: Workload, device: Device, *, time_candidates: bool
     cost_model = cost_model_for(device.arch)
     predictions = recommend_configs(workload, device)
     if cost_model is None or not predictions:
-        return build_for_device(
-            workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None
-        )
+        schedule = registry.schedules_to_tune(workload, device.kind, device.arch)[0]
+        return build_for_device(workload, schedule, device, None)
     predicted = _build_plausible_prediction(workload, device, predictions, cost_model.device_spec)
     if time_candidates and not isinstance(device, devices.Arch):
-        fastest = _time_and_select_fastest(
-            workload, _append_defaults(predicted, workload, device, MAX_DEFAULT_BUILD_SECONDS)
-        )
-        if fastest:
+        candidates = _append_defaults(predicted, workload, device, MAX_DEFAULT_BUILD_SECONDS)
+        if fastest := _time_and_select_fastest(workload, candidates):
             return fastest
     if predicted is None:
         return build_fastest_default(workload, device)
     if _distance_to_nearest_example(workload, predicted, cost_model) > MAX_WORKLOAD_DISTANCE:
-        fastest_default = build_fastest_default(workload, device)
-        return min(
-            predicted, fastest_default, key=lambda kernel: estimate_kernel_seconds(kernel, cost_model.device_spec)
-        )
+        machine, default = cost_model.device_spec, build_fastest_default(workload, device)
+        return min(predicted, default, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
     return predicted
 
 
@@ -94,11 +89,10 @@ def build_contenders(workload: Workload, device: Device) -> list[Kernel]:
         ScheduleError: No schedule of the workload is in the search on this device.
     """
     cost_model = cost_model_for(device.arch)
-    predicted = (
-        _build_plausible_prediction(workload, device, recommend_configs(workload, device), cost_model.device_spec)
-        if cost_model
-        else None
-    )
+    predicted = None
+    if cost_model:
+        predictions = recommend_configs(workload, device)
+        predicted = _build_plausible_prediction(workload, device, predictions, cost_model.device_spec)
     return _append_defaults(predicted, workload, device)
 
 
@@ -115,9 +109,8 @@ def _build_plausible_prediction(
     """Build the first prediction that compiles and is plausible; return None if there is none."""
     for prediction in predictions:
         with contextlib.suppress(Error):  # the compiler may reject a config of the training data
-            kernel = build_for_device(
-                workload, registry.find_schedule(workload, prediction.schedule), device, prediction.config
-            )
+            schedule = registry.find_schedule(workload, prediction.schedule)
+            kernel = build_for_device(workload, schedule, device, prediction.config)
             kernel.prediction = prediction
             if is_plausible(kernel, prediction, machine):
                 return kernel
@@ -143,14 +136,9 @@ def is_plausible(kernel: Kernel, prediction: Prediction, machine: DeviceSpec) ->
 def _distance_to_nearest_example(workload: Workload, predicted: Kernel, cost_model: CostModel) -> float:
     """Return the distance to the nearest training workload of the predicted kernel's schedule."""
     examples = cost_model.schedule_models[predicted.schedule.name].examples
-    example_workloads = (cost_model.parse_workload(example.workload) for example in examples)
-    return min(
-        (
-            workload_distance(cast("Conv", workload), example_workload, any_spatial_ndim=True)
-            for example_workload in example_workloads
-        ),
-        default=math.inf,
-    )
+    others = (cost_model.parse_workload(example.workload) for example in examples)
+    distances = (workload_distance(cast("Conv", workload), other, any_spatial_ndim=True) for other in others)
+    return min(distances, default=math.inf)
 
 
 def _time_and_select_fastest(workload: Workload, kernels: list[Kernel]) -> Kernel | None:

@@ -63,9 +63,7 @@ def describe_unmet(condition: WorkloadCondition, w: Any) -> str:
     A plain function is described by the first line of its docstring if that begins with "Whether" or "Return whether".
     """
     if isinstance(condition, AllConditions):
-        return next(
-            (describe_unmet(subcondition, w) for subcondition in condition.conditions if not subcondition(w)), ""
-        )
+        return next((describe_unmet(part, w) for part in condition.conditions if not part(w)), "")
     if isinstance(condition, Requirement):
         return f" with {condition.description}; this workload has {condition.describe_actual(w)}"
     summary = (inspect.getdoc(condition) or "").partition("\n")[0]

@@ -91,11 +91,9 @@ def is_sampled(workload: Workload, mode: str = "auto", full_flops: float = FULL_
     """
     if mode not in VERIFICATION_MODES:
         raise WorkloadError(f"verification {mode!r}: expected one of {', '.join(VERIFICATION_MODES)}")
-    if (
-        mode == "full"
-        or not isinstance(workload, Conv)
-        or _count_elements(workload.output_shape) < MIN_CELL * MIN_SAMPLED_OUTPUTS
-    ):
+    if mode == "full" or not isinstance(workload, Conv):
+        return False
+    if _count_elements(workload.output_shape) < MIN_CELL * MIN_SAMPLED_OUTPUTS:
         return False
     return mode == "sample" or workload.flops > full_flops
 
@@ -134,15 +132,9 @@ class Problem:
         self.mode = mode
         self._fixed_seed = seed
         self._cell = self._choose_cell() if cell is None else cell
-        *inputs, output = workload.argument_shapes
-        reference_bytes = self.num_sampled_outputs * SAMPLED_OUTPUT_BYTES + 3 * 8 * _count_elements(output) * (
-            not self.is_sampled
-        )
-        required_bytes = (
-            sum(4 * _count_elements(shape) for shape in inputs)
-            + 4 * _count_elements(output) * self.is_sampled
-            + reference_bytes
-        )
+        *input_counts, output_count = map(_count_elements, workload.argument_shapes)
+        sample_bytes = self.num_sampled_outputs * SAMPLED_OUTPUT_BYTES
+        required_bytes = 4 * sum(input_counts) + sample_bytes + output_count * (4 if self.is_sampled else 3 * 8)
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if required_bytes > memory_bytes:
             raise WorkloadError(
@@ -178,11 +170,9 @@ class Problem:
         """Seed of the inputs."""
         if self._fixed_seed is not None:
             return self._fixed_seed
-        seeds = [
-            secrets.randbits(32)
-            for _ in range(ceil_div(MIN_DRAWN_OUTPUTS, _count_elements(self.workload.argument_shapes[-1])))
-        ]
-        return max(seeds, key=self._output_norm) if len(seeds) > 1 else seeds[0]
+        num_draws = ceil_div(MIN_DRAWN_OUTPUTS, _count_elements(self.workload.argument_shapes[-1]))
+        seeds = [secrets.randbits(32) for _ in range(num_draws)]
+        return max(seeds, key=self._output_norm) if num_draws > 1 else seeds[0]
 
     def _output_norm(self, seed: int) -> float:
         return float(np.linalg.norm(self.workload.reference(*self.workload.inputs(seed))))
@@ -207,13 +197,9 @@ class Problem:
 
     def check(self, output: np.ndarray) -> Verification:
         """Compare an output of the workload's output shape with the reference."""
-        comparison = self.expected_output.compare(output)
-        return Verification(
-            comparison.relative_error,
-            self.workload.tolerance,
-            comparison.max_error_ratio,
-            self.expected_output.num_sampled,
-        )
+        comparison, num_sampled = self.expected_output.compare(output), self.expected_output.num_sampled
+        tolerance = self.workload.tolerance
+        return Verification(comparison.relative_error, tolerance, comparison.max_error_ratio, num_sampled)
 
 
 def _count_elements(shape: tuple[int, ...]) -> int:

@@ -225,14 +225,12 @@ class CudnnPick:
         nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
         self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
-        settings = (
-            "algorithm by heuristics" if num_algorithms is None else "best algorithm",
-            "TF32" if self._tf32 else "no TF32",
-        )
-        self.description = ", ".join([*_format_versions(torch), *settings, *call.notes])
+        algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"
+        tf32 = "TF32" if self._tf32 else "no TF32"
+        self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [
-                call.prepare(*(to_tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.num_sets)
+                call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
             ]
             if num_algorithms is not None:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)

@@ -80,10 +80,7 @@ def time_cudnn_chain(
     finally:
         torch.cuda.empty_cache()  # as in `time_cudnn`
     fastest = min((timing for timing, _ in results), key=lambda timing: timing.median)
-    singles = {
-        w: min((thread_singles[w] for _, thread_singles in results), key=lambda single: single.timing.median)
-        for w in inputs
-    }
+    singles = {w: min((times[w] for _, times in results), key=lambda single: single.timing.median) for w in inputs}
     return CudnnChain(fastest, singles)
 
 

@@ -84,7 +84,6 @@ def _import_cupy() -> tuple[Any, Any]:
         import cupy
         from cupyx.scipy import ndimage
     except ImportError as error:
-        raise DeviceError(
-            f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({get_first_line(error)})"
-        ) from error
+        reason = get_first_line(error)
+        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({reason})") from error
     return cupy, ndimage

@@ -83,10 +83,8 @@ def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
     """Return the calls that compute a convolution in one layout: unfused, and fused if supported."""
     if isinstance(w, Conv1d):
         return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
-    fused_options = (
-        (False, True) if w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high else (False,)
-    )
-    return [_make_conv_call(w, layout, fused=fused) for fused in fused_options]
+    can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high
+    return [_make_conv_call(w, layout, fused=fused) for fused in ((False, True) if can_fuse else (False,))]
 
 
 def _make_one_row_conv(w: Conv1d) -> Conv2d:
@@ -217,11 +215,9 @@ _OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _list_filter_calls(w: Filter) -> list[TorchConvCall]:
-    calls = (
-        [_make_plane_call(w)]
-        if w.image[-1] == 1
-        else [_make_plane_call(w), _make_depthwise_call(w), _make_batch_call(w)]
-    )
+    calls = [_make_plane_call(w)]
+    if w.image[-1] > 1:
+        calls += [_make_depthwise_call(w), _make_batch_call(w)]
     return [_add_clamp(call) for call in calls] if w.clamp else calls
 
 

@@ -53,12 +53,12 @@ def find_missing_barriers(function: PrimFunc) -> list[SharedMemoryRace]:
     Raises:
         AnalysisError: The function has shared memory and a statement with unknown effect.
     """
-    if not _uses_shared_memory(function):
+    from tvm import tirx
+
+    if not any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer)):
         return []
     races = _summarize_statement(function.body, {}).races
-    return sorted(
-        SharedMemoryRace(str(element.buffer.name), str(element.index.key), element.missing_axes) for element in races
-    )
+    return sorted(SharedMemoryRace(str(e.buffer.name), str(e.index.key), e.missing_axes) for e in races)
 
 
 class _SharedElement(NamedTuple):
@@ -107,10 +107,9 @@ def _summarize_statement(node: Any, axes: Mapping[str, Any]) -> _AccessSummary:
             condition, body = _summarize_loads([node.condition], axes), _summarize_statement(node.body, axes)
             return _merge_branches([_merge_sequence([condition, body, condition, body, condition])])
         case "IfThenElse":  # TVM inserts no barrier inside
-            branches = [
-                _summarize_statement(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None
-            ]
-            return _merge_sequence([_summarize_loads([node.condition], axes), _merge_branches(branches)])
+            branches = [branch for branch in (node.then_case, node.else_case) if branch is not None]
+            summary = _merge_branches(_summarize_statement(branch, axes) for branch in branches)
+            return _merge_sequence([_summarize_loads([node.condition], axes), summary])
         case "BufferStore":
             stores = {("store", element) for element in _find_shared_elements([(node.buffer, node.indices[0])], axes)}
             accesses = _summarize_loads([node.value, *node.indices], axes).accesses_before_barrier | stores
@@ -143,11 +142,8 @@ def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
     has_barrier = False
     for summary in summaries:
         races |= summary.races
-        races |= {
-            element
-            for kind, element in summary.accesses_before_barrier
-            if (_CONFLICTING_ACCESS[kind], element) in accesses_after
-        }
+        conflicts = {(_CONFLICTING_ACCESS[kind], element) for kind, element in summary.accesses_before_barrier}
+        races |= {element for _, element in conflicts & accesses_after}
         if not has_barrier:
             accesses_before |= summary.accesses_before_barrier
         if summary.has_barrier:
@@ -161,9 +157,7 @@ def _summarize_loads(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _Ac
     """Summarize the loads of expressions."""
     from tvm.ir import TensorLoad
 
-    loads = [
-        (load.source, load.indices[0]) for expression in expressions for load in _collect_nodes(expression, TensorLoad)
-    ]
+    loads = [(load.source, load.indices[0]) for node in expressions for load in _collect_nodes(node, TensorLoad)]
     accesses = frozenset({("load", element) for element in _find_shared_elements(loads, axes)})
     return _AccessSummary(accesses_before_barrier=accesses, accesses_after_barrier=accesses)
 
@@ -176,17 +170,9 @@ def _find_shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str
     for buffer, index in accesses:
         if _is_shared(buffer):
             variables = _collect_nodes(index, tirx.Var)
-            missing_axes = tuple(
-                tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in variables)
-            )
+            missing_axes = tuple(tag for tag, axis in axes.items() if not any(map(axis.same_as, variables)))
             if missing_axes:
                 yield _SharedElement(buffer, tvm_ffi.StructuralKey(index), missing_axes)
-
-
-def _uses_shared_memory(function: PrimFunc) -> bool:
-    from tvm import tirx
-
-    return any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer))
 
 
 def _is_shared(buffer: Any) -> bool:

@@ -57,11 +57,9 @@ def lower_module(mod: IRModule, target: Target) -> LoweredModule:
 
 def _count_prepack_kernels(mod: IRModule, launches: Sequence[host_side.KernelLaunch]) -> int:
     """Return the number of leading launches whose only arguments are those marked as constant."""
-    constant_arguments = set(map(str, memory_scopes.get_root_annotations(mod).get(CONSTANT_ARGS, ())))
-    variable_indices = {
-        i for i, parameter in enumerate(mod["main"].params) if str(parameter.name) not in constant_arguments
-    }
-    if not constant_arguments:
+    constant_names = set(map(str, memory_scopes.get_root_annotations(mod).get(CONSTANT_ARGS, ())))
+    variable_indices = {i for i, p in enumerate(mod["main"].params) if str(p.name) not in constant_names}
+    if not constant_names:
         return 0
     return next((i for i, launch in enumerate(launches) if variable_indices & set(launch.arguments)), len(launches) - 1)
 

@@ -25,9 +25,8 @@ def extract_code_sections(image: bytes) -> dict[str, bytes]:
             raise CompileError(f"expected a 64-bit ELF file, not the given {len(image)} bytes")
         (table_offset,) = struct.unpack_from("<Q", image, _SECTION_TABLE_OFFSET)
         header_size, num_sections, names_index = struct.unpack_from("<HHH", image, _SECTION_COUNTS_OFFSET)
-        sections = [
-            _SECTION_HEADER.unpack_from(image, table_offset + index * header_size) for index in range(num_sections)
-        ]
+        offsets = range(table_offset, table_offset + num_sections * header_size, header_size)
+        sections = [_SECTION_HEADER.unpack_from(image, offset) for offset in offsets]
     except (struct.error, IndexError) as error:
         raise CompileError(f"expected a complete ELF file, not the given {len(image)} bytes: {error}") from error
     names_offset = sections[names_index][4]

@@ -108,11 +108,9 @@ class LoweredModule:
             raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
         for kernel in self.kernels:
             text = declare_cluster(text, kernel.name, kernel.launch.cluster)
-        parameters_by_kernel = {kernel.name: kernel.parameters for kernel in self.kernels}
+        parameters = {kernel.name: kernel.parameters for kernel in self.kernels}
         text = declare_tensor_maps(vectorize_half4_copies(pad_shared_arrays(text)))
-        return memory_scopes.apply_memory_scopes(
-            text, target_kind, self.memory_scopes, self.arrays, parameters_by_kernel
-        )
+        return memory_scopes.apply_memory_scopes(text, target_kind, self.memory_scopes, self.arrays, parameters)
 
     @property
     def cubin(self) -> Cubin:
@@ -127,9 +125,8 @@ class LoweredModule:
         """
         with self._compile_lock:
             if not self._cubins:
-                self._cubins.append(
-                    nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]), with_lines=with_lines)
-                )
+                arch = str(self.target.attrs["arch"])
+                self._cubins.append(nvrtc.compile_cubin(self.source, arch, with_lines=with_lines))
         return self._cubins[0]
 
     @functools.cached_property
@@ -142,10 +139,8 @@ class LoweredModule:
 
     def _make_compiled_kernel(self, kernel: LoweredKernel, code: bytes, cubin: Cubin | None) -> CompiledKernel:
         scope_by_index = dict(enumerate(self.memory_scopes.values()))
-        constant_symbols = {
-            p.index: p.name for p in kernel.parameters if cubin and scope_by_index.get(p.index) == "constant"
-        }
-        parameters = [p for p in kernel.parameters if p.index not in constant_symbols]
+        symbols = {p.index: p.name for p in kernel.parameters if cubin and scope_by_index.get(p.index) == "constant"}
+        parameters = [p for p in kernel.parameters if p.index not in symbols]
         return CompiledKernel(
             code=code,
             name=kernel.name,
@@ -153,7 +148,7 @@ class LoweredModule:
             arguments=tuple(p.index for p in parameters),
             shared_bytes=kernel.shared_bytes,
             dynamic_shared_bytes=kernel.dynamic_shared_bytes,
-            constants=tuple(constant_symbols.items()),
+            constants=tuple(symbols.items()),
             textures=tuple(i for i in sorted(kernel.arguments) if scope_by_index.get(i) == "texture"),
             tensor_maps=_index_tensor_maps(parameters),
             uses_pdl=cubin is not None and uses_grid_dependency_wait(self.source, kernel.name),

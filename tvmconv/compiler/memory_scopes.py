@@ -40,9 +40,8 @@ def read_memory_scopes(mod: IRModule) -> dict[str, MemoryScope]:
         if name not in names:
             raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
         if scope not in get_args(MemoryScope):
-            raise CompileError(
-                f"the schedule places {name} in {quote(scope)}: expected {', '.join(get_args(MemoryScope))}"
-            )
+            expected = ", ".join(get_args(MemoryScope))
+            raise CompileError(f"the schedule places {name} in {quote(scope)}: expected {expected}")
     return {name: marked_scopes.get(name, "global") for name in names}  # type: ignore[misc]  # checked above
 
 
@@ -97,20 +96,15 @@ def _set_parameter_scope(
 ) -> str:
     """Return the source with one parameter of one kernel in its memory scope."""
     span = find_kernel(source, kernel, target_kind)
-    edits = {
-        (start, stop): _rewrite_parameters(source[start:stop], target_kind, parameter, scope)
-        for start, stop in span.parameter_spans
-    }
+    edits = {(i, j): _rewrite_parameters(source[i:j], target_kind, parameter, scope) for i, j in span.parameter_spans}
     if scope == "texture":  # the handle replaces the address of the first element
         start, stop = span.body_span
         edits[span.body_span] = source[start:stop].replace(f"(&({parameter.name}[0]))", parameter.name)
     for (start, stop), text in sorted(edits.items(), reverse=True):
         source = source[:start] + text + source[stop:]
     if scope == "constant" and target_kind == "cuda":
-        symbol = (
-            f"__constant__ {get_type_name(parameter.dtype, target_kind)} "
-            f"{parameter.name}[{math.prod(array.shape)}];\n\n"
-        )
+        element_type = get_type_name(parameter.dtype, target_kind)
+        symbol = f"__constant__ {element_type} {parameter.name}[{math.prod(array.shape)}];\n\n"
         if symbol not in source:  # another device function may have declared it
             text_before, function, text_after = source.partition('extern "C" __global__')
             source = f"{text_before}{symbol}{function}{text_after}"

@@ -49,8 +49,9 @@ def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
     from tvm.ir import IRModule
 
     split_host_device = importlib.import_module("tvm.tirx.build").split_host_device_mods
+    arch_number = gpu_specs.parse_arch_number(str(target.attrs.get("arch", "")))
+    uses_async_copies = arch_number >= gpu_specs.ASYNC_COPY_MIN_ARCH
     try:
-        uses_async_copies = _can_copy_asynchronously(target)
         bound_module = tirx.transform.BindTarget(target)(mod if uses_async_copies else _remove_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
         with _make_pass_context(mod, uses_async_copies=uses_async_copies):
@@ -60,10 +61,6 @@ def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
         return PipelineModules(host, finalize_host()(host), finalize_device()(_lower_warp_buffers(device)))
     except (ValueError, RuntimeError) as error:  # TVM's errors have no common base class
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
-
-
-def _can_copy_asynchronously(target: Target) -> bool:
-    return gpu_specs.parse_arch_number(str(target.attrs.get("arch", ""))) >= gpu_specs.ASYNC_COPY_MIN_ARCH
 
 
 def _remove_async_stages(mod: IRModule) -> IRModule:

@@ -87,7 +87,7 @@ def disassemble_with_lines(source: str, arch: str, cubin: nvrtc.Cubin) -> str:
 
 def parse_disassembly(text: str) -> dict[str, Listing]:
     """Return the instructions of each kernel in a disassembly, by kernel name."""
-    kernel_matches: dict[str, list[tuple[re.Match[str], int | None]]] = {}
+    matches: dict[str, list[tuple[re.Match[str], int | None]]] = {}
     labels: dict[str, dict[str, int]] = {}
     pending_labels: list[str] = []  # labels of the next instruction
     name, line = "", None
@@ -96,7 +96,7 @@ def parse_disassembly(text: str) -> dict[str, Listing]:
             address = int(match[1], 16)
             labels.setdefault(name, {}).update(dict.fromkeys(pending_labels, address))
             pending_labels.clear()
-            kernel_matches.setdefault(name, []).append((match, line))
+            matches.setdefault(name, []).append((match, line))
         elif match := _LABEL.match(text_line):
             if match[1].startswith(_SECTION_PREFIX):
                 name, line = match[1].removeprefix(_SECTION_PREFIX), None
@@ -104,10 +104,7 @@ def parse_disassembly(text: str) -> dict[str, Listing]:
         elif match := _LINE_COMMENT.search(text_line):
             *_, (file, number) = _LINE_COMMENT.findall(text_line.replace("inlined at ", "//## File "))
             line = int(number) if file == nvrtc.SOURCE_NAME else None
-    return {
-        name: tuple(_make_instruction(match, line, labels[name]) for match, line in matches)
-        for name, matches in kernel_matches.items()
-    }
+    return {name: tuple(_make_instruction(*match, labels[name]) for match in found) for name, found in matches.items()}
 
 
 @functools.cache
@@ -119,6 +116,5 @@ def _make_instruction(match: re.Match[str], line: int | None, labels: dict[str, 
     address, predicate, opcode, modifiers, operands = match.groups()
     label = _BRANCH_TARGET.search(operands)
     target = labels.get(label[1]) if label else None
-    return SassInstruction(
-        int(address, 16), predicate or "", opcode, _split_modifiers(modifiers), operands, target, line
-    )
+    words = _split_modifiers(modifiers)
+    return SassInstruction(int(address, 16), predicate or "", opcode, words, operands, target, line)

@@ -84,9 +84,8 @@ def find_kernel(source: str, name: str, target_kind: str) -> KernelTextSpan:
     if len(bodies) != 1:
         raise CompileError(f"the generated text does not define the kernel {name} exactly once")
     next_kernel = re.compile(head).search(source, bodies[0])
-    return KernelTextSpan(
-        tuple(match.span(1) for match in declarations), (bodies[0], next_kernel.start() if next_kernel else len(source))
-    )
+    stop = next_kernel.start() if next_kernel else len(source)
+    return KernelTextSpan(tuple(match.span(1) for match in declarations), (bodies[0], stop))
 
 
 def strip_preamble(source: str) -> str:
@@ -100,10 +99,8 @@ _ALIGNMENT_BYTES = 64
 # `__shared__ alignas(64) float K_shared_ptr[51];` with scalars or short vectors such as `float4`
 _ELEMENT_PATTERN = "|".join((*_TYPE_NAMES["cuda"].values(), "longlong", "ulonglong"))
 _SHARED_ARRAY = re.compile(rf"(__shared__ alignas\({_ALIGNMENT_BYTES}\) ({_ELEMENT_PATTERN})(\d?) \w+\[)(\d+)(?=\];)")
-_ITEMSIZE = {name: np.dtype(dtype).itemsize for dtype, name in _TYPE_NAMES["cuda"].items()} | {
-    "longlong": 8,
-    "ulonglong": 8,
-}
+_ITEMSIZE = {name: np.dtype(dtype).itemsize for dtype, name in _TYPE_NAMES["cuda"].items()}
+_ITEMSIZE |= {"longlong": 8, "ulonglong": 8}
 
 
 def pad_shared_arrays(source: str) -> str:
@@ -147,12 +144,8 @@ def declare_cluster(source: str, name: str, cluster: tuple[int, int, int]) -> st
     """
     if cluster == (1, 1, 1):
         return source
-    extents = ", ".join(map(str, cluster))
-    return re.sub(
-        rf'extern "C" __global__ void (?=[^;{{]*?\b{name}\()',
-        f'extern "C" __global__ void __cluster_dims__({extents}) ',
-        source,
-    )
+    head, extents = 'extern "C" __global__ void', ", ".join(map(str, cluster))
+    return re.sub(rf"{head} (?=[^;{{]*?\b{name}\()", f"{head} __cluster_dims__({extents}) ", source)
 
 
 # TVM's vector of four 16-bit floats: a class with four members, which is copied member by member.

@@ -34,9 +34,8 @@ def map_tir_lines(function: PrimFunc, text: str | None = None) -> StatementLines
         `tvmconv.analysis.tir.scopes.iterate_statements`; None if they cannot be determined.
     """
     marked_function, num_statements = _insert_markers(function, 0)
-    kernel_lines = _locate_statements(
-        function.script() if text is None else text, marked_function.script(), [num_statements]
-    )
+    text = function.script() if text is None else text
+    kernel_lines = _locate_statements(text, marked_function.script(), [num_statements])
     return kernel_lines[0] if kernel_lines else None
 
 
@@ -94,10 +93,9 @@ def _locate_statements(
         elif marker[1] == "begin":
             start_lines[int(marker[2]), int(marker[3])] = len(unmarked_lines) + 1
         else:
-            kernel_index, statement_index = int(marker[2]), int(marker[3])
-            statement_lines[kernel_index][statement_index] = range(
-                start_lines.pop((kernel_index, statement_index)), len(unmarked_lines) + 1
-            )
+            kernel_index, index = int(marker[2]), int(marker[3])
+            start_line = start_lines.pop((kernel_index, index))
+            statement_lines[kernel_index][index] = range(start_line, len(unmarked_lines) + 1)
     if unmarked_lines != text.split("\n"):
         return None
     return tuple(map(tuple, statement_lines))

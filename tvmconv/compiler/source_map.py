@@ -248,9 +248,8 @@ class _StatementNumberer:
         op_name = str(node.value.op.name)
         if op_name == ASYNC_COPY_OP:
             name = self._get_buffer_name(node.value.args[0].args[0])
-            return Statement(
-                index, ("store", name, read_buffers - {name}), name, read_buffers - {name}, is_update=False
-            )
+            read_buffers -= {name}
+            return Statement(index, ("store", name, read_buffers), name, read_buffers, is_update=False)
         return Statement(index, ("call", op_name, read_buffers), None, read_buffers, is_update=False)
 
     def _list_named_buffers(self, expression: Any) -> Iterator[str]:

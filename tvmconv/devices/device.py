@@ -334,10 +334,9 @@ class BufferSets:
         if not self.min_cold_bytes:
             return f"hot {cache}"
         total = self.num_sets * self.set_bytes
-        shortfall = (
-            "" if total > self.min_cold_bytes else f" of the {self.min_cold_bytes / 1e6:.3g} MB that would empty it"
-        )
-        return f"cold {cache}: {self.num_sets} sets of buffers in turn, {total / 1e6:.3g} MB{shortfall}"
+        text = f"cold {cache}: {self.num_sets} sets of buffers in turn, {total / 1e6:.3g} MB"
+        is_enough = total > self.min_cold_bytes
+        return text if is_enough else f"{text} of the {self.min_cold_bytes / 1e6:.3g} MB that would empty it"
 
 
 def sum_buffer_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:

@@ -81,10 +81,8 @@ _HOST_SPECIFIC_FIELDS = ("text", "index", "key", "tracker")  # fields that a des
 
 def describe_device(device: Device) -> str:
     """Return the JSON with which a worker describes its device."""
-    properties = {
-        name: value for name, value in dataclasses.asdict(device).items() if name not in _HOST_SPECIFIC_FIELDS
-    }
-    return json.dumps({"kind": device.kind, **properties})
+    fields = dataclasses.asdict(device)
+    return json.dumps({"kind": device.kind, **{n: v for n, v in fields.items() if n not in _HOST_SPECIFIC_FIELDS}})
 
 
 def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
@@ -103,9 +101,8 @@ def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
         host, port = tracker
         start = f"tvmconv worker --tracker {host}:{port} --key {key}"
         raise DeviceError(f"no worker under key {key!r} at the tracker {host}:{port}: start one with {start}")
-    description = _call_with_timeout(
-        MAX_WAIT_SECONDS + TRACKER_SECONDS, lambda: read_description(connect_worker(tracker, key))
-    )
+    timeout = MAX_WAIT_SECONDS + TRACKER_SECONDS
+    description = _call_with_timeout(timeout, lambda: read_description(connect_worker(tracker, key)))
     try:
         return [_make_device(description, key, tracker, index) for index in range(count)]
     except JsonError as error:

@@ -35,7 +35,7 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
         f"# {workload.text}",
         f"Schedule `{description['schedule']}` of tvmconv {description['versions']['tvmconv']}, "
         f"compiled for {target_text}.",
-        _describe_workload(workload),
+        (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip(),
         "## Arguments",
         _format_arguments(description),
         "## Launch",
@@ -52,18 +52,8 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
         "## Call",
         "Each example is complete and runs in this folder.",
     ]
-    examples = [
-        paragraph
-        for file_format in reversed(files)
-        if file_format.example
-        for paragraph in file_format.example(description)
-    ]
+    examples = [text for file in reversed(files) if file.example for text in file.example(description)]
     return "\n\n".join([*sections, *examples]) + "\n"
-
-
-def _describe_workload(workload: Workload) -> str:
-    """Return the docstring of the workload's class up to the attributes."""
-    return (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip()
 
 
 def _format_arguments(description: Mapping[str, Any]) -> str:
@@ -125,14 +115,12 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
             f"{measured['device']}, {_format_date(measured['timestamp'])}: from the tuning log that chose this kernel."
         ]
         if measured["relative_error"] is not None:
-            sentences.append(
-                f"Its relative L2 error then, against a float64 reference: {measured['relative_error']:.2g}."
-            )
+            error = f"{measured['relative_error']:.2g}"
+            sentences.append(f"The relative L2 error against a float64 reference was {error}.")
     if verified:
         error = f"{verified['relative_error']:.2g}"
-        sentences.append(
-            f"Run and compared with a float64 reference on {verified['device']}: relative L2 error {error}."
-        )
+        reference = f"a float64 reference on {verified['device']}"
+        sentences.append(f"These files were run and compared with {reference}: relative L2 error {error}.")
     else:
         sentences.append("These files were compiled without being run.")
     return " ".join(sentences)

@@ -85,16 +85,14 @@ def build_executable(
     phase_timer, device = PhaseTimer(), setup.device
     start = time.monotonic()
 
-    def make_failure(kind: ErrorKind, error: BaseException) -> BuilderResult:
-        return BuilderResult(None, kind, describe_error(error), phase_timer.milliseconds, time.monotonic() - start)
+    def make_failure(kind: ErrorKind, message: str) -> BuilderResult:
+        return BuilderResult(None, kind, message, phase_timer.milliseconds, time.monotonic() - start)
 
     try:
-        target = device.make_target()
-        schedule = setup.schedules[schedule_name]
-        result = lowering.lower_schedule(
-            workload or setup.workload, schedule, config, target, device.limits, device.text, phase_timer.phase
-        )
-        lowered = result.lowered
+        workload, schedule, target = workload or setup.workload, setup.schedules[schedule_name], device.make_target()
+        lowered = lowering.lower_schedule(
+            workload, schedule, config, target, device.limits, device.text, phase_timer.phase
+        ).lowered
         with phase_timer.phase("codegen"):
             _ = lowered.source
         with phase_timer.phase("compile"):
@@ -102,15 +100,13 @@ def build_executable(
     except MemoryError:
         raise
     except CompileError as error:
-        return make_failure(ErrorKind.COMPILE_HOST, error)
+        return make_failure(ErrorKind.COMPILE_HOST, describe_error(error))
     except ScheduleFailure as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        return BuilderResult(
-            None, ErrorKind.INSTANTIATION, error.reason, phase_timer.milliseconds, time.monotonic() - start
-        )
+        return make_failure(ErrorKind.INSTANTIATION, error.reason)
     except BaseException as error:  # a schedule is user code, which may even call sys.exit
-        return make_failure(ErrorKind.INSTANTIATION, error)
+        return make_failure(ErrorKind.INSTANTIATION, describe_error(error))
     return BuilderResult(executable, phases=phase_timer.milliseconds, seconds=time.monotonic() - start)
 
 
@@ -161,9 +157,8 @@ def preload_compilers() -> None:
 
         workload, device = workloads.parse(WARM_UP_WORKLOAD), devices.find_device(WARM_UP_ARCH)
         schedule = registry.schedules(workload)[0]
-        _ = lowering.lower_schedule(
-            workload, schedule, {}, device.make_target(), device.limits, device.text
-        ).lowered.executable
+        target = device.make_target()
+        _ = lowering.lower_schedule(workload, schedule, {}, target, device.limits, device.text).lowered.executable
 
 
 def _get_allocated_bytes() -> int:
@@ -174,7 +169,5 @@ def _get_allocated_bytes() -> int:
 def _limit_memory(max_bytes: int) -> None:
     """Set the soft limit of this process's virtual memory, at most to the hard limit; it can be changed again."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS,
-        (max_bytes if hard_limit == resource.RLIM_INFINITY else min(max_bytes, hard_limit), hard_limit),
-    )
+    soft_limit = max_bytes if hard_limit == resource.RLIM_INFINITY else min(max_bytes, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (soft_limit, hard_limit))

@@ -48,9 +48,8 @@ class BuilderPool:
         limits = WorkerLimits(START_SECONDS, timeout_seconds)
         self._builders: list[SupervisedWorker] = []
         for _ in range(num_workers):
-            self._builders.append(
-                SupervisedWorker(BUILDER_MODULE, lambda: setup, limits, EXIT_MESSAGES, pool_key=BUILDER_MODULE)
-            )
+            worker = SupervisedWorker(BUILDER_MODULE, lambda: setup, limits, EXIT_MESSAGES, pool_key=BUILDER_MODULE)
+            self._builders.append(worker)
 
     def submit(self, tag: int, schedule: str, config: Config, workload: Workload | None = None) -> None:
         """Queue a build.
@@ -70,9 +69,8 @@ class BuilderPool:
             HostError: The builder processes do not start.
             Error: They cannot load a schedule.
         """
-        results = [
-            (job.tag, _make_builder_result(answer)) for builder in self._builders for job, answer in builder.poll()
-        ]
+        answers = [answer for builder in self._builders for answer in builder.poll()]
+        results = [(job.tag, _make_builder_result(answer)) for job, answer in answers]
         for builder in self._builders:
             if builder.exit_info:
                 self._restart_builder(builder, builder.exit_info)
@@ -94,11 +92,9 @@ class BuilderPool:
     def _restart_builder(self, builder: SupervisedWorker, exit_info: ExitInfo) -> None:
         """Restart a builder, or raise an error if that is pointless."""
         if exit_info.cause is ExitCause.REFUSED:
-            schedules = self._setup.schedules
-            plugin_names = [
-                name for name, schedule in schedules.items() if not schedule.function.__module__.startswith(BUILT_IN)
-            ]
-            names = " or ".join(plugin_names or schedules)
+            modules = {name: schedule.function.__module__ for name, schedule in self._setup.schedules.items()}
+            plugin_names = [name for name, module in modules.items() if not module.startswith(BUILT_IN)]
+            names = " or ".join(plugin_names or modules)
             raise Error(f"a builder process cannot load schedule {names}: {exit_info.reason}")
         if builder.is_hopeless:
             raise HostError(f"the builder processes do not start: {exit_info.reason}")

@@ -23,9 +23,8 @@ def save_kernels(file: Path, kernels: Iterable[tuple[dict[str, Any], Executable]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for index, (metadata, executable) in enumerate(kernels):
             header, code = encode_executable(executable, None)
-            archive.writestr(
-                f"{index}.json", json.dumps({METADATA_KEY: metadata, EXECUTABLE_KEY: header}, ensure_ascii=False)
-            )
+            entry = json.dumps({METADATA_KEY: metadata, EXECUTABLE_KEY: header}, ensure_ascii=False)
+            archive.writestr(f"{index}.json", entry)
             archive.writestr(f"{index}.bin", code)
 
 

@@ -98,10 +98,8 @@ def hash_sources() -> str:
     """Return a hash of the source files of this package and the versions of the compilers."""
     folders = [Path(__file__).parents[1], *map(Path, importlib.import_module(BUILT_IN).__path__)]
     files = sorted({file for folder in folders for file in folder.rglob("*.py")})
-    hashed_text = json.dumps(
-        [[str(file), _make_file_stamp(file)] for file in files] + [list(_list_compiler_versions())]
-    )
-    return hashlib.sha256(hashed_text.encode()).hexdigest()
+    stamps = [[str(file), _make_file_stamp(file)] for file in files]
+    return hashlib.sha256(json.dumps([*stamps, list(_list_compiler_versions())]).encode()).hexdigest()
 
 
 def _list_compiler_versions() -> Iterable[str]:

@@ -84,17 +84,14 @@ class Measurer:
         for schedule in schedule_list:
             _check_importable(schedule)
         self._first_schedule = schedule_list[0].name
-        self._endpoints = [
-            known_devices.find_device(endpoint) if isinstance(endpoint, str) else endpoint for endpoint in devices
-        ]
+        self._endpoints = [known_devices.find_device(d) if isinstance(d, str) else d for d in devices]
         self._device = _find_common_device(self._endpoints)
         by_name = {schedule.name: schedule for schedule in schedule_list}
         control_schedule = registry.get_baseline_schedule(workload)
-        self._control_candidate = (
-            MeasureCandidate(control_schedule.name, {}) if control_schedule and workers != 0 else None
-        )
+        self._control_candidate = None
         if control_schedule:
             by_name.setdefault(control_schedule.name, control_schedule)
+            self._control_candidate = MeasureCandidate(control_schedule.name, {}) if workers != 0 else None
         self._setup = BuilderSetup(workload, by_name, self._device, memory_limit)
         self._num_workers = resolve_num_workers(workers)
         self._build_timeout = build_timeout

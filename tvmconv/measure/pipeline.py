@@ -167,10 +167,9 @@ class MeasurePipeline:
                 results += self._resolve_run_failures(runner)
                 while runner.num_free_slots > 0 and (entry := self._take_next_executable(runner)):
                     tag, executable = entry
-                    self._in_flight[tag].runner, self._in_flight[tag].sent_at = runner, time.monotonic()
-                    runner.submit(
-                        tag, executable, None if self._in_flight[tag].candidate.is_final else self._best_seconds
-                    )
+                    in_flight = self._in_flight[tag]
+                    in_flight.runner, in_flight.sent_at = runner, time.monotonic()
+                    runner.submit(tag, executable, None if in_flight.candidate.is_final else self._best_seconds)
         return results
 
     @contextlib.contextmanager
@@ -197,10 +196,8 @@ class MeasurePipeline:
 
     def wait_handles(self) -> list[Connection | int]:
         """Return the objects that become readable when `poll` has something to do."""
-        return [
-            *self._builder_pool.wait_handles(),
-            *(handle for runner in self._runners for handle in runner.wait_handles()),
-        ]
+        runner_handles = (handle for runner in self._runners for handle in runner.wait_handles())
+        return [*self._builder_pool.wait_handles(), *runner_handles]
 
     def _requeue_from(self, runner: Runner) -> None:
         """Remove a lost runner and queue its pending and failed executables for the other runners."""
@@ -241,9 +238,8 @@ class MeasurePipeline:
         return self._accept_build_failures()
 
     def _make_build_failure(self, tag: int, builder_result: BuilderResult) -> MeasureResult:
-        return self._make_result(
-            tag, self._setup.device, RunnerResult(error=builder_result.error, message=builder_result.message)
-        )
+        result = RunnerResult(error=builder_result.error, message=builder_result.message)
+        return self._make_result(tag, self._setup.device, result)
 
     def _accept_build_failures(self) -> list[MeasureResult]:
         """Attribute failed builds to their configs, because other builds succeed; retry or return them."""
@@ -278,11 +274,10 @@ class MeasurePipeline:
 
     def _submit_control(self) -> None:
         """Queue the build of the control unless it is in progress."""
-        if self._build_failures.control_tag is None and self._control_candidate is not None:
-            self._build_failures.control_tag, self._next_tag = self._next_tag, self._next_tag + 1
-            self._builder_pool.submit(
-                self._build_failures.control_tag, self._control_candidate.schedule, self._control_candidate.config
-            )
+        failures, control = self._build_failures, self._control_candidate
+        if failures.control_tag is None and control is not None:
+            failures.control_tag, self._next_tag = self._next_tag, self._next_tag + 1
+            self._builder_pool.submit(failures.control_tag, control.schedule, control.config)
 
     @property
     def _control_schedule_name(self) -> str:

@@ -34,9 +34,8 @@ class ProblemPrefetcher:
             previous = None
             future.set_running_or_notify_cancel()
         self._last_future = self._futures[workload, mode] = future
-        threading.Thread(
-            target=_compute_problem, args=(workload, mode, future, previous), name="problems", daemon=True
-        ).start()
+        arguments = workload, mode, future, previous
+        threading.Thread(target=_compute_problem, args=arguments, name="problems", daemon=True).start()
 
     def get(self, workload: Workload, mode: str = "auto") -> Problem:
         """Return a new problem; wait for a computation in progress, but not for one that is still queued.

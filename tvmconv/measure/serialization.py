@@ -124,9 +124,8 @@ def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float
     )
     header["steps"].check(bool(kernels), "at least one step")
     prepack_count, is_final, best_seconds = (header.get(name) for name in ("prepared", "final", "best"))
-    executable = Executable(
-        kernels, arrays, workspace, prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
-    )
+    num_prepack_kernels = prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
+    executable = Executable(kernels, arrays, workspace, num_prepack_kernels)
     if is_final and is_final.decode(bool):
         return executable, None
     return executable, math.inf if best_seconds is None or best_seconds.value is None else best_seconds.decode_number(0)
@@ -147,9 +146,8 @@ def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_
     for position, map_value in (_parse_pair(pair) for pair in data["tensor_maps"].elements()):
         tensor_map = TensorMap.from_dict(map_value.value)
         if not 0 <= position.decode_integer() < len(arguments):
-            raise DeviceError(
-                f"{tensor_map}, is at position {position.value}, but {name} has {len(arguments)} parameters"
-            )
+            count = len(arguments)
+            raise DeviceError(f"{tensor_map}, is at position {position.value}, but {name} has {count} parameters")
         tensor_maps.append((position.decode_integer(), tensor_map))
     constants = (_parse_pair(pair) for pair in data["constants"].elements())
     return CompiledKernel(

@@ -118,9 +118,8 @@ class CudaBenchmark(Benchmark):
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
         expected = make_reference(reference)
-        self._full_output = (
-            None if expected.full_output is None else np.ascontiguousarray(expected.full_output, np.float64)
-        )
+        full_output = expected.full_output
+        self._full_output = None if full_output is None else np.ascontiguousarray(full_output, np.float64)
         self._sample = expected.sample
         self._reference_norm = expected.l2_norm
         self._last_busy_at = -math.inf

@@ -52,24 +52,21 @@ def list_cuda_devices() -> list[CudaDevice]:
         from cuda.bindings import runtime
     except ImportError as error:
         reason = f"cuda-bindings does not import ({get_first_line(error)})"
-        raise DeviceNotFoundError(
-            "cuda", reason, format_install_command("cuda.bindings"), has_driver=has_driver()
-        ) from error
+        remedy = format_install_command("cuda.bindings")
+        raise DeviceNotFoundError("cuda", reason, remedy, has_driver=has_driver()) from error
     status, count = runtime.cudaGetDeviceCount()
     if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
         _, version = runtime.cudaDriverGetVersion()
         if version == 0:
-            raise DeviceNotFoundError(
-                "cuda", "no NVIDIA driver", f"install one on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
-            )
+            remedy = f"install one on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
+            raise DeviceNotFoundError("cuda", "no NVIDIA driver", remedy)
         driver = f"{version // 1000}.{version % 1000 // 10}"
         reason, remedy = f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU_REMEDY}"
         raise DeviceNotFoundError("cuda", reason, remedy, has_driver=True)
     if status != runtime.cudaError_t.cudaSuccess:
         reason = runtime.cudaGetErrorString(status)[1].decode()
-        raise DeviceNotFoundError(
-            "cuda", reason, f"see what nvidia-smi and CUDA_VISIBLE_DEVICES say, or {_NO_GPU_REMEDY}"
-        )
+        remedy = f"check nvidia-smi and CUDA_VISIBLE_DEVICES, or {_NO_GPU_REMEDY}"
+        raise DeviceNotFoundError("cuda", reason, remedy)
     return [_query_device(index) for index in range(count)]
 
 

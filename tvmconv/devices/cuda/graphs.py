@@ -127,9 +127,8 @@ def time_buffer_sets(capture: Callable[[int], Replay], stream: int, sets: Buffer
         DeviceError: A launch failed.
     """
     replays = time_replays(capture, stream, launch_multiple=sets.num_sets, seconds=seconds)
-    method = (
-        f"CUDA graph of {replays.launches_per_replay} launches, {len(replays.seconds)} replays, {sets.describe('L2')}"
-    )
+    counts = f"{replays.launches_per_replay} launches, {len(replays.seconds)} replays"
+    method = f"CUDA graph of {counts}, {sets.describe('L2')}"
     return Timing(replays.seconds, method, cold=sets.min_cold_bytes > 0)
 
 
@@ -192,10 +191,8 @@ def capture_until_long_enough(
     (launch_seconds,) = time_between_events(stream, probe, 1)
     if launch_seconds < PROBE_SECONDS:  # a single probe may have been delayed
         launch_seconds = min(time_between_events(stream, probe, NUM_PROBES))
-    launch_seconds /= launch_multiple
-    launches = launch_multiple * math.ceil(
-        min(max(MIN_REPLAY_SECONDS / launch_seconds, 1), MAX_LAUNCHES) / launch_multiple
-    )
+    min_launches = min(max(MIN_REPLAY_SECONDS * launch_multiple / launch_seconds, 1), MAX_LAUNCHES)
+    launches = launch_multiple * math.ceil(min_launches / launch_multiple)
     return (probe if launches == launch_multiple else capture(launches)), launches
 
 
@@ -247,10 +244,7 @@ def time_between_events(stream: int, replay: Replay, count: int) -> list[float]:
             replay()
             check_cuda(runtime.cudaEventRecord(event, stream))
         check_cuda(runtime.cudaStreamSynchronize(stream))
-        return [
-            check_cuda(runtime.cudaEventElapsedTime(start_event, stop_event)) / 1e3
-            for start_event, stop_event in pairwise(events)
-        ]
+        return [check_cuda(runtime.cudaEventElapsedTime(start, stop)) / 1e3 for start, stop in pairwise(events)]
     finally:
         for event in events:
             runtime.cudaEventDestroy(event)

@@ -76,12 +76,11 @@ class KernelChain:
                 can_share = not any(kernel.constants for kernel in executable.kernels)
                 kernel = loaded.get(id(executable)) if can_share else None
                 kernel = loaded[id(executable)] = kernel or device.load(executable)
-                first_pointer = (
-                    self._outputs[-1] if self.reads_previous_output[index] else self._arrays.upload(arrays[0])
-                )
-                other_pointers = [self._arrays.upload(array) for array in arrays[1:]]
+                reads_previous = self.reads_previous_output[index]
+                first = self._outputs[-1] if reads_previous else self._arrays.upload(arrays[0])
+                others = [self._arrays.upload(array) for array in arrays[1:]]
                 self._outputs.append(self._arrays.allocate(executable.output.nbytes))
-                pointers = [first_pointer, *other_pointers, self._outputs[-1]]
+                pointers = [first, *others, self._outputs[-1]]
                 for use_pdl, bound_kernels in self._bound_kernels.items():
                     bound_kernel = kernel.bind(pointers, self._stream, use_pdl=use_pdl, has_predecessor=index > 0)
                     bound_kernels.append(stack.enter_context(bound_kernel))

@@ -32,9 +32,7 @@ class CudaLoadedKernel(LoadedKernel):
         self.device = device
         self.executable = executable
         with self.translate_errors():
-            self._functions = [
-                CudaFunction(kernel.code, kernel.name, kernel.dynamic_shared_bytes) for kernel in executable.kernels
-            ]
+            self._functions = [CudaFunction(k.code, k.name, k.dynamic_shared_bytes) for k in executable.kernels]
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once on the default stream; see `LoadedKernel.run`."""
@@ -52,13 +50,10 @@ class CudaLoadedKernel(LoadedKernel):
 
         The call waits for the kernel if an input is read through a texture.
         """
-        dlpack_args = import_dlpack(inputs, self.executable, self.device)
-        with (
-            self.translate_errors(),
-            self.bind(dlpack_args.pointers, dlpack_args.stream, dlpack_args.workspace) as bound,
-        ):
+        args = import_dlpack(inputs, self.executable, self.device)
+        with self.translate_errors(), self.bind(args.pointers, args.stream, args.workspace) as bound:
             bound.launch()
-        return dlpack_args.output
+        return args.output
 
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time launches captured in a CUDA graph; see `LoadedKernel.time`."""
@@ -185,9 +180,8 @@ def _make_parameters(
     kernel: CompiledKernel, addresses: Mapping[int, int], texture_handles: Mapping[int, int]
 ) -> list[ParameterValue]:
     """Return the parameters of a device function: addresses, texture objects and tensor maps."""
-    parameters: list[ParameterValue] = [
-        texture_handles[i] if i in kernel.textures else addresses[i] for i in kernel.arguments
-    ]
+    values = {**addresses, **{i: texture_handles[i] for i in kernel.textures}}
+    parameters: list[ParameterValue] = [values[i] for i in kernel.arguments]
     for position, tensor_map in kernel.tensor_maps:
         parameters[position] = encode_tensor_map(tensor_map, addresses[kernel.arguments[position]])
     return parameters
@@ -251,10 +245,8 @@ def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
     """Copy an array to device memory and wait for the end of the copy."""
     from cuda.bindings import runtime
 
-    dense = np.ascontiguousarray(array)
-    check_cuda(
-        runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
-    )
+    dense, kind = np.ascontiguousarray(array), runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+    check_cuda(runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, kind))
     check_cuda(runtime.cudaStreamSynchronize(0))  # cudaMemcpy from pageable memory may return early
 
 

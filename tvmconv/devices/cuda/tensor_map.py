@@ -27,9 +27,8 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> tuple[int, ...]:
 
     function = driver.cuTensorMapEncodeIm2col if tensor_map.is_im2col else driver.cuTensorMapEncodeTiled
     try:
-        return tuple(
-            int(word) for word in check_cuda(function(*_make_driver_arguments(driver, tensor_map, pointer))).opaque
-        )
+        encoded = check_cuda(function(*_make_driver_arguments(driver, tensor_map, pointer)))
+        return tuple(int(word) for word in encoded.opaque)
     except DeviceError as error:
         raise DeviceError(f"{error}: {tensor_map}, over an array at {pointer:#x}") from error
 

@@ -43,12 +43,9 @@ class TextureObject:
             self._copy = int(check_cuda(runtime.cudaMalloc(height * pitch_bytes)))
         try:
             if self._copy is not None:
+                target = self._copy, pitch_bytes
                 kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-                check_cuda(
-                    runtime.cudaMemcpy2DAsync(
-                        self._copy, pitch_bytes, pointer, row_bytes, row_bytes, height, kind, stream
-                    )
-                )
+                check_cuda(runtime.cudaMemcpy2DAsync(*target, pointer, row_bytes, row_bytes, height, kind, stream))
             self.handle = _create_texture_object(self._copy or pointer, pitch_bytes, width, height)
         except DeviceError:
             self._free_copy()
@@ -96,9 +93,8 @@ def _create_texture_object(pointer: int, pitch_bytes: int, width: int, height: i
     resource_desc.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
     image = resource_desc.res.pitch2D
     image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch_bytes, width, height
-    image.desc = check_cuda(
-        runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat)
-    )
+    channel_kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat
+    image.desc = check_cuda(runtime.cudaCreateChannelDesc(32, 0, 0, 0, channel_kind))
     texture_desc = runtime.cudaTextureDesc()
     texture_desc.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
     texture_desc.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint

@@ -96,9 +96,8 @@ def _query_devices() -> tuple[Any, ...]:
     try:
         import pyopencl as cl
     except ImportError as error:
-        raise DeviceNotFoundError(
-            "opencl", f"pyopencl does not import ({get_first_line(error)})", _INSTALL_COMMAND
-        ) from error
+        reason = f"pyopencl does not import ({get_first_line(error)})"
+        raise DeviceNotFoundError("opencl", reason, _INSTALL_COMMAND) from error
     patch_cpu_name()
     try:
         all_devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]

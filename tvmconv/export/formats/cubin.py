@@ -117,7 +117,7 @@ def write_file(kernel: Kernel, path: Path) -> None:
 def format_example(description: Mapping[str, Any]) -> list[str]:
     """Return the example of a call through the CUDA driver."""
     memory = {
-        argument["name"]: _format_upload(argument["space"], argument["name"])
+        argument["name"]: f"{'texture' if argument['space'] == 'texture' else 'upload'}({argument['name']})"
         for argument in description["arguments"]
         if not argument["symbol"]
     }
@@ -151,11 +151,6 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
         maps=_MAPS.format(maps=format_dict_lines(maps)) if maps else "",
     )
     return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
-
-
-def _format_upload(scope: str, name: str) -> str:
-    """Return the expression that copies an argument to the GPU."""
-    return f"texture({name})" if scope == "texture" else f"upload({name})"
 
 
 def _name_parameters(number: int, kernel: Mapping[str, Any]) -> list[str]:

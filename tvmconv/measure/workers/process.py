@@ -109,7 +109,9 @@ class WorkerProcess:
                     self._process = self._start_process(
                         module, child_connection.fileno(), {**os.environ, **(environment or {}), **temp_environment}
                     )
-            self._start_sender()
+            self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+            self._sender = threading.Thread(target=self._send_all, daemon=True)
+            self._sender.start()
             cleanup.pop_all()
 
     def _start_process(self, module: str, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -134,11 +136,6 @@ class WorkerProcess:
             raise
         finally:
             os.close(stderr)
-
-    def _start_sender(self) -> None:
-        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, daemon=True)
-        self._sender.start()
 
     @property
     def pid(self) -> int:
