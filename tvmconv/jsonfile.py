@@ -51,13 +51,13 @@ def parse_json(data: bytes | str) -> JsonValue:
     try:
         value = _DECODER.decode(data if isinstance(data, str) else data.decode())
     except UnicodeDecodeError as error:
-        raise JsonError(f"it is not UTF-8: byte {error.start}") from error
+        raise JsonError(f"expected UTF-8, got another encoding at byte {error.start}") from error
     except RecursionError as error:
-        raise JsonError("it is no JSON: lists or objects are nested too deeply") from error
+        raise JsonError("expected JSON: lists or objects are nested too deeply") from error
     except (ValueError, MemoryError) as error:  # an integer of thousands of digits raises ValueError too
-        raise JsonError(f"it is no JSON: {error}" if str(error) else "it is no JSON") from error
+        raise JsonError(f"expected JSON: {error}" if str(error) else "expected JSON") from error
     if _is_too_deep(value):
-        raise JsonError(f"lists or objects are nested more than {MAX_DEPTH} deep")
+        raise JsonError(f"expected lists and objects of at most {MAX_DEPTH} levels")
     return JsonValue(value)
 
 
@@ -353,7 +353,7 @@ def _decode_enum(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant)

@@ -69,7 +69,7 @@ def describe_unmet(condition: WorkloadCondition, w: Any) -> str:
     summary = (inspect.getdoc(condition) or "").partition("\n")[0]
     if match := re.fullmatch(r"(?:W|Return w)hether (.*?)\.?", summary):
         return f" where {match[1]}; this workload is not of that kind"
-    return " for some workloads; its condition does not hold for this one"
+    return " for some workloads; this workload does not meet its condition"
 
 
 CHANNELS_LAST_LAYOUT = Requirement(f"layout {CHANNELS_LAST}", lambda w: w.layout == CHANNELS_LAST, lambda w: w.layout)

@@ -67,10 +67,12 @@ def _count_prepack_kernels(mod: IRModule, launches: Sequence[host_side.KernelLau
 def _make_lowered_kernel(function: PrimFunc, launch: host_side.KernelLaunch, target_kind: str) -> LoweredKernel:
     _check_barriers(function)
     for buffer in passes.list_warp_buffers(function):
-        raise CompileError(f"TVM does not spread {buffer}, of the scope warp, over the lanes of a warp")
+        raise CompileError(f"TVM cannot distribute {buffer}, with the scope warp, over the lanes of a warp")
     dynamic_shared_bytes = sum_allocated_bytes(function, "shared.dyn")
     if dynamic_shared_bytes and target_kind != "cuda":
-        raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")
+        raise CompileError(
+            f"the schedule uses dynamic shared memory (shared.dyn): expected the scope shared for {target_kind}"
+        )
     if dynamic_shared_bytes != launch.dynamic_shared_bytes:
         raise CompileError(
             f"{launch.function} has {dynamic_shared_bytes} bytes of dynamic shared memory, and TVM launches it with "
@@ -94,9 +96,9 @@ def _check_tensor_maps(launch: host_side.KernelLaunch, arrays: Sequence[ArrayTyp
     """Raise CompileError if the target has no tensor maps or a map exceeds its array."""
     for index, tensor_map in zip(launch.arguments, launch.tensor_maps, strict=True):
         if tensor_map and target_kind != "cuda":
-            raise CompileError(f"the schedule has tensor maps, which are for CUDA, not for {target_kind}")
+            raise CompileError(f"the schedule uses tensor maps: expected the target cuda, not {target_kind}")
         if tensor_map and tensor_map.nbytes > arrays[index].nbytes:
-            raise CompileError(f"{tensor_map}, goes beyond its array of {arrays[index].nbytes} bytes")
+            raise CompileError(f"{tensor_map}, exceeds its array of {arrays[index].nbytes} bytes")
 
 
 def _make_array_type(parameter: Any) -> ArrayType:

@@ -166,7 +166,8 @@ class LoweredModule:
                 raise CompileError(f"{kernel.name} takes tensor maps, which TVM's runtime does not encode")
         for name, scope in self.memory_scopes.items():
             if scope != "global":
-                raise CompileError(f"{name} is placed in {_SCOPE_NAMES[scope]}, which TVM's runtime cannot do")
+                scope_name = _SCOPE_NAMES[scope]
+                raise CompileError(f"TVM's runtime does not support {name} in {scope_name}: expected global memory")
         host_module = self._generate_code(self.host_module, self.target.host)
         with override_cuda_compiler(lambda text: self.cubin.image):
             host_module.import_module(self._generate_code(self.device_module, self.target))

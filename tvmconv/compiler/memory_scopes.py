@@ -84,11 +84,13 @@ def apply_memory_scopes(
 
 def _check_scope(name: str, scope: MemoryScope, array: ArrayType, target_kind: str) -> None:
     if scope == "constant" and array.nbytes > gpu_specs.CONSTANT_BYTES:
-        raise CompileError(f"{name} has {array.nbytes} bytes: constant memory has {gpu_specs.CONSTANT_BYTES}")
+        raise CompileError(
+            f"{name} has {array.nbytes} bytes: expected at most {gpu_specs.CONSTANT_BYTES} in constant memory"
+        )
     if scope == "texture" and target_kind != "cuda":
-        raise CompileError(f"{name} is read through a texture, which is for CUDA, not for {target_kind}")
+        raise CompileError(f"{name} is read through a texture: expected the target cuda, not {target_kind}")
     if scope == "texture" and array.dtype != TEXEL_DTYPE:
-        raise CompileError(f"{name} is read through a texture, which is for {TEXEL_DTYPE}, not for {array.dtype}")
+        raise CompileError(f"{name} is read through a texture: expected the dtype {TEXEL_DTYPE}, not {array.dtype}")
 
 
 def _set_parameter_scope(

@@ -257,7 +257,7 @@ def _check_arch(arch: str) -> None:
     match = re.fullmatch(r"sm_(\d{2,3})a?", arch)
     if match is None or int(match[1]) not in list_architectures():
         supported = ", ".join(f"sm_{number}" for number in list_architectures())
-        raise CompileError(f"NVRTC {get_version()} has no architecture {arch!r}; it has {supported}")
+        raise CompileError(f"NVRTC {get_version()} does not support {arch!r}: expected one of {supported}")
 
 
 def _find_include_directories() -> list[str]:
