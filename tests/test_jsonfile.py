@@ -70,10 +70,10 @@ def test_dataclass_is_read_by_its_annotations():
         ('{"name": "a", "times": [%s]}' % ("9" * 400), "rows[0].times[0]: expected a finite number, got 999"),
         ('{"name": "a", "value": %s}' % ("9" * 400), "rows[0].value: expected an integer of at most 63 bits"),
         ('{"name": "a", "value": {}}', "rows[0].value: expected true or false or an integer"),
-        ('{"name": "a", "times": [NaN]}', "it is no JSON: NaN is no number"),
-        ('{"name": "a", "times": [%s]}' % ("9" * 5000), "it is no JSON"),
+        ('{"name": "a", "times": [NaN]}', "expected JSON: NaN is not a number"),
+        ('{"name": "a", "times": [%s]}' % ("9" * 5000), "expected JSON"),
         ('{"name": %s}' % ("[" * 100_000), "nested too deeply"),
-        ('{"name": %s}' % ("[" * 100 + "]" * 100), "nested more than 64 deep"),
+        ('{"name": %s}' % ("[" * 100 + "]" * 100), "at most 64 levels"),
         ('{"a\\u001b[0m": 1, "name": 2}', "rows[0].name: expected a text, got 2"),
     ],
 )
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_told_with_its_path(row, message):
 
 @pytest.mark.parametrize("data", [b"\xff\xfe[]", "[]".encode("utf-16"), b"", b"[1,"])
 def test_bytes_that_are_no_json_are_refused(data):
-    with pytest.raises(JsonError, match=r"it is no JSON|it is not UTF-8"):
+    with pytest.raises(JsonError, match=r"expected JSON|expected UTF-8"):
         jsonfile.parse_json(data)
 
 

@@ -57,7 +57,7 @@ WRONG = {
 @pytest.mark.parametrize(("told", "change", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_tma_cannot_take_is_refused_in_a_line(told, change, message):
     with pytest.raises(CompileError, match=message) as caught:
-        replace(told, **change).check()
+        replace(told, **change).validate()
     assert str(caught.value).startswith("the tensor map of ")
     assert "\n" not in str(caught.value)
 
@@ -100,5 +100,5 @@ def test_whatever_else_is_sent_is_refused(told):
 
 
 def test_a_text_that_is_no_json_is_refused():
-    with pytest.raises(CompileError, match="no tensor map"):
+    with pytest.raises(CompileError, match="expected a tensor map"):
         TensorMap.from_json("{")

@@ -6,7 +6,7 @@
     >>> kernel.verify().ok
     True
 
-The names below are loaded when they are first used, so that importing the package does not import TVM.
+The exported names are loaded on first use, so that importing the package does not import TVM.
 """
 
 import importlib

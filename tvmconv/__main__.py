@@ -1,4 +1,4 @@
-"""`python -m tvmconv`."""
+"""Entry point of `python -m tvmconv`."""
 
 from tvmconv.cli import command_line
 

@@ -1,4 +1,4 @@
-"""Files of a cache: written at once or not at all, and read only as they were written."""
+"""Cache files that are written atomically and whose content is protected by a checksum."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def read_checked(path: Path) -> bytes | None:
-    """Return what `write_checked` wrote; None if there is no such file, or if it is damaged or of another origin."""
+    """Return the content that `write_checked` wrote; None if the file is missing, damaged or of another origin."""
     try:
-        if not path.is_file():  # to read a pipe would wait for its writer
+        if not path.is_file():  # reading a pipe would wait for its writer
             return None
         digest, _, content = path.read_bytes().partition(b"\n")
     except (OSError, MemoryError):
@@ -21,14 +21,14 @@ def read_checked(path: Path) -> bytes | None:
 
 
 def write_checked(path: Path, content: bytes) -> bool:
-    """Write a file with a checksum in place of one that may be there; return whether that was possible.
+    """Write or atomically replace a file with its checksum, and return whether this succeeded.
 
-    Where it is not, as the disk is full or read-only, what was there stays as it was.
+    If it fails, for example because the disk is full or read-only, an existing file stays unchanged.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=f"{path.name}.", dir=path.parent, delete=False) as temp_file:
-            stack.callback(_remove_file, temp_file.name)
+            stack.callback(Path(temp_file.name).unlink, missing_ok=True)
             temp_file.write(_hash_content(content) + b"\n" + content)
         os.replace(temp_file.name, path)
         stack.pop_all()
@@ -38,8 +38,3 @@ def write_checked(path: Path, content: bytes) -> bool:
 
 def _hash_content(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-def _remove_file(name: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name)

@@ -1,8 +1,7 @@
-"""A time limit: when work shall be done, and when what is still under way is cut off.
+"""Time limits with slack for work in progress.
 
-A limit of S seconds counts from the begin of the call, or of the command. Work is planned to end within S. What is
-under way then, such as one build or one timing, may take `SLACK_FRACTION` of S and `SLACK_SECONDS` more before it is
-cut off.
+A limit of S seconds counts from the beginning of the call or command. Work is planned to end within S. A build or a
+timing that is in progress then may take `SLACK_FRACTION` of S and `SLACK_SECONDS` more before it is aborted.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SLACK_FRACTION, SLACK_SECONDS = 0.15, 4.0  # beyond a limit; a second more is left for ending processes
-MAX_START_SECONDS = 30.0  # seconds from a process's begin to its command; an older one was doing something else
+SLACK_FRACTION, SLACK_SECONDS = 0.15, 4.0  # beyond a limit; ending the processes takes up to a second more
+MAX_START_SECONDS = 30.0  # longest plausible time from the start of a process to its command
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """When something shall be done, as `time.monotonic` tells the time.
+    """Point in time, by `time.monotonic`, at which work should end.
 
     Attributes:
-        end_time: the time; infinite where there is no limit.
-        slack_seconds: seconds after it at which what is under way is cut off.
+        end_time: Time in seconds; infinite without a limit.
+        slack_seconds: Seconds after `end_time` until work in progress is aborted.
     """
 
     end_time: float = math.inf
@@ -31,50 +30,48 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, started_at: float | None = None) -> Deadline:
-        """The deadline of a limit.
+        """Return the deadline of a time limit.
 
         Args:
-            seconds: the limit; None for none.
-            started_at: when the clock began to run; by default now.
+            seconds: Time limit; None for no limit.
+            started_at: Time by `time.monotonic` from which the limit counts; now by default.
         """
         if seconds is None:
             return cls()
-        return cls(
-            (time.monotonic() if started_at is None else started_at) + seconds,
-            SLACK_FRACTION * max(seconds, 0) + SLACK_SECONDS,
-        )
+        start = time.monotonic() if started_at is None else started_at
+        return cls(start + seconds, SLACK_FRACTION * max(seconds, 0) + SLACK_SECONDS)
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds until the end; 0 once it has passed."""
+        """Seconds until `end_time`, at least 0."""
         return max(self.end_time - time.monotonic(), 0.0)
 
     @property
     def has_passed(self) -> bool:
-        """Whether the end has come."""
+        """Whether `end_time` has passed."""
         return self.remaining_seconds == 0
 
     @property
     def cut_off(self) -> Deadline:
-        """When what is under way is cut off, as a deadline without slack."""
+        """Deadline without slack at which work in progress is aborted."""
         return Deadline(self.end_time + self.slack_seconds)
 
     def shift_earlier(self, seconds: float) -> Deadline:
-        """The deadline of what has to leave some seconds for what follows it, cut off so much earlier as well."""
+        """Return a deadline that is some seconds earlier, with the same slack."""
         return Deadline(self.end_time - seconds, self.slack_seconds)
 
     def reserve_seconds(self, seconds: float) -> Deadline:
-        """The deadline, without slack, of what has to leave some seconds for what follows it."""
+        """Return a deadline without slack that leaves some seconds for later work."""
         return Deadline(self.end_time - seconds)
 
 
 def find_earliest(*deadlines: Deadline) -> Deadline:
-    """The deadline that ends first."""
+    """Return the earliest of some deadlines."""
     return min(deadlines, key=lambda deadline: deadline.end_time)
 
 
 def get_process_start() -> float:
-    """When this process was begun, as `time.monotonic` would have told it; now, if that was for something else."""
+    """Return the start of this process by `time.monotonic`, or the current time if it started long ago."""
     now = time.monotonic()
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The best kernel that a workload has without tuning: the fastest of all schedules at their default knobs."""
+"""Selection of the fastest kernel without tuning, among all schedules with their default knob values."""
 
 from __future__ import annotations
 
@@ -21,56 +21,46 @@ if TYPE_CHECKING:
     from tvmconv.registry import Schedule
     from tvmconv.workloads import Workload
 
-MAX_EXECUTED_INSTRUCTIONS = (
-    30_000  # instructions of a block that are executed to predict a time: some tenths of a second
-)
-MIN_LARGE_WORKLOAD_FLOPS = 5e9  # of a workload, beyond which only its most promising schedules are of use
-MAX_LOW_PRIORITY_SCHEDULES = (
-    3  # schedules that are not made to be tuned, the usually fastest first, where not all are looked at
-)
+MAX_EXECUTED_INSTRUCTIONS = 30_000  # emulated instructions per block; a prediction then takes some tenths of a second
+MIN_LARGE_WORKLOAD_FLOPS = 5e9  # a workload with more FLOP is tried with its most promising schedules only
+MAX_LOW_PRIORITY_SCHEDULES = 3  # schedules outside the default search that are tried for a large workload
 
 
 def default_candidate_schedules(workload: Workload, device: Device, *, will_be_timed: bool = True) -> list[Schedule]:
-    """Return the schedules whose default may be the fastest, those that are made to be tuned first.
+    """Return the schedules whose default config may be the fastest, beginning with those that a search tries.
 
-    They are all that run on the device but for the naive one. The first steps of the ladder are left out for large
-    workloads, for which they take long, and where nothing is timed, as the analysis of their long loops takes long.
+    The naive schedule is never among them. Most low-priority schedules are left out for large workloads, for which they
+    run long. They are also left out when nothing is timed, because the analysis of their long loops is slow.
 
     Args:
-        workload: what to compute.
-        device: where it is to run.
-        will_be_timed: whether the kernels will be timed.
+        workload: Workload to compute.
+        device: Device that the kernels are built for.
+        will_be_timed: Whether the caller times the kernels, instead of analysing their code.
 
     Raises:
-        ScheduleError: no schedule of the workload is made to be tuned on the device.
+        ScheduleError: No schedule of the workload is in the search on this device.
     """
     primary = registry.schedules_to_tune(workload, device.kind, device.arch)
     low_priority = registry.low_priority_schedules(workload, device.kind, device.arch)
-    return [
-        *primary,
-        *(
-            low_priority
-            if will_be_timed and workload.flops <= MIN_LARGE_WORKLOAD_FLOPS
-            else low_priority[:MAX_LOW_PRIORITY_SCHEDULES]
-        ),
-    ]
+    tries_all = will_be_timed and workload.flops <= MIN_LARGE_WORKLOAD_FLOPS
+    return [*primary, *(low_priority if tries_all else low_priority[:MAX_LOW_PRIORITY_SCHEDULES])]
 
 
 def build_default_kernels(
     workload: Workload, device: Device, schedules: Sequence[Schedule], max_seconds: float = math.inf
 ) -> list[Kernel]:
-    """Build schedules at their default knobs, the first of them at least, and return those that compile.
+    """Build schedules with their default knob values and return the kernels that compile.
 
     Args:
-        workload: what to compute.
-        device: where it is to run.
-        schedules: what to build.
-        max_seconds: number of seconds after which no further build begins.
+        workload: Workload to compute.
+        device: Device that the kernels are built for.
+        schedules: Schedules to build; the first one is always built.
+        max_seconds: Seconds after which no further build begins.
     """
     started_at = perf_counter()
-    with ThreadPoolExecutor() as pool:  # for NVRTC, which compiles while TVM lowers the next schedule
+    with ThreadPoolExecutor() as pool:  # NVRTC compiles while TVM lowers the next schedule
         builds = [
-            (kernel, pool.submit(lambda kernel=kernel: kernel.program))  # type: ignore[misc]
+            (kernel, pool.submit(lambda kernel=kernel: kernel.executable))  # type: ignore[misc]
             for number, schedule in enumerate(schedules)
             if number == 0 or perf_counter() - started_at < max_seconds
             for kernel in _build_if_valid(workload, schedule, device)
@@ -79,7 +69,7 @@ def build_default_kernels(
 
 
 def _build_if_valid(workload: Workload, schedule: Schedule, device: Device) -> Iterator[Kernel]:
-    """The kernel of a schedule's default, with its text written; none where it does not lower or fit the device."""
+    """Yield the default kernel of a schedule with its source generated, or nothing if it cannot be built."""
     try:
         kernel = build_for_device(workload, schedule, device, None)
         assert kernel.source
@@ -89,34 +79,29 @@ def _build_if_valid(workload: Workload, schedule: Schedule, device: Device) -> I
 
 
 def build_fastest_default(workload: Workload, device: Device) -> Kernel:
-    """Build the schedule whose default takes the least time by the analysis of its code.
+    """Build the default kernel with the shortest predicted time.
 
-    Where no time can be computed, it is the first schedule that is made to be tuned.
+    If no time can be predicted, the result is the default kernel of the first schedule that a search tries.
 
     Args:
-        workload: what to compute.
-        device: where it is to run, or the architecture to compile for.
+        workload: Workload to compute.
+        device: Device, or architecture, that the kernel is built for.
 
     Raises:
-        ScheduleError: no schedule of the workload is made to be tuned on the device.
-        Error: that schedule does not lower, or does not fit the device.
+        ScheduleError: No schedule of the workload is in the search on this device.
+        Error: That first schedule does not lower, or its kernel does not fit the device.
     """
-    cost_model = cost_model_for(device.arch)
-    default_kernels = (
-        build_default_kernels(workload, device, default_candidate_schedules(workload, device, will_be_timed=False))
-        if cost_model
-        else []
-    )
-    if cost_model and default_kernels:
-        return min(default_kernels, key=lambda kernel: estimate_kernel_seconds(kernel, cost_model.device_spec))
+    if cost_model := cost_model_for(device.arch):
+        machine, candidates = cost_model.device_spec, default_candidate_schedules(workload, device, will_be_timed=False)
+        if kernels := build_default_kernels(workload, device, candidates):
+            return min(kernels, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
     return build_for_device(workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None)
 
 
 def estimate_kernel_seconds(kernel: Kernel, machine: DeviceSpec) -> float:
-    """Return the seconds that a kernel takes by the analysis of its code, or by its schedule's estimate.
+    """Return the seconds that a kernel takes, predicted from its code or else by its schedule's estimate.
 
-    They are infinite where neither tells a time: also where a block takes more than `MAX_EXECUTED_INSTRUCTIONS`
-    instructions.
+    The result is infinite if neither gives a time. Code is analysed up to `MAX_EXECUTED_INSTRUCTIONS` per block.
     """
     try:
         return predict_kernel_time(kernel, machine, MAX_EXECUTED_INSTRUCTIONS).seconds
@@ -125,9 +110,9 @@ def estimate_kernel_seconds(kernel: Kernel, machine: DeviceSpec) -> float:
 
 
 def fastest_default_name(seconds: Mapping[str, float]) -> str:
-    """Return the name of the schedule that is the fastest at its default knobs, by measured times.
+    """Return the name of the schedule whose default kernel was measured as the fastest.
 
     Args:
-        seconds: measured seconds of schedules at their default knobs, by name; of one at least.
+        seconds: Measured seconds of default kernels by schedule name; not empty.
     """
     return min(seconds, key=lambda name: seconds[name])

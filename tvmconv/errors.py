@@ -1,7 +1,7 @@
-"""The exceptions of tvmconv: one tree, so that `except tvmconv.Error` catches every refusal and nothing else.
+"""The exception hierarchy of tvmconv.
 
-Each message is one line that quotes what was given and says what would be right; the command line prints it as it is
-and exits with status 2.
+`except tvmconv.Error` catches every error that the package raises on purpose. Each message is one line that quotes the
+wrong value and says what is accepted. The command line prints the message and exits with status 2.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterator
 
 _logger = logging.getLogger("tvmconv")
-MAX_REASON_CHARACTERS = 300  # characters that an error of other code adds to a message
+MAX_REASON_CHARACTERS = 300  # length limit for the text that a foreign exception contributes to a message
 
 
 class Error(Exception):
-    """Anything that tvmconv refuses or cannot do, with a message of one line for the user."""
+    """Base class of all errors that tvmconv raises, with a one-line message for the user."""
 
 
 class WorkloadError(Error, ValueError):
@@ -23,18 +23,18 @@ class WorkloadError(Error, ValueError):
 
 
 class ScheduleError(Error, LookupError):
-    """A schedule is unknown, or does not apply to the workload."""
+    """A schedule is unknown or does not apply to the workload."""
 
 
-class ScheduleFailure(ScheduleError):  # noqa: N818  (a failure of the schedule's own code, told apart from a refusal)
-    """The code of a schedule raised an exception, or returned what a schedule may not return.
+class ScheduleFailure(ScheduleError):  # noqa: N818  (the schedule's own code failed, which is no misuse)
+    """The code of a schedule raised an exception, or returned something that a schedule must not return.
 
-    The exception itself is the `__cause__`.
+    The original exception is the `__cause__`.
 
     Attributes:
-        name: what failed, such as "schedule bad".
-        reason: the exception with its type and, in parentheses, where it was raised; one line.
-        location: file and line of the schedule's own code, such as "bad.py:4"; "" if they are not known.
+        name: Name of the failed part, such as "schedule bad".
+        reason: Type and message of the exception in one line, followed by the location in parentheses.
+        location: File and line in the schedule's code, such as "bad.py:4"; "" if unknown.
     """
 
     def __init__(self, name: str, reason: str, location: str = "") -> None:
@@ -48,34 +48,34 @@ class ScheduleFailure(ScheduleError):  # noqa: N818  (a failure of the schedule'
 
 
 class KnobError(Error, ValueError):
-    """A knob is unknown, or its value is not one that the schedule can take."""
+    """A knob is unknown, or the schedule does not accept its value."""
 
 
 class DeviceError(Error, RuntimeError):
-    """A device is unknown or absent, or cannot do what was asked; the message names the remedy."""
+    """A device is unknown, absent, or unable to run the request; the message names the remedy."""
 
 
 class HostError(Error, RuntimeError):
-    """The host or a device lets no program run: no space, no memory, no compiler, a lost device.
+    """The host or a device can run no program, for want of disk space, memory or a compiler, or after a lost device.
 
-    It says nothing about the config that was being measured, which is recorded nowhere and is tried again.
+    The error says nothing about the measured config, which is therefore not recorded and is tried again.
     """
 
 
 class CompileError(Error, RuntimeError):
-    """Generated code did not compile, or a compiler that is needed is not installed."""
+    """Generated code did not compile, or a required compiler is not installed."""
 
 
 class AnalysisError(Error, ValueError):
-    """A kernel has something that an analysis does not cover."""
+    """A kernel uses a feature that an analysis does not cover."""
 
 
 class RecordError(Error, ValueError):
-    """A line of a log is no record, or is one of something that there is no schedule for.
+    """A line of a log is not a valid record, or no schedule exists for its record.
 
     Attributes:
-        reason: what is wrong with the line, the same for all lines of that kind, to count them by; the message is the
-            reason and, after a colon, the detail.
+        reason: Kind of fault, equal for all lines with the same fault so that they can be counted. The message is the
+            reason followed by a colon and the detail.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -84,19 +84,19 @@ class RecordError(Error, ValueError):
 
 
 class RecordingError(Error, ValueError):
-    """A file is no recorded space, or nothing in it can be replayed."""
+    """A file is not a recorded search space, or none of its entries can be replayed."""
 
 
 class TunerError(Error, LookupError):
-    """There is no tuner of that name."""
+    """A tuner name is unknown."""
 
 
 class TuningError(Error, ValueError):
-    """What was asked of a tuning makes no sense."""
+    """The options of a search are invalid or contradict each other."""
 
 
 class ModelError(Error, ValueError):
-    """A model cannot be read, or does not run on the inputs that it was given."""
+    """A model cannot be read, or it rejects the given inputs."""
 
 
 def log_traceback(error: BaseException) -> None:
@@ -105,12 +105,12 @@ def log_traceback(error: BaseException) -> None:
 
 
 def get_reason(error: Error) -> str:
-    """Return the message of an error for a line that names the schedule already."""
+    """Return the message of an error for an output line that already names the schedule."""
     return error.reason if isinstance(error, ScheduleFailure) else str(error)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with its type unless it is an `Error`, whose message speaks for itself."""
+    """Return an error in one line, prefixed by its type unless it is an `Error`."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if isinstance(error, Error):
         return lines[0].strip() if lines else type(error).__name__
@@ -119,28 +119,32 @@ def describe_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def translate_to_model_error(prefix: str) -> Iterator[None]:
-    """Raise whatever goes wrong in the code of others as ModelError, in one line; errors of ours stay what they are.
+    """Translate foreign exceptions of the block to a one-line ModelError; an `Error` passes unchanged.
 
     Args:
-        prefix: the message begins with it.
+        prefix: Beginning of the message.
+
+    Raises:
+        ModelError: The block raised an exception that is not an `Error`, or `SystemExit`.
     """
     try:
         yield
     except Error:
         raise
     except (Exception, SystemExit) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = [
-            line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "…" for line in lines[:1]
-        ]
-        raise ModelError(": ".join([prefix, type(error).__name__, *reason])) from error
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        reason = line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"
+        raise ModelError(": ".join(filter(None, [prefix, type(error).__name__, reason]))) from error
 
 
 def escape_unprintable(text: str) -> str:
-    """Return a text for a terminal, in which all that is not printable but newlines is escaped, as Python spells it.
+    r"""Return a text for a terminal, with unprintable characters other than newlines as Python escapes.
 
-    Names and contents of files may have control characters, which a terminal obeys, and marks that reorder what is
-    shown.
+    File names and contents may include terminal control characters and marks that reorder the displayed text.
+
+    Example:
+        >>> escape_unprintable("bad\x1bname")
+        'bad\\x1bname'
     """
     if text.isprintable():
         return text
@@ -152,4 +156,4 @@ def escape_unprintable(text: str) -> str:
 
 
 class FallbackWarning(UserWarning):
-    """A log has no record for this very device, or one that no longer applies, and something slower may be built."""
+    """A log has no usable record for this device, so the built kernel may be slower than the best one."""

@@ -1,7 +1,6 @@
-"""Files that anyone may have written: opened without waiting for a writer, and read up to a limit.
+"""Safe reading of untrusted files: opening never blocks, and the size is limited.
 
-All errors are of the operating system's kind, `OSError` with the file's name, so that they are told in one line like
-"No such file or directory".
+All errors are `OSError` with the file name, so that callers report them like "No such file or directory".
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-MAX_BYTES = 1 << 28  # of a file that is read into memory whole, after decompression
-MAX_UNPACKED_BYTES = 1 << 32  # of a compressed file that is read line by line
+MAX_BYTES = 1 << 28  # default limit for a file that is read into memory, after decompression
+MAX_UNPACKED_BYTES = 1 << 32  # default limit for a compressed file that is read line by line
 GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 20
 _KINDS: Mapping[int, str] = {
@@ -28,20 +27,21 @@ _KINDS: Mapping[int, str] = {
 
 
 class DamagedFileError(OSError):
-    """A compressed file that cannot be unpacked."""
+    """The data of a compressed file are damaged."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file, or `/dev/null`, which is empty, for reading bytes.
+    """Open a regular file or `/dev/null` for reading bytes.
+
+    Pipes and devices are rejected: opening a pipe waits for a writer, and a device may have no end.
 
     Raises:
-        OSError: it cannot be opened, or is a folder, a pipe, a device or a socket. To open a pipe would wait until
-            somebody writes to it, and a device may have no end.
+        OSError: The file cannot be opened, or it is a folder, a pipe, a device or a socket.
     """
     _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_regular(path, os.fstat(descriptor))  # a pipe may have taken its place
+        _check_regular(path, os.fstat(descriptor))  # a pipe may have replaced the file in the meantime
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -54,19 +54,19 @@ def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode) and not os.path.samestat(status, os.stat(os.devnull)):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise OSError(errno.EINVAL, f"expected a regular file, and it is {kind}", os.fspath(path))
+        raise OSError(errno.EINVAL, f"expected a regular file, not {kind}", os.fspath(path))
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpack: bool = False) -> bytes:
-    """The bytes of a regular file.
+    """Return the content of a regular file.
 
     Args:
-        path: of the file.
-        max_bytes: the largest file, and the largest that a compressed one may become.
-        unpack: decompress what gzip has compressed.
+        path: Path of the file.
+        max_bytes: Maximum size of the file, and of its decompressed content.
+        unpack: Decompress the content if it begins with gzip's magic number.
 
     Raises:
-        OSError: the file cannot be read, is no regular file, is larger, or its compressed data are damaged.
+        OSError: The file cannot be read, is not a regular file or is too large, or its gzip data are damaged.
     """
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
@@ -76,7 +76,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpa
 
 
 def _decompress(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> bytes:
-    """What gzip has compressed, of one member or several; `data` is not empty."""
+    """Return the decompressed content of non-empty gzip data with one or several members."""
     chunks, total_bytes = [], 0
     try:
         while data:
@@ -89,10 +89,10 @@ def _decompress(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> by
                 if total_bytes > max_bytes:
                     raise _make_too_large_error(path, max_bytes)
                 if not chunk and not data and not inflate.eof:
-                    raise zlib.error("it is cut off")
-            data = data.lstrip(b"\0")  # padding, which gzip allows behind a member
+                    raise zlib.error("the stream is truncated")
+            data = data.lstrip(b"\0")  # gzip allows zero padding behind a member
     except zlib.error as error:
-        raise DamagedFileError(errno.EINVAL, f"its gzip data are damaged: {error}", os.fspath(path)) from error
+        raise DamagedFileError(errno.EINVAL, f"the gzip data are damaged: {error}", os.fspath(path)) from error
     return b"".join(chunks)
 
 
@@ -101,15 +101,14 @@ def _make_too_large_error(path: str | os.PathLike[str], max_bytes: int) -> OSErr
 
 
 def check_archive(archive: zipfile.ZipFile, max_bytes: int = MAX_BYTES) -> None:
-    """Raise `OSError` if the members of an archive are larger than a limit, by its directory; nothing is unpacked.
+    """Raise OSError if the members of a ZIP archive exceed a total size according to its directory.
 
-    No more than the directory says of a member is ever unpacked of it.
+    `zipfile` never unpacks more of a member than the size in the directory.
     """
     total_bytes = sum(member.file_size for member in archive.infolist())
     if total_bytes > max_bytes:
-        raise OSError(
-            errno.EFBIG, f"it unpacks to {_format_size(total_bytes)}, expected at most {_format_size(max_bytes)}"
-        )
+        sizes = f"{_format_size(total_bytes)}, expected at most {_format_size(max_bytes)}"
+        raise OSError(errno.EFBIG, f"the archive unpacks to {sizes}")
 
 
 def _format_size(num_bytes: int) -> str:
@@ -117,11 +116,11 @@ def _format_size(num_bytes: int) -> str:
 
 
 class LimitedGzipFile(io.RawIOBase):
-    """A file that gzip has compressed, for reading; an `OSError` once it has become larger than a limit.
+    """Decompressing reader of a gzip file, which raises OSError when the content exceeds a limit.
 
     Args:
-        path: of the file, which has to be a regular one.
-        max_bytes: the limit.
+        path: Path of a regular file.
+        max_bytes: Maximum number of decompressed bytes.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
@@ -132,19 +131,19 @@ class LimitedGzipFile(io.RawIOBase):
         self._file = gzip.GzipFile(fileobj=self._raw)
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place in the unpacked data."""
+        """Move to an offset in the decompressed data."""
         return self._file.seek(offset, whence)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Unpack the next bytes."""
+        """Decompress the next bytes into a buffer and return their number."""
         data = self._file.read(len(buffer))
         self._num_read_bytes += len(data)
         if self._num_read_bytes > self._max_bytes:

@@ -1,7 +1,7 @@
-"""A GPU's numbers: what a block, a thread and a kernel may have, and how memory is banked; by architecture.
+"""Hardware limits and properties of NVIDIA GPUs by architecture.
 
-Source, where none is named: CUDA C++ Programming Guide, "Compute Capabilities", tables of features and technical
-specifications per compute capability.
+The source, unless a comment names another, is the CUDA C++ Programming Guide, "Compute Capabilities", in its tables of
+features and technical specifications.
 """
 
 from __future__ import annotations
@@ -9,43 +9,48 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-WARP_SIZE = 32  # threads that execute together
-WARPGROUP_SIZE = (
-    128  # threads that multiply together since compute capability 9.0: four warps, the first a multiple of 4
-)
-NUM_BANKS = 32  # of shared memory
-BANK_BYTES = 4  # that a bank serves at a time
-VECTOR_BYTES = 16  # of the widest access of a thread; wider vectors are several of them
+WARP_SIZE = 32  # threads per warp
+WARPGROUP_SIZE = 128  # threads of a warpgroup: four warps, the first with a rank that is a multiple of 4 (PTX, wgmma)
+NUM_BANKS = 32  # shared-memory banks
+BANK_BYTES = 4  # bytes that one bank serves per cycle
+VECTOR_BYTES = 16  # widest memory access of a thread; wider vectors take several accesses
 
-MAX_THREADS_PER_BLOCK = 1024  # of a block
-MAX_THREADS_Z = 64  # of a block along z
-MAX_BLOCKS_YZ = 65535  # of a grid along y and along z; along x there may be 2^31 - 1
-REGISTERS_PER_MULTIPROCESSOR = 65536  # of 32 bits, of a multiprocessor
-MAX_REGISTERS_PER_THREAD = 255  # of a thread
+MAX_THREADS_PER_BLOCK = 1024
+MAX_THREADS_Z = 64  # block extent along z
+MAX_BLOCKS_YZ = 65535  # grid extent along y and z; along x the limit is 2^31 - 1
+REGISTERS_PER_MULTIPROCESSOR = 65536  # 32-bit registers
+MAX_REGISTERS_PER_THREAD = 255
 
-STATIC_SHARED_BYTES = 48 << 10  # of a block, allocated in the kernel's text
-CONSTANT_BYTES = 64 << 10  # of a kernel's `__constant__` arrays
-MAX_TEXTURE_WIDTH, MAX_TEXTURE_HEIGHT = 131072, 65000  # texels, of a 2-D texture over linear memory
+STATIC_SHARED_BYTES = 48 << 10  # shared memory that a kernel can declare statically, per block
+CONSTANT_BYTES = 64 << 10  # total size of the `__constant__` arrays of a kernel
+MAX_TEXTURE_WIDTH, MAX_TEXTURE_HEIGHT = 131072, 65000  # texels of a 2-D texture over linear memory
 
-CLUSTER_MIN_ARCH = 90  # the first architecture with clusters of blocks: PTX ISA, ".reqnctapercluster"
-MAX_CLUSTER_BLOCKS = 8  # blocks of a cluster that every such GPU can run
+CLUSTER_MIN_ARCH = 90  # first architecture with clusters: PTX ISA, ".reqnctapercluster"
+MAX_CLUSTER_BLOCKS = 8  # portable maximum cluster size
 
-ASYNC_COPY_MIN_ARCH = 80  # the first architecture with cp.async: PTX ISA, "cp.async"
+ASYNC_COPY_MIN_ARCH = 80  # first architecture with cp.async: PTX ISA, "cp.async"
 
-# Shared memory that a block may have where it opts in, static and dynamic together, in KiB.
+# Maximum static and dynamic shared memory per block after opting in, in KiB.
 _OPT_IN_SHARED = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 101: 227}
 _OPT_IN_SHARED |= {103: 227, 110: 227, 120: 99, 121: 99}
 
-# float32 multiply-adds a clock and multiprocessor: "Arithmetic Instructions", row "32-bit floating-point add, multiply,
-# multiply-add".
+# float32 multiply-adds per cycle and multiprocessor: "Arithmetic Instructions", row "32-bit floating-point add".
 _FP32_LANES = {75: 64, 80: 64, 86: 128, 87: 128, 89: 128, 90: 128, 100: 128, 103: 128, 120: 128, 121: 128}
 
-# The L2 cache in MiB, of V100, Titan RTX, A100 (40 GB), GA102, AD102, H100 and H200, B200: NVIDIA's whitepapers.
+# L2 cache in MiB of V100, Titan RTX, A100 (40 GB), GA102, AD102, H100 and H200, and B200: NVIDIA's whitepapers.
 _L2_MIB = {70: 6, 75: 6, 80: 40, 86: 6, 89: 96, 90: 50, 100: 126}
-_L1_KIB = {70: 128, 75: 96, 80: 192, 86: 128, 89: 128, 90: 256, 100: 256}  # with shared memory, of a multiprocessor
+_L1_KIB = {
+    70: 128,
+    75: 96,
+    80: 192,
+    86: 128,
+    89: 128,
+    90: 256,
+    100: 256,
+}  # L1 cache and shared memory per multiprocessor
 
-# What a multiprocessor has: threads, blocks, and shared memory in KiB, of which each block takes some for the system.
-# The guide's tables, and cuda_occupancy.h for the blocks of 11.0 and 12.
+# Resident threads, resident blocks and shared memory in KiB per multiprocessor: the guide's tables, and
+# cuda_occupancy.h for the blocks of 11.0 and 12.
 _SM_THREADS = {70: 2048, 72: 2048, 75: 1024, 80: 2048, 86: 1536, 87: 1536, 88: 1536, 89: 1536, 90: 2048, 100: 2048}
 _SM_THREADS |= {101: 1536, 103: 2048, 110: 1536, 120: 1536, 121: 1536}
 _SM_BLOCKS = {70: 32, 72: 32, 75: 16, 80: 32, 86: 16, 87: 16, 88: 16, 89: 24, 90: 32, 100: 32}
@@ -57,16 +62,16 @@ RESERVED_SHARED_BYTES, RESERVED_SHARED_MIN_ARCH = 1 << 10, 80
 
 @dataclass(frozen=True)
 class MultiprocessorSpec:
-    """What the blocks on a multiprocessor share.
+    """Resources of one streaming multiprocessor.
 
     Attributes:
-        max_threads: that can be there at a time.
-        max_blocks: that can be there at a time.
-        shared_bytes: shared memory.
-        reserved_shared_bytes: of it, what each block takes beside its own.
-        shared_granularity: in multiples of which a block gets shared memory.
-        partitions: into which its warps are dealt out, each with a part of the registers.
-        register_granularity: in multiples of which a warp gets registers.
+        max_threads: Maximum number of resident threads.
+        max_blocks: Maximum number of resident blocks.
+        shared_bytes: Shared memory in bytes.
+        reserved_shared_bytes: Shared memory that the system reserves per resident block, in bytes.
+        shared_granularity: Allocation unit of a block's shared memory, in bytes.
+        partitions: Number of partitions (warp schedulers), each with an equal part of the registers.
+        register_granularity: Allocation unit of a warp's registers.
     """
 
     max_threads: int
@@ -80,14 +85,14 @@ class MultiprocessorSpec:
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """What a block may have at most; the defaults are those of every NVIDIA GPU.
+    """Maximum resources of a block; the defaults apply to every NVIDIA GPU.
 
     Attributes:
-        max_threads: threads (OpenCL: work-items).
-        shared_bytes: static shared memory (OpenCL: local memory).
-        opt_in_shared_bytes: static and dynamic shared memory together, where the launch asks for it; None for none
-            beyond `shared_bytes`.
-        max_cluster_blocks: blocks of a cluster; 1 where there are no clusters.
+        max_threads: Threads per block (OpenCL: work-items per work-group).
+        shared_bytes: Static shared memory in bytes (OpenCL: local memory).
+        opt_in_shared_bytes: Static and dynamic shared memory in bytes if the launch opts in; None if this is not
+            supported.
+        max_cluster_blocks: Blocks per cluster; 1 without clusters.
     """
 
     max_threads: int = MAX_THREADS_PER_BLOCK
@@ -97,28 +102,27 @@ class BlockLimits:
 
     @property
     def max_shared_bytes(self) -> int:
-        """Static and dynamic shared memory together."""
+        """Maximum static and dynamic shared memory in bytes."""
         return max(self.shared_bytes, self.opt_in_shared_bytes or 0)
 
 
 def parse_arch_number(arch: str) -> int:
-    """An architecture's number: 90 for "sm_90" and "sm_90a"; 0 for what is written otherwise."""
+    """Return the number of an architecture, such as 90 for "sm_90" and "sm_90a"; 0 for any other text."""
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     return int(match[1]) if match else 0
 
 
 def get_block_limits(arch: str) -> BlockLimits:
-    """What a block may have at most on an NVIDIA architecture such as "sm_90"."""
-    opt_in = _OPT_IN_SHARED.get(parse_arch_number(arch))
-    return BlockLimits(
-        opt_in_shared_bytes=opt_in << 10 if opt_in else None, max_cluster_blocks=get_max_cluster_blocks(arch)
-    )
+    """Return the maximum resources of a block on an NVIDIA architecture such as "sm_90"."""
+    opt_in_kib = _OPT_IN_SHARED.get(parse_arch_number(arch))
+    opt_in_bytes = opt_in_kib << 10 if opt_in_kib else None
+    return BlockLimits(opt_in_shared_bytes=opt_in_bytes, max_cluster_blocks=get_max_cluster_blocks(arch))
 
 
 def get_multiprocessor_spec(arch: str) -> MultiprocessorSpec | None:
-    """What a multiprocessor has, on an NVIDIA architecture such as "sm_90"; None for one that is not known.
+    """Return the resources of a multiprocessor of an NVIDIA architecture such as "sm_90"; None if it is unknown.
 
-    Source of the granularities: cuda_occupancy.h of CUDA 13.0.
+    The source of the granularities is cuda_occupancy.h of CUDA 13.0.
     """
     arch_number = parse_arch_number(arch)
     if arch_number not in _SM_THREADS:
@@ -131,20 +135,20 @@ def get_multiprocessor_spec(arch: str) -> MultiprocessorSpec | None:
 
 
 def get_max_cluster_blocks(arch: str | None) -> int:
-    """Blocks of a cluster at most on an architecture, or on a device that has none: 1."""
+    """Return the maximum number of blocks per cluster; 1 for a device without clusters or without architecture."""
     return MAX_CLUSTER_BLOCKS if arch and parse_arch_number(arch) >= CLUSTER_MIN_ARCH else 1
 
 
 def get_fp32_lanes(arch: str) -> int | None:
-    """float32 multiply-adds a clock and multiprocessor; None where that is not known."""
+    """Return the float32 multiply-adds per cycle and multiprocessor; None if unknown."""
     return _FP32_LANES.get(parse_arch_number(arch))
 
 
 def get_l2_bytes(arch: str) -> int:
-    """What the L2 cache of an architecture's largest GPU holds; of one that is not known 4 MiB."""
+    """Return the L2 size in bytes of the largest GPU of an architecture; 4 MiB if it is unknown."""
     return _L2_MIB.get(parse_arch_number(arch), 4) << 20
 
 
 def get_l1_bytes(arch: str) -> int:
-    """L1 and shared memory of a multiprocessor, together; of an architecture that is not known 96 KiB."""
+    """Return the L1 cache and shared memory of a multiprocessor in bytes; 96 KiB for an unknown architecture."""
     return _L1_KIB.get(parse_arch_number(arch), 96) << 10

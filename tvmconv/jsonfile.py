@@ -1,9 +1,9 @@
-"""JSON that anyone may have written: strictly parsed, and read by types, with the path of what is wrong.
+"""Strict decoding of untrusted JSON to typed values, with the path of each fault.
 
 sweep = jsonfile.parse_json(data)
 for layer in sweep["layers"].elements():
-label = layer["label"].decode(str)  # raises JsonError: "layers[0].label: expected a text, got null"
-row = layer["row"].decode(Row)  # a dataclass, whose fields are checked by their annotations
+    label = layer["label"].decode(str)  # raises JsonError: "layers[0].label: expected a text, got null"
+    row = layer["row"].decode(Row)  # a dataclass, whose fields are checked by their annotations
 """
 
 from __future__ import annotations
@@ -25,35 +25,39 @@ from typing import Any, NoReturn, TypeVar, Union
 from tvmconv.errors import Error, escape_unprintable
 from tvmconv.files import MAX_BYTES, read_bytes
 
-MAX_BITS = 63  # of an integer, as NumPy's have room for
+MAX_BITS = 63  # bits of an integer without its sign, as in NumPy's int64
 MAX_TEXT_LENGTH = 100_000  # characters
-MAX_DEPTH = 64  # lists and objects within one another
-MAX_SHOWN_LENGTH = 60
+MAX_DEPTH = 64  # levels of nested lists and objects
+MAX_SHOWN_LENGTH = 60  # characters of a value in a message
 _NAME_PATTERN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 T = TypeVar("T")
 
 
 class JsonError(Error, ValueError):
-    """JSON that is none, or that has something else than what is expected, with its place."""
+    """A text is not JSON, or a value in it is not of the expected kind; the message gives the path."""
 
 
 def parse_json(data: bytes | str) -> JsonValue:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        JsonError: the text is not UTF-8, no JSON, or nested too deeply; NaN and Infinity are no JSON.
+        JsonError: The text is not UTF-8, is not JSON, or is nested too deeply. NaN and Infinity are not JSON.
+
+    Example:
+        >>> parse_json('{"sizes": [1, 2]}')["sizes"].decode(list[int])
+        [1, 2]
     """
     try:
         value = _DECODER.decode(data if isinstance(data, str) else data.decode())
     except UnicodeDecodeError as error:
-        raise JsonError(f"it is not UTF-8: byte {error.start}") from error
+        raise JsonError(f"expected UTF-8, got another encoding at byte {error.start}") from error
     except RecursionError as error:
-        raise JsonError("it is no JSON: lists or objects are nested too deeply") from error
-    except (ValueError, MemoryError) as error:  # also of an integer of thousands of digits
-        raise JsonError(f"it is no JSON: {error}" if str(error) else "it is no JSON") from error
+        raise JsonError("expected JSON: lists or objects are nested too deeply") from error
+    except (ValueError, MemoryError) as error:  # an integer of thousands of digits raises ValueError too
+        raise JsonError(f"expected JSON: {error}" if str(error) else "expected JSON") from error
     if _is_too_deep(value):
-        raise JsonError(f"lists or objects are nested more than {MAX_DEPTH} deep")
+        raise JsonError(f"expected lists and objects of at most {MAX_DEPTH} levels")
     return JsonValue(value)
 
 
@@ -73,22 +77,22 @@ def _is_too_deep(value: object) -> bool:
 
 
 def read_json(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> JsonValue:
-    """The value in a JSON file, plain or compressed by gzip.
+    """Parse a JSON file, plain or compressed by gzip.
 
     Args:
-        file: its path.
-        max_bytes: the most that it may have, unpacked.
+        file: Path of the file.
+        max_bytes: Maximum size after decompression.
 
     Raises:
-        JsonError: it holds no JSON.
-        OSError: it cannot be read, is no regular file, or is larger.
+        JsonError: The content is not JSON.
+        OSError: The file cannot be read, is not a regular file, or is too large.
     """
     return parse_json(read_bytes(file, max_bytes, unpack=True))
 
 
 @contextlib.contextmanager
 def translate_json_errors(prefix: str, kind: type[Error] = Error) -> Iterator[None]:
-    """Raise a `JsonError` of the block as an error of a kind: "WHAT (why)"."""
+    """Translate a `JsonError` of the block to another error with the message "PREFIX (REASON)"."""
     try:
         yield
     except JsonError as error:
@@ -97,36 +101,36 @@ def translate_json_errors(prefix: str, kind: type[Error] = Error) -> Iterator[No
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A value of JSON, and where it is.
+    """A JSON value with its path.
 
     Attributes:
-        value: as `json` gives it.
-        path: such as `layers[0].label`; "" for the whole.
+        value: Value as `json` returns it.
+        path: Path from the root, such as `layers[0].label`; "" for the root.
     """
 
     value: Any
     path: str = ""
 
     def __getitem__(self, name: str) -> JsonValue:
-        """A member of an object; raises `JsonError` if there is none of that name."""
+        """Return a member of an object; raises `JsonError` if it is missing."""
         member = self.get(name)
         if member is None:
             self.refuse(f"an object with {json.dumps(name)}")
         return member
 
     def get(self, name: str) -> JsonValue | None:
-        """A member of an object, or None; raises `JsonError` if this is no object."""
+        """Return a member of an object, or None if it is missing; raises `JsonError` if the value is not an object."""
         members = self._get_object()
         return JsonValue(members[name], self._make_member_path(name)) if name in members else None
 
     def elements(self) -> list[JsonValue]:
-        """The elements of a list; raises `JsonError` if it is none."""
+        """Return the elements of a list; raises `JsonError` if the value is not a list."""
         if not isinstance(self.value, list):
             self.refuse("a list")
         return [JsonValue(element, f"{self.path}[{index}]") for index, element in enumerate(self.value)]
 
     def members(self) -> dict[str, JsonValue]:
-        """The members of an object by name; raises `JsonError` if it is none."""
+        """Return the members of an object by name; raises `JsonError` if the value is not an object."""
         return {name: JsonValue(member, self._make_member_path(name)) for name, member in self._get_object().items()}
 
     def _get_object(self) -> dict[str, Any]:
@@ -139,21 +143,21 @@ class JsonValue:
         return f"{self.path}.{segment}" if self.path and segment == name else self.path + segment
 
     def decode(self, kind: Any, provided_fields: Mapping[str, Any] | None = None) -> Any:
-        """The value as something of a type.
+        """Return the value, checked and converted to a type.
 
         Args:
-            kind: str, int, float (also of an integer; never infinite), bool, an `Enum` by its values, a list, tuple,
-                dict or `Mapping` of such, a union of these and None, a `TypedDict`, which may have more members, or a
-                dataclass, which may not, and whose `__post_init__` may raise `Error`.
-            provided_fields: fields of a dataclass that are not read from the object.
+            kind: str, int, float (accepts integers, must be finite), bool, an `Enum` (by value), a list, tuple, dict or
+                `Mapping` of these, a union of these and None, a `TypedDict`, or a dataclass. A `TypedDict` may have
+                further members; a dataclass may not, and its `__post_init__` may raise `Error`.
+            provided_fields: Dataclass fields that are not read from the object.
 
         Raises:
-            JsonError: it is something else.
+            JsonError: The value does not fit the type.
         """
         return _make_decoder(kind)(self, provided_fields or {})
 
     def convert(self, function: Callable[[str], T]) -> T:
-        """What a function makes of a text; raises `JsonError` where it raises `Error`."""
+        """Return a function's result for this text; raises `JsonError` if the function raises `Error`."""
         text = self.decode(str)
         try:
             return function(text)
@@ -161,32 +165,32 @@ class JsonValue:
             raise JsonError(f"{self.path}: {error}") from error
 
     def check(self, condition: bool, expected: str) -> JsonValue:
-        """This value, unless a condition is false: then raise `JsonError`."""
+        """Return this value, or raise `JsonError` with what is expected if a condition is false."""
         if not condition:
             self.refuse(expected)
         return self
 
     def decode_line(self, max_length: int = MAX_TEXT_LENGTH) -> str:
-        """A text of so many characters at most, all of them printable; raises `JsonError`."""
+        """Return a text with only printable characters and a maximum length, or raise `JsonError`."""
         text = self.decode(str)
         self.check(text.isprintable(), "a text without control characters")
         self.check(len(text) <= max_length, f"a text of at most {max_length} characters")
         return text
 
     def decode_number(self, minimum: float = -math.inf, maximum: float = math.inf) -> float:
-        """A number from `minimum` to `maximum`; raises `JsonError`."""
+        """Return a number from `minimum` to `maximum`, or raise `JsonError`."""
         number = self.decode(float)
         self.check(minimum <= number <= maximum, _describe_range("a number", minimum, maximum))
         return number
 
     def decode_integer(self, minimum: int = -(1 << MAX_BITS), maximum: int = 1 << MAX_BITS) -> int:
-        """An integer from `minimum` to `maximum`; raises `JsonError`."""
+        """Return an integer from `minimum` to `maximum`, or raise `JsonError`."""
         number = self.decode(int)
         self.check(minimum <= number <= maximum, _describe_range("an integer", minimum, maximum))
         return number
 
     def refuse(self, expected: str) -> NoReturn:
-        """Raise `JsonError`, as something else is expected here."""
+        """Raise `JsonError` with what is expected instead of this value."""
         raise JsonError(f"{self.path}: " * bool(self.path) + f"expected {expected}, got {abbreviate_value(self.value)}")
 
 
@@ -197,7 +201,7 @@ def _describe_range(noun: str, minimum: float, maximum: float) -> str:
 
 
 def abbreviate_value(value: object) -> str:
-    """A value as JSON has it, in one line and shortened; one that is too deep or too large to print by its type."""
+    """Return a value as JSON in one shortened line, or only its type if it is too deep or too large to print."""
     if isinstance(value, str):
         text = value if len(value) <= MAX_SHOWN_LENGTH else value[:MAX_SHOWN_LENGTH] + "…"
         return escape_unprintable(json.dumps(text, ensure_ascii=False))
@@ -224,7 +228,7 @@ _SCALARS: Mapping[Any, str] = {
 
 @functools.cache
 def _make_decoder(kind: Any) -> _Decoder:
-    """The function that reads a value of a type."""
+    """Return the function that decodes a value of a type."""
     origin = typing.get_origin(kind)
     if kind is Any:
         return lambda value, provided_fields: value.value
@@ -242,7 +246,7 @@ def _make_decoder(kind: Any) -> _Decoder:
         return functools.partial(_decode_dataclass, kind, typing.get_type_hints(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return functools.partial(_decode_enum, kind)
-    raise TypeError(f"no way to read {kind} from JSON")
+    raise TypeError(f"cannot decode {kind} from JSON")
 
 
 def _decode_scalar(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
@@ -252,7 +256,7 @@ def _decode_scalar(kind: Any, value: JsonValue, provided_fields: Mapping[str, An
     if kind is str:
         if len(raw_value) > MAX_TEXT_LENGTH:
             value.refuse(f"a text of at most {MAX_TEXT_LENGTH} characters")
-        if any("\ud800" <= character <= "\udfff" for character in raw_value):  # half of a pair, which UTF-8 cannot have
+        if any("\ud800" <= character <= "\udfff" for character in raw_value):  # lone surrogates are not valid in UTF-8
             value.refuse("a text of whole characters")
     if kind is int and raw_value.bit_length() > MAX_BITS:
         value.refuse(f"an integer of at most {MAX_BITS} bits")
@@ -272,7 +276,7 @@ def _decode_finite(value: JsonValue) -> float:
 
 
 def _has_json_type(raw_value: object, kind: Any) -> bool:
-    """Whether a value is of the kind of JSON that a type is read from."""
+    """Return whether a value has the JSON type that a Python type is decoded from."""
     if kind is float:
         return isinstance(raw_value, (int, float)) and not isinstance(raw_value, bool)
     if kind in _SCALARS:
@@ -318,9 +322,8 @@ def _decode_typed_dict(
 ) -> dict[str, Any]:
     for name in sorted(kind.__required_keys__):
         value[name]
-    return {
-        name: member.decode(hints[name]) if name in hints else member.value for name, member in value.members().items()
-    }
+    members = value.members().items()
+    return {name: member.decode(hints[name]) if name in hints else member.value for name, member in members}
 
 
 def _decode_dataclass(kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
@@ -350,7 +353,7 @@ def _decode_enum(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant)

@@ -1,4 +1,4 @@
-"""The time that a workload's naive schedule takes, about, and whether a comparison with it is affordable."""
+"""Estimated time of a workload's naive schedule, which decides whether a comparison with it is affordable."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tvmconv.devices import Device
 from tvmconv.registry import Schedule
 from tvmconv.workloads import Workload
 
-PEAK_FRACTION = 1 / 200  # of a GPU's float32 peak that the naive schedules reach: 280 GFLOP/s on an H200
-FALLBACK_FLOPS = 50e9  # FLOP/s, where a device does not tell its peak
-MAX_SECONDS = 1.0  # of a launch, above which the naive schedule is compared with only where it is named
+PEAK_FRACTION = 1 / 200  # fraction of a GPU's float32 peak that the naive schedules reach: 280 GFLOP/s on an H200
+FALLBACK_FLOPS = 50e9  # FLOP/s for a device with unknown peak
+MAX_SECONDS = 1.0  # launch time above which the naive schedule runs only if the user names it
 
 
 def estimate_seconds(workload: Workload, device: Device) -> float:
@@ -25,12 +25,12 @@ def is_affordable(workload: Workload, device: Device) -> bool:
 
 
 def describe_omission(schedule: Schedule, workloads: Sequence[Workload], device: Device) -> str:
-    """Return which schedule is left out, and why, such as "default left out: about 7 s a launch".
+    """Return a message on an omitted naive schedule, such as "default left out: about 7 s a launch".
 
     Args:
-        schedule: the naive one.
-        workloads: those for which it is left out, at least one.
-        device: where it would run.
+        schedule: Naive schedule.
+        workloads: Workloads for which it is omitted; at least one.
+        device: Device on which it would run.
     """
     longest = max(estimate_seconds(workload, device) for workload in workloads)
     scope = f" for {len(workloads)} workloads" if len(workloads) > 1 else ""

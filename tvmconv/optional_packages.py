@@ -1,8 +1,8 @@
-"""What to install where a package is missing that tvmconv does not always need."""
+"""Install commands for optional packages."""
 
 from __future__ import annotations
 
-PACKAGES = {  # by module or program: the extra of tvmconv that has it, and what a package installer calls it
+PACKAGES = {  # module or program: (extra of tvmconv that installs it, requirement for pip)
     "cuda.bindings": ("cuda", "cuda-bindings==13.*"),
     "nvrtc": ("cuda", "nvidia-cuda-nvrtc==13.*"),
     "cudart": ("cuda", "nvidia-cuda-runtime==13.*"),
@@ -14,10 +14,10 @@ PACKAGES = {  # by module or program: the extra of tvmconv that has it, and what
 
 
 def format_install_command(name: str) -> str:
-    """Return the command that installs what is missing, as a remedy in one line.
+    """Return the command that installs a missing package, in one line.
 
     Args:
-        name: the module or program that is missing, a key of `PACKAGES`.
+        name: Missing module or program, a key of `PACKAGES`.
     """
     extra, package = PACKAGES[name]
     return f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"

@@ -1,15 +1,15 @@
-"""Building what the model predicts to be the fastest, checked: a prediction without a trial may be far off.
+"""Building of the kernel that the cost model predicts to be the fastest, with checks of the prediction.
 
-The model was taught measured configs, and trees continue no trend beyond what they were taught. So a predicted config
-is compared with what its compiled kernel shows:
+The cost model is trained on measured configs, and decision trees do not extrapolate beyond their training data. A
+predicted config is therefore checked with its compiled kernel:
 
-* Its local memory must not take longer than the whole kernel is expected to take (`local_memory`).
-* On a device, the kernel and the defaults of all schedules are timed for some milliseconds each, and the fastest is
-  taken.
-* Where nothing is timed, and the nearest workload that the schedule was taught is far away (`MAX_WORKLOAD_DISTANCE`),
-  the time that the analysis predicts decides between the kernel and the default of least such time.
+* The local-memory traffic must not take longer than the predicted time of the whole kernel (`local_memory`).
+* On a device, the kernel and the default kernels of all schedules are timed for some milliseconds each, and the fastest
+  is returned.
+* Without timing, the predicted kernel is compared with the best default kernel by analytic prediction, if the nearest
+  training workload is further away than `MAX_WORKLOAD_DISTANCE`.
 
-Where the model predicts nothing, the default of the schedule that is tried first is built, as without a model.
+Without a prediction, the result is the default kernel of the first schedule that a search tries.
 """
 
 from __future__ import annotations
@@ -40,67 +40,59 @@ if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.workloads import Conv, Workload
 
-MAX_WORKLOAD_DISTANCE = (
-    6.0  # powers of two by which the sizes of two workloads differ, beyond which one tells little of the other
-)
-SECONDS_PER_CHECK = 0.005  # for which a kernel is timed, after the clocks were brought up
-MAX_DEFAULT_BUILD_SECONDS = 5.0  # after which no further default is built to compare with
+MAX_WORKLOAD_DISTANCE = 6.0  # largest trusted distance to a training workload, as the sum of |log2| of size ratios
+SECONDS_PER_CHECK = 0.005  # timing per kernel after the warm-up of the clocks
+MAX_DEFAULT_BUILD_SECONDS = 5.0  # time after which no further default kernel is built for the comparison
 
 
 def build_predicted(workload: Workload, device: Device, *, time_candidates: bool = True) -> Kernel:
-    """Build what the model predicts to be the fastest, or the best default where that is faster.
+    """Build the kernel that the cost model predicts to be the fastest, or the best default kernel if that is faster.
 
     Args:
-        workload: what to compute.
-        device: where it is to run, or the architecture to compile for.
-        time_candidates: whether the kernel is timed on the device beside the defaults of all schedules.
+        workload: Workload to compute.
+        device: Device, or architecture, that the kernel is built for.
+        time_candidates: Time the predicted kernel and the default kernels on the device.
 
     Returns:
-        The kernel. Its `prediction` is None where it is a default.
+        The kernel. Its `prediction` is None if it is a default kernel.
 
     Raises:
-        ScheduleError: no schedule of the workload is made to be tuned on the device.
-        Error: nothing was predicted, and the default does not lower or does not fit the device.
+        ScheduleError: No schedule of the workload is in the search on this device.
+        Error: There is no prediction, and the default kernel does not lower or does not fit the device.
     """
     cost_model = cost_model_for(device.arch)
     predictions = recommend_configs(workload, device)
     if cost_model is None or not predictions:
-        return build_for_device(
-            workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None
-        )
+        schedule = registry.schedules_to_tune(workload, device.kind, device.arch)[0]
+        return build_for_device(workload, schedule, device, None)
     predicted = _build_plausible_prediction(workload, device, predictions, cost_model.device_spec)
     if time_candidates and not isinstance(device, devices.Arch):
-        fastest = _time_and_select_fastest(
-            workload, _append_defaults(predicted, workload, device, MAX_DEFAULT_BUILD_SECONDS)
-        )
-        if fastest:
+        candidates = _append_defaults(predicted, workload, device, MAX_DEFAULT_BUILD_SECONDS)
+        if fastest := _time_and_select_fastest(workload, candidates):
             return fastest
     if predicted is None:
         return build_fastest_default(workload, device)
     if _distance_to_nearest_example(workload, predicted, cost_model) > MAX_WORKLOAD_DISTANCE:
-        fastest_default = build_fastest_default(workload, device)
-        return min(
-            predicted, fastest_default, key=lambda kernel: estimate_kernel_seconds(kernel, cost_model.device_spec)
-        )
+        machine, default = cost_model.device_spec, build_fastest_default(workload, device)
+        return min(predicted, default, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
     return predicted
 
 
 def build_contenders(workload: Workload, device: Device) -> list[Kernel]:
-    """Build the kernels that `build_predicted` times on a device: a plausible prediction first, then defaults.
+    """Build the kernels that `build_predicted` times on a device: a plausible prediction, then default kernels.
 
     Args:
-        workload: what to compute.
-        device: where it is to run, or the architecture to compile for.
+        workload: Workload to compute.
+        device: Device, or architecture, that the kernels are built for.
 
     Raises:
-        ScheduleError: no schedule of the workload is made to be tuned on the device.
+        ScheduleError: No schedule of the workload is in the search on this device.
     """
     cost_model = cost_model_for(device.arch)
-    predicted = (
-        _build_plausible_prediction(workload, device, recommend_configs(workload, device), cost_model.device_spec)
-        if cost_model
-        else None
-    )
+    predicted = None
+    if cost_model:
+        predictions = recommend_configs(workload, device)
+        predicted = _build_plausible_prediction(workload, device, predictions, cost_model.device_spec)
     return _append_defaults(predicted, workload, device)
 
 
@@ -114,12 +106,11 @@ def _append_defaults(
 def _build_plausible_prediction(
     workload: Workload, device: Device, predictions: Sequence[Prediction], machine: DeviceSpec
 ) -> Kernel | None:
-    """Build the first prediction that compiles and is plausible; None where there is no such prediction."""
+    """Build the first prediction that compiles and is plausible; return None if there is none."""
     for prediction in predictions:
-        with contextlib.suppress(Error):  # the compiler may not take every config that the model was taught
-            kernel = build_for_device(
-                workload, registry.find_schedule(workload, prediction.schedule), device, prediction.config
-            )
+        with contextlib.suppress(Error):  # the compiler may reject a config of the training data
+            schedule = registry.find_schedule(workload, prediction.schedule)
+            kernel = build_for_device(workload, schedule, device, prediction.config)
             kernel.prediction = prediction
             if is_plausible(kernel, prediction, machine):
                 return kernel
@@ -127,36 +118,31 @@ def _build_plausible_prediction(
 
 
 def is_plausible(kernel: Kernel, prediction: Prediction, machine: DeviceSpec) -> bool:
-    """Return whether the local memory of a predicted kernel takes no longer than the whole kernel was expected to.
+    """Return whether the local-memory traffic of a kernel takes no longer than its predicted time.
 
     Args:
-        kernel: of the predicted config, for an NVIDIA architecture.
-        prediction: with the expected seconds.
-        machine: the GPU that these are of.
+        kernel: Kernel of the predicted config, for an NVIDIA architecture.
+        prediction: Prediction with the expected seconds.
+        machine: GPU that the prediction is for.
 
     Raises:
-        CompileError: the kernel does not compile.
+        CompileError: The kernel does not compile.
     """
     if estimate_seconds_from_text(kernel, machine) > prediction.seconds:
-        return False  # without a compiler, which takes seconds for such texts
+        return False  # decided without NVRTC, which takes seconds for such sources
     return estimate_seconds_from_cubin(kernel, machine) <= prediction.seconds
 
 
 def _distance_to_nearest_example(workload: Workload, predicted: Kernel, cost_model: CostModel) -> float:
-    """How far the nearest workload is that the schedule of a predicted kernel was taught."""
+    """Return the distance to the nearest training workload of the predicted kernel's schedule."""
     examples = cost_model.schedule_models[predicted.schedule.name].examples
-    example_workloads = (cost_model.parse_workload(example.workload) for example in examples)
-    return min(
-        (
-            workload_distance(cast("Conv", workload), example_workload, any_spatial_ndim=True)
-            for example_workload in example_workloads
-        ),
-        default=math.inf,
-    )
+    others = (cost_model.parse_workload(example.workload) for example in examples)
+    distances = (workload_distance(cast("Conv", workload), other, any_spatial_ndim=True) for other in others)
+    return min(distances, default=math.inf)
 
 
 def _time_and_select_fastest(workload: Workload, kernels: list[Kernel]) -> Kernel | None:
-    """Time kernels on their device, and return the fastest of those that run; None where none runs."""
+    """Time kernels on their device and return the fastest one that runs, or None if none runs."""
     inputs = workload.inputs(seed=0)
     times: list[tuple[float, Kernel]] = []
     for kernel in kernels:

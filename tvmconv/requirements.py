@@ -1,8 +1,9 @@
-"""Conditions on workloads that say in an error message what is needed and what a workload has instead."""
+"""Conditions on workloads with descriptions for error messages."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,12 @@ WorkloadCondition = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition on workloads and its description.
+    """A condition on workloads with its description.
 
     Attributes:
-        description: what a workload must have, as it follows "with": "layout nhwc".
-        predicate: `f(w)`, whether the workload has it.
-        describe_actual: `f(w)`, what the workload has instead, as it follows "this workload has": "nchw".
+        description: Required property, to follow "with", such as "layout nhwc".
+        predicate: Function `f(w)` that returns whether the workload has the property.
+        describe_actual: Function `f(w)` that describes the actual property, to follow "this workload has".
     """
 
     description: str
@@ -28,59 +29,57 @@ class Requirement:
     describe_actual: Callable[[Any], str]
 
     def __call__(self, w: Any) -> bool:
-        """Whether the workload meets the requirement."""
+        """Return whether the workload meets the requirement."""
         return bool(self.predicate(w))
 
 
 @dataclass(frozen=True)
 class AllConditions:
-    """A condition that holds where all of its parts hold; the first part that does not is the one described.
+    """A conjunction of conditions, of which the first unmet one is described.
 
     Attributes:
-        conditions: requirements or bare functions; a part is only asked where all parts before it hold.
+        conditions: Requirements or plain functions, evaluated in order until one is not met.
     """
 
     conditions: tuple[WorkloadCondition, ...]
 
     def __call__(self, w: Any) -> bool:
-        """Whether the workload meets all parts."""
+        """Return whether the workload meets all conditions."""
         return all(condition(w) for condition in self.conditions)
 
 
 def all_of(*conditions: WorkloadCondition) -> AllConditions:
-    """Combine conditions into one that holds where all of them do.
+    """Combine conditions into one that is met if all of them are met.
 
     Example:
-        >>> condition = all_of(CHANNELS_LAST_LAYOUT, one_group)
+        >>> condition = all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP)
     """
     return AllConditions(conditions)
 
 
 def describe_unmet(condition: WorkloadCondition, w: Any) -> str:
-    """Say which part of a condition a workload does not meet, to follow "hopper computes conv2d in float16".
+    """Return a description of the unmet condition, to follow "hopper computes conv2d in float16".
 
-    A bare function is described by the first line of its docstring, where that begins with "Whether".
+    A plain function is described by the first line of its docstring if that begins with "Whether" or "Return whether".
     """
     if isinstance(condition, AllConditions):
-        return next(
-            (describe_unmet(subcondition, w) for subcondition in condition.conditions if not subcondition(w)), ""
-        )
+        return next((describe_unmet(part, w) for part in condition.conditions if not part(w)), "")
     if isinstance(condition, Requirement):
         return f" with {condition.description}; this workload has {condition.describe_actual(w)}"
     summary = (inspect.getdoc(condition) or "").partition("\n")[0]
-    if summary.startswith("Whether "):
-        return f" where {summary.removeprefix('Whether ').rstrip('.')}; this workload is not of that kind"
-    return " for some workloads; its condition does not hold for this one"
+    if match := re.fullmatch(r"(?:W|Return w)hether (.*?)\.?", summary):
+        return f" where {match[1]}; this workload is not of that kind"
+    return " for some workloads; this workload does not meet its condition"
 
 
 CHANNELS_LAST_LAYOUT = Requirement(f"layout {CHANNELS_LAST}", lambda w: w.layout == CHANNELS_LAST, lambda w: w.layout)
-"""The channels are last in memory."""
+"""The channel axis is the innermost one in memory."""
 
 ONE_GROUP = Requirement("one group", lambda w: w.groups == 1, lambda w: f"{w.groups} groups")
 """Each output channel reads all input channels."""
 
 STRIDE_1 = Requirement("stride 1", lambda w: set(w.stride) == {1}, lambda w: f"stride {join_sizes(w.stride)}")
-"""The filter is applied to each pixel."""
+"""The filter is applied at every pixel."""
 
 DILATION_1 = Requirement("dilation 1", lambda w: set(w.dilation) == {1}, lambda w: f"dilation {join_sizes(w.dilation)}")
 """The taps of the filter are adjacent."""

@@ -1,4 +1,4 @@
-"""Temporary directories that go with the process that made them, however it ends."""
+"""Temporary directories that are removed when their process ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from pathlib import Path
 
 from tvmconv.errors import HostError
 
-# The shell waits for the end of its standard input, which comes with our own end, even by SIGKILL.
+# The shell reads standard input until its end, which comes when this process ends.
 _REMOVE_AT_END = 'read -r _; rm -rf -- "$1"'
 
 
 class ProcessTempDir:
-    """A fresh temporary directory.
+    """A new temporary directory.
+
+    Args:
+        prefix: Prefix of the directory's name.
 
     Attributes:
-        path: the directory.
+        path: Path of the directory.
 
     Raises:
-        HostError: no directory for temporary files is writable, or no process starts.
+        HostError: No directory for temporary files is writable, or no process can be started.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -40,5 +43,5 @@ class ProcessTempDir:
             raise HostError(f"cannot start /bin/sh: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Remove the directory now, with all that is in it; may be called twice."""
+        """Remove the directory and its content now; a second call has no effect."""
         self._cleanup_process.communicate()

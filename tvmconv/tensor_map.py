@@ -1,7 +1,7 @@
-"""What TMA is told of an array: how it lies in memory, and what part of it one copy takes.
+"""Description of an array for TMA copies: its layout in memory, and the box that one copy transfers.
 
-On a GPU that is an opaque structure of 128 bytes, a `CUtensorMap`, which the host encodes when it knows where the array
-lies and a kernel takes as a parameter. Here it is plain data. Source: CUDA Driver API, "Tensor Map Object Management".
+A GPU takes it as a `CUtensorMap`, an opaque structure of 128 bytes that the host encodes once the array's address is
+known. This module holds the plain data. Source: CUDA Driver API, "Tensor Map Object Management".
 """
 
 from __future__ import annotations
@@ -13,38 +13,43 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
 from tvmconv.errors import CompileError
 
-ENCODE_FUNCTION = "tvmconv.tensor_map"  # what the host side of a lowered function calls to have one encoded
-MAP_BYTES, MAP_ALIGNMENT_BYTES = 128, 64  # of the structure
+ENCODE_FUNCTION = "tvmconv.tensor_map"  # packed function that lowered host code calls to encode a map
+MAP_BYTES, MAP_ALIGNMENT_BYTES = 128, 64  # size and alignment of CUtensorMap
 DTYPES = ("float16", "bfloat16", "float32")
-CHUNK_BYTES = 16  # bytes: of what TMA copies, and what strides are multiples of
+CHUNK_BYTES = 16  # strides and copied rows are multiples of this
 MAX_AXES = 5
 MAX_EXTENT, MAX_STRIDE = 1 << 32, (1 << 40) - 1
-MAX_BOX_ELEMENTS = 256  # elements of a tile along an axis, and channels of an im2col copy
-MAX_PIXELS = 1024  # of an im2col copy
+MAX_BOX_ELEMENTS = 256  # box elements along an axis of a tile, or channels of an im2col copy
+MAX_PIXELS = 1024  # pixels of an im2col copy
 MAX_ELEMENT_STRIDE = 8
 SWIZZLES = (0, 32, 64, 128)
-CORNER_LIMITS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are from minus this to below it, by rank
-OFFSET_LIMITS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}  # im2col: an instruction's offsets are below this
+CORNER_LIMITS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are in [-limit, limit), by number of axes
+OFFSET_LIMITS = {
+    3: 1 << 16,
+    4: 1 << 8,
+    5: 1 << 5,
+}  # im2col: offsets of an instruction are below the limit, by number of axes
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How an array lies, and what one copy takes of it. Axes are counted from the innermost, whose elements are dense.
+    """Layout of an array and the box that one copy transfers; axes are listed from the innermost, which is dense.
 
     Attributes:
-        dtype: of the elements.
-        extents: elements along each axis.
-        strides: bytes from one element to the next along each axis but the innermost; multiples of 16.
-        box: what a copy takes: of a tile the elements along each axis; of im2col the channels, and the pixels.
-        steps: every how many elements one is taken, along each axis.
-        swizzle: bytes among which chunks of 16 are permuted in shared memory: 0 for none, 32, 64 or 128.
-        lower: im2col: where the filter's first tap begins, against the image, along each axis of space.
-        upper: im2col: where it begins last, against the image's last pixel.
+        dtype: Dtype of the elements.
+        extents: Number of elements along each axis.
+        strides: Bytes between neighbors along each axis but the innermost; multiples of 16.
+        box: Elements of a copy along each axis; for im2col the numbers of channels and of pixels.
+        steps: Element stride of a copy along each axis, in elements.
+        swizzle: Swizzle span in bytes, within which 16-byte chunks are permuted in shared memory: 0 (none), 32, 64 or
+            128.
+        lower: Lower corner of the im2col bounding box, relative to the image's first pixel, per spatial axis.
+        upper: Upper corner of the im2col bounding box, relative to the image's last pixel, per spatial axis.
     """
 
     dtype: str
@@ -58,12 +63,12 @@ class TensorMap:
 
     @property
     def is_im2col(self) -> bool:
-        """Whether a copy goes over pixels, from one line and image to the next, and not over a tile."""
+        """Whether a copy transfers a run of pixels (im2col mode) instead of a tile."""
         return bool(self.lower)
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first element to the end of the last."""
+        """Number of bytes from the first element to the end of the last."""
         outer_bytes = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
         return self.extents[0] * self._itemsize + outer_bytes
 
@@ -72,12 +77,12 @@ class TensorMap:
         return np.dtype(self.dtype).itemsize
 
     def validate(self) -> None:
-        """Raise CompileError for a map that TMA cannot take."""
+        """Raise CompileError if the hardware does not support the map."""
         for problem in self._validate():
             raise CompileError(f"{self}: {problem}")
 
     def _validate(self) -> Iterator[str]:
-        """What is wrong with it; of no account behind the first, on which others may build.
+        """Yield the faults of the map; only the first is meaningful, because later checks assume earlier ones.
 
         Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
         """
@@ -111,31 +116,31 @@ class TensorMap:
             yield f"expected corners from {-corner} to {corner - 1}: {self.lower} and {self.upper}"
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the map as a JSON text."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> TensorMap:
-        """What `to_json` wrote; raises `CompileError` as `from_dict` does."""
+        """Parse the result of `to_json`; raises `CompileError` like `from_dict`."""
         try:
             return cls.from_dict(json.loads(text))
         except (ValueError, RecursionError) as error:
-            raise CompileError(f"no tensor map: {error}") from error
+            raise CompileError(f"expected a tensor map as JSON: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the map as a JSON-serializable dict."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> TensorMap:
-        """Parse what `to_dict` returned; raises `CompileError` for anything else, and as `validate` does."""
+        """Parse the result of `to_dict`; raises `CompileError` for other data or an unsupported map."""
         try:
             axes = {name: tuple(map(operator.index, data[name])) for name in _AXIS_FIELDS}
             if not isinstance(data["dtype"], str):
-                raise TypeError("the dtype is no text")
+                raise TypeError("the dtype is not a text")
             tensor_map = cls(dtype=data["dtype"], swizzle=operator.index(data["swizzle"]), **axes)
         except (KeyError, TypeError) as error:
-            raise CompileError(f"no tensor map: {error!r}") from error
+            raise CompileError(f"expected a tensor map as JSON: {error!r}") from error
         tensor_map.validate()
         return tensor_map
 
@@ -156,15 +161,15 @@ def make_tiled_map(
     box: tuple[int, ...],
     swizzle: int,
 ) -> TensorMap:
-    """A map of tiles.
+    """Make a map whose copies transfer tiles.
 
     Args:
-        dtype: of the elements.
-        itemsize: bytes of one.
-        extents: elements along each axis, the innermost first.
-        element_offsets: from one to the next along each axis but the innermost.
-        box: of a tile.
-        swizzle: see `TensorMap`.
+        dtype: Dtype of the elements.
+        itemsize: Bytes per element.
+        extents: Number of elements along each axis, the innermost first.
+        element_offsets: Elements between neighbors along each axis but the innermost.
+        box: Elements of a tile along each axis.
+        swizzle: Swizzle span in bytes, see `TensorMap`.
     """
     strides = tuple(stride * itemsize for stride in element_offsets)
     return TensorMap(dtype, extents, strides, box, (1,) * len(extents), swizzle)
@@ -180,17 +185,17 @@ def make_im2col_map(
     output_size: tuple[int, ...],
     swizzle: int,
 ) -> TensorMap:
-    """A map of a dense image with its channels last, of whose pixels a copy takes those under one tap of a filter.
+    """Make a map of a dense channels-last image whose copies transfer the pixels under one filter tap.
 
     Args:
-        dtype: of the elements.
-        itemsize: bytes of one.
-        extents: channels, pixels along each axis of space (the innermost first), images.
-        box: channels and pixels of a copy.
-        pixel_stride: pixels from one place of the filter to the next, along each axis of space.
-        lower_corner: the filter's first place along each axis, 0 for no padding, -1 for a pixel of it.
-        output_size: how many places there are, along each axis.
-        swizzle: see `TensorMap`.
+        dtype: Dtype of the elements.
+        itemsize: Bytes per element.
+        extents: Channels, pixels along each spatial axis (the innermost first), and images.
+        box: Channels and pixels of a copy.
+        pixel_stride: Convolution stride along each spatial axis, in pixels.
+        lower_corner: First filter position along each spatial axis: 0 without padding, -1 with a padding of one pixel.
+        output_size: Number of filter positions along each spatial axis.
+        swizzle: Swizzle span in bytes, see `TensorMap`.
     """
     strides = tuple(math.prod(extents[:axis]) * itemsize for axis in range(1, len(extents)))
     spatial_extents = extents[1:-1]

@@ -1,4 +1,4 @@
-"""The border to the code of schedules, which anyone may write: what it raises becomes one `ScheduleFailure`."""
+"""Translation of exceptions in schedule code, which users may write, to `ScheduleFailure`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ BUILT_IN = "tvmconv.builtin"
 
 @contextlib.contextmanager
 def translate_user_errors(name: str, *modules: str) -> Iterator[None]:
-    """Raise whatever the block raises as `ScheduleFailure`; an `Error` and Ctrl-C stay what they are.
+    """Translate exceptions of the block to `ScheduleFailure`; an `Error` and KeyboardInterrupt pass unchanged.
 
     Args:
-        name: what the message begins with, such as "schedule bad".
-        modules: full names of the modules that the code is in; the message names the last line of their packages that
-            was executed, rather than a line of a library that the code called.
+        name: Name of the failing part, with which the message begins, such as "schedule bad".
+        modules: Full names of the modules of that code. The message gives the last executed line in their packages
+            rather than a line of a library that they call.
 
     Raises:
-        ScheduleFailure: the block raised an exception, `SystemExit` included.
+        ScheduleFailure: The block raised an exception, including `SystemExit`.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def translate_user_errors(name: str, *modules: str) -> Iterator[None]:
 
 
 def find_error_location(error: BaseException, modules: Iterable[str]) -> str:
-    """Return file and line, such as "bad.py:4", of the last frame in the packages of modules; "" if there is none."""
+    """Return the file and line, such as "bad.py:4", of the last frame in the packages of modules; "" if none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
     packages = {BUILT_IN if name.startswith(f"{BUILT_IN}.") else name.partition(".")[0] for name in modules}

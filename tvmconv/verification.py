@@ -1,25 +1,25 @@
-"""What "verified" means: a kernel's output against float64, on fresh random inputs, every element accounted for.
+"""Verification of a kernel's output against a float64 reference on fresh random inputs.
 
-The error is relative to the output: ‖output - reference‖ / ‖reference‖. What a right kernel errs by is a share of the
-output where it rounds as it stores, but a share of the sums where it adds in float32 and applies an epilogue to that.
-Both are of one size where outputs are about as large as their sums, as most of many outputs are: a sum of products of
-standard normal numbers is positive half of the time, and nearly always far from zero. Of few outputs none may be. GELU
-makes -1e-9 of a sum of -6.3, and 1 + erf in float32 makes zero: the relative error of a right kernel is 1 then. And
-where ReLU makes zeros, it is 0 for a kernel that stores nothing else. Such inputs tell nothing of a kernel, whatever
-its error is compared with: so those of few outputs are the best of several draws, the ones of the largest output.
+The error is relative to the output: ‖output - reference‖ / ‖reference‖. Rounding at the final store causes an error
+proportional to the output, but float32 accumulation followed by an epilogue causes an error proportional to the sums.
+Both have the same magnitude if outputs are about as large as their sums, which holds on average over many outputs. With
+few outputs, all of them may be near zero: GELU maps a sum of -6.3 to -1e-9, and 1 + erf in float32 gives zero, so that
+a correct kernel has the relative error 1. ReLU may map all outputs to zero, so that a kernel that stores only zeros has
+the error 0. For workloads with few outputs, the inputs are therefore the draw of several with the largest output norm.
 
-A relative error over many outputs says little of few wrong ones: in bfloat16 one in 10,000 may be anything. Each output
-of a random sample is therefore also compared with the largest error that rounding explains (`Conv.sample_outputs`),
-where a convolution has more than `MANY_OUTPUTS` outputs. Above `FULL_FLOPS` only that sample is computed, and the
-relative error is over the sample. That every element was written, and is finite, is checked of the whole output always.
+The relative error over many outputs hardly changes if a few are wrong: in bfloat16, one output in 10,000 may have any
+value. A convolution with more than `MANY_OUTPUTS` outputs is therefore also checked on a random sample, in which each
+output is compared with the largest error that rounding explains (`Conv.sample_outputs`). Above `FULL_FLOPS` only that
+sample is computed, and the relative error is taken over the sample. The whole output is always checked for elements
+that are unwritten or not finite.
 
-All output channels are compared at each pixel of the sample. What is certain to be among them: every channel; every
-border, corner and remainder of a tile of 2, 4, ... 256 pixels; of every tile of one channel or more at least one pixel,
-if the tile has at least 64, its sides are powers of two, and it is aligned to them or is an aligned run of pixels in
-the order of (n, p). Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2
-TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.pixel_sample`). Without an epilogue, an output that
-has nothing to do with the right one is off by more than is allowed with a probability of 0.92 in bfloat16, 0.99 in
-float16, and 0.9999 in float32.
+All output channels are compared at each sampled pixel. The sample always covers every channel, and every border, corner
+and remainder of tiles of 2, 4, ... 256 pixels. It has at least one pixel of every tile with one channel or more and at
+least 64 pixels, if the sides are powers of two and the tile is aligned to them, or if the tile is an aligned run of
+pixels in (n, p) order. Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2
+TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.pixel_sample`). Without an epilogue, an output that is
+independent of the correct one is rejected with a probability of 0.92 in bfloat16, 0.99 in float16, and 0.9999 in
+float32.
 """
 
 from __future__ import annotations
@@ -38,25 +38,23 @@ from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.pixel_sample import MAX_CELL, MIN_CELL, choose_cell
 
-FULL_FLOPS = 20e9  # up to which every output is computed in float64
-MANY_OUTPUTS = 1 << 20  # outputs, from which on few wrong ones may be lost in the relative error of all
-SAMPLED_OUTPUT_BYTES = 64  # of memory for an output of a sample while it is computed; 20 afterwards
+FULL_FLOPS = 20e9  # FLOP up to which every output is computed in float64
+MANY_OUTPUTS = 1 << 20  # number of outputs above which the relative error may hide a few wrong ones
+SAMPLED_OUTPUT_BYTES = 64  # memory per sampled output during the computation; 20 bytes afterwards
 VERIFICATION_MODES = ("auto", "sample", "full")
-MIN_SAMPLED_OUTPUTS = 4096  # outputs of a sample; of less than four times as many all are compared
-MIN_DRAWN_OUTPUTS = (
-    64  # outputs, of all draws together: that an epilogue makes zeros of all of them has a probability of 2^-64
-)
+MIN_SAMPLED_OUTPUTS = 4096  # all outputs are compared if there are fewer than four times as many
+MIN_DRAWN_OUTPUTS = 64  # total outputs of all draws: ReLU makes all of them zero with a probability of 2^-64
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How far an output is from the reference.
+    """Result of the comparison of an output with its reference.
 
     Attributes:
-        error: relative L2 error, ‖output - reference‖ / ‖reference‖; NaN when the kernel left an element unwritten.
-        tolerance: the largest error that counts as correct for the workload's dtype.
-        worst: the largest error of a single output of the sample, over what rounding explains; 0 without a sample.
-        sampled: how many outputs were compared, where that is a sample; None where all were.
+        error: Relative L2 error, ‖output - reference‖ / ‖reference‖; NaN if the kernel left an element unwritten.
+        tolerance: Largest accepted relative error for the workload's dtype.
+        worst: Largest error of a sampled output, relative to the error that rounding explains; 0 without a sample.
+        sampled: Number of compared outputs if only a sample was compared, else None.
     """
 
     error: float
@@ -66,12 +64,12 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel computed the workload."""
+        """Whether the output is correct."""
         return self._comparison.is_within_tolerance(self.tolerance)
 
     @property
     def fault(self) -> str:
-        """What is wrong with a kernel that is not right, in a few words."""
+        """Short description of the mismatch of a wrong output."""
         return self._comparison.describe_mismatch(self.tolerance)
 
     @property
@@ -80,37 +78,44 @@ class Verification:
 
 
 def is_sampled(workload: Workload, mode: str = "auto", full_flops: float = FULL_FLOPS) -> bool:
-    """Whether only a sample of a workload's outputs is computed in float64.
+    """Return whether only a sample of a workload's outputs is computed in float64.
 
     Args:
-        workload: a convolution may be sampled; of other operators every output is computed.
-        mode: "auto" for a sample above `full_flops`, "sample" for one wherever there are enough outputs, "full" for
-            none.
-        full_flops: FLOP.
+        workload: Workload; only the outputs of convolutions are ever sampled.
+        mode: "auto" samples above `full_flops`, "sample" samples whenever there are enough outputs, and "full" never
+            samples.
+        full_flops: FLOP above which "auto" samples.
+
+    Raises:
+        WorkloadError: The mode is unknown.
     """
     if mode not in VERIFICATION_MODES:
         raise WorkloadError(f"verification {mode!r}: expected one of {', '.join(VERIFICATION_MODES)}")
-    if (
-        mode == "full"
-        or not isinstance(workload, Conv)
-        or _count_elements(workload.output_shape) < MIN_CELL * MIN_SAMPLED_OUTPUTS
-    ):
+    if mode == "full" or not isinstance(workload, Conv):
+        return False
+    if _count_elements(workload.output_shape) < MIN_CELL * MIN_SAMPLED_OUTPUTS:
         return False
     return mode == "sample" or workload.flops > full_flops
 
 
 class Problem:
-    """A workload with inputs: what several kernels are verified and timed on.
+    """A workload with inputs on which several kernels are verified and timed.
 
     Args:
-        workload: the workload.
-        seed: of the inputs; by default a fresh one, of few outputs the one of several with the largest output.
-        mode: whether all outputs are compared, or a sample; see `is_sampled`.
-        full_flops: FLOP above which "auto" means a sample.
-        cell: about one pixel in cell / 2 is in the sample; by default what is affordable (`choose_cell`).
+        workload: Workload to compute.
+        seed: Seed of the inputs. By default it is fresh; for few outputs, it is the one of several with the largest
+            output norm.
+        mode: Comparison of all outputs or of a sample, see `is_sampled`.
+        full_flops: FLOP above which the mode "auto" samples.
+        cell: Inverse density of the sample, which has about one pixel in cell / 2; `choose_cell` sets the default.
 
     Raises:
-        WorkloadError: inputs and reference do not fit in this machine's memory, or there is no such mode.
+        WorkloadError: Inputs and reference do not fit in this machine's memory, or the mode is unknown.
+
+    Example:
+        >>> problem = Problem(tvmconv.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1"), seed=0)
+        >>> problem.check(problem.reference.astype("float32")).ok
+        True
     """
 
     def __init__(
@@ -127,15 +132,9 @@ class Problem:
         self.mode = mode
         self._fixed_seed = seed
         self._cell = self._choose_cell() if cell is None else cell
-        *inputs, output = workload.argument_shapes
-        reference_bytes = self.num_sampled_outputs * SAMPLED_OUTPUT_BYTES + 3 * 8 * _count_elements(output) * (
-            not self.is_sampled
-        )
-        required_bytes = (
-            sum(4 * _count_elements(shape) for shape in inputs)
-            + 4 * _count_elements(output) * self.is_sampled
-            + reference_bytes
-        )
+        *input_counts, output_count = map(_count_elements, workload.argument_shapes)
+        sample_bytes = self.num_sampled_outputs * SAMPLED_OUTPUT_BYTES
+        required_bytes = 4 * sum(input_counts) + sample_bytes + output_count * (4 if self.is_sampled else 3 * 8)
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if required_bytes > memory_bytes:
             raise WorkloadError(
@@ -144,7 +143,7 @@ class Problem:
             )
 
     def _choose_cell(self) -> int:
-        """The cell of the sample; 0 where there is none, as the relative error over all outputs tells enough."""
+        """Return the cell of the sample, or 0 without a sample."""
         if not isinstance(self.workload, Conv):
             return 0
         if self.is_sampled:
@@ -153,12 +152,12 @@ class Problem:
 
     @property
     def num_sampled_outputs(self) -> int:
-        """How many outputs are in the sample, about; 0 without one."""
+        """Approximate number of outputs in the sample; 0 without a sample."""
         return 2 * _count_elements(self.workload.argument_shapes[-1]) // self._cell if self._cell else 0
 
     @property
     def nbytes(self) -> int:
-        """The size of inputs and reference together, about, known before they are computed."""
+        """Approximate size of inputs and reference in bytes, known before they are computed."""
         *inputs, output = self.workload.argument_shapes
         input_bytes = sum(
             _count_elements(shape) * get_numpy_dtype(dtype).itemsize
@@ -168,45 +167,39 @@ class Problem:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Of the inputs."""
+        """Seed of the inputs."""
         if self._fixed_seed is not None:
             return self._fixed_seed
-        seeds = [
-            secrets.randbits(32)
-            for _ in range(ceil_div(MIN_DRAWN_OUTPUTS, _count_elements(self.workload.argument_shapes[-1])))
-        ]
-        return max(seeds, key=self._output_norm) if len(seeds) > 1 else seeds[0]
+        num_draws = ceil_div(MIN_DRAWN_OUTPUTS, _count_elements(self.workload.argument_shapes[-1]))
+        seeds = [secrets.randbits(32) for _ in range(num_draws)]
+        return max(seeds, key=self._output_norm) if num_draws > 1 else seeds[0]
 
     def _output_norm(self, seed: int) -> float:
         return float(np.linalg.norm(self.workload.reference(*self.workload.inputs(seed))))
 
     @functools.cached_property
     def inputs(self) -> tuple[np.ndarray, ...]:
-        """Random inputs in the workload's dtype."""
+        """Random inputs in the dtypes of the workload."""
         return self.workload.inputs(self.seed)
 
     @functools.cached_property
     def reference(self) -> np.ndarray:
-        """The whole output in float64, whatever is compared."""
+        """Full output in float64, even if only a sample is compared."""
         return self.workload.reference(*self.inputs)
 
     @functools.cached_property
     def expected_output(self) -> ReferenceOutput:
-        """What an output is compared with: all that is right, or a sample of it, or both."""
+        """Reference that outputs are compared with: the full output, a sample of it, or both."""
         points = None
         if self._cell and isinstance(self.workload, Conv):
             points = self.workload.sample_outputs(self._cell, self.seed, *self.inputs)
         return ReferenceOutput(None if self.is_sampled else self.reference, points)
 
     def check(self, output: np.ndarray) -> Verification:
-        """Compare an output with what is expected."""
-        comparison = self.expected_output.compare(output)
-        return Verification(
-            comparison.relative_error,
-            self.workload.tolerance,
-            comparison.max_error_ratio,
-            self.expected_output.num_sampled,
-        )
+        """Compare an output of the workload's output shape with the reference."""
+        comparison, num_sampled = self.expected_output.compare(output), self.expected_output.num_sampled
+        tolerance = self.workload.tolerance
+        return Verification(comparison.relative_error, tolerance, comparison.max_error_ratio, num_sampled)
 
 
 def _count_elements(shape: tuple[int, ...]) -> int:

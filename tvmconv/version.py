@@ -1,3 +1,3 @@
-"""The version of this package, where every room can read it."""
+"""Version of this package."""
 
 VERSION = "0.1.0"

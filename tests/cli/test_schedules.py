@@ -87,5 +87,5 @@ def test_a_bare_condition_may_be_without_a_description(schedule_registry):
     def never(s, w, k): ...
 
     tc.schedule("conv2d", condition=lambda w: False)(never)
-    with pytest.raises(tc.ScheduleError, match="for some workloads; its condition does not hold for this one"):
+    with pytest.raises(tc.ScheduleError, match="for some workloads; this workload does not meet its condition"):
         registry.find_schedule(tc.parse(TEXT), "never")

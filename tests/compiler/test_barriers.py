@@ -130,7 +130,7 @@ def test_a_kernel_of_which_it_cannot_be_told_is_refused(monkeypatch):
         raise AnalysisError("a statement of the kind Strange")
 
     monkeypatch.setattr("tvmconv.compiler.barriers.find_missing_barriers", cannot_tell)
-    with pytest.raises(CompileError, match="cannot be told whether the kernel lacks a barrier: a statement"):
+    with pytest.raises(CompileError, match="cannot determine whether the kernel lacks a barrier: a statement"):
         row_of_sums(innermost="y")
 
 

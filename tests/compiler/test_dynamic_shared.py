@@ -51,5 +51,5 @@ def test_an_architecture_has_its_own_limit(arch, most):
 
 def test_it_is_refused_for_opencl(opencl):
     """TVM would make it an array of each work-item alone, without barriers: wrong in silence."""
-    with pytest.raises(tc.CompileError, match=r"dynamic shared memory \(shared.dyn\), which is for CUDA"):
+    with pytest.raises(tc.CompileError, match=r"dynamic shared memory \(shared.dyn\): expected the scope shared"):
         lower_function(dynamic_sums(256), opencl)

@@ -86,12 +86,12 @@ def test_map_that_tma_cannot_take_is_refused_before_compiling():
 
 def test_a_map_of_more_than_its_array_is_refused():
     larger = replace(mapped.WEIGHT, extents=(64, 9, 65))
-    with pytest.raises(tc.CompileError, match="64·9·65 float16, 64·1·64 at a time, goes beyond its array of 73728 byt"):
+    with pytest.raises(tc.CompileError, match="64·9·65 float16, 64·1·64 at a time, exceeds its array of 73728 bytes"):
         lowered(weight=larger)
 
 
 def test_a_map_on_opencl_is_refused():
-    with pytest.raises(tc.CompileError, match="tensor maps, which are for CUDA, not for opencl"):
+    with pytest.raises(tc.CompileError, match="tensor maps: expected the target cuda, not opencl"):
         lowered("opencl:0")
 
 

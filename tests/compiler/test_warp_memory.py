@@ -26,7 +26,9 @@ def test_no_buffer_of_a_warp_is_left():
 def test_a_kernel_in_which_one_is_left_is_refused(monkeypatch):
     """TVM's own pipeline spreads one of them."""
     monkeypatch.setattr("tvmconv.compiler.passes._lower_warp_buffers", lambda device: device)
-    with pytest.raises(tc.CompileError, match=r"^TVM does not spread [\w.]+, of the scope warp, over the lanes of a"):
+    with pytest.raises(
+        tc.CompileError, match=r"^TVM cannot distribute [\w.]+, with the scope warp, over the lanes of a"
+    ):
         lower_module(scheduled("tensor_core"), find_device("sm_80").make_target())
 
 

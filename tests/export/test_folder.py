@@ -121,7 +121,7 @@ def test_driver_example_brings_arguments_to_where_they_are_read(tmp_path, gpu, s
 def test_the_readme_tells_where_arguments_lie(tmp_path):
     export(tc.build(FILTER, "texture", arch="sm_90"), tmp_path)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "K is no parameter: it is copied to the symbol `K_ptr` before a launch." in page
+    assert "K is not a parameter: it is copied to the symbol `K_ptr` before a launch." in page
     assert "X's texture object, Y's address" in page
 
 
@@ -156,7 +156,7 @@ def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
 def test_a_readme_of_something_else_is_not_replaced(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("mine")
-    with pytest.raises(tc.Error, match=r"README\.md is of something else than a kernel"):
+    with pytest.raises(tc.Error, match=r"README\.md does not belong to an exported kernel"):
         export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
     assert list(tmp_path.iterdir()) == [page]
     assert page.read_text() == "mine"
@@ -243,6 +243,6 @@ def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
 def test_export_for_another_kind_of_device_is_refused(tmp_path):
     export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: name another folder"):
+    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: expected another folder"):
         export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files

@@ -55,7 +55,7 @@ def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
 def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
     runner._control_executable = program(opencl, "wrong")
-    with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: a program that was right before fails"):
+    with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: a kernel that was correct before fails"):
         run(runner, [program(opencl, "out_of_bounds"), program(opencl)])
 
 

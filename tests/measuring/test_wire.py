@@ -57,9 +57,9 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
     ("position", "change", "error", "message"),
     [
         (0, {"box": [64, 1, 999]}, CompileError, "expected a copy of at most 256·256·256 elements"),
-        (0, {"extents": "__import__('os')"}, CompileError, "no tensor map"),
-        (3, {}, DeviceError, "is no parameter of mapped: there is none at place 3"),
-        (-1, {}, DeviceError, "is no parameter of mapped"),
+        (0, {"extents": "__import__('os')"}, CompileError, "expected a tensor map"),
+        (3, {}, DeviceError, "is at position 3, but mapped has"),
+        (-1, {}, DeviceError, "is at position -1, but mapped has"),
     ],
 )
 def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
@@ -127,7 +127,7 @@ def test_an_order_arrives_as_it_was_sent():
     ids=["outcome", "order", "program"],
 )
 def test_message_that_is_none_is_one_line(decode, text):
-    with pytest.raises(DeviceError, match="is none of tvmconv's") as caught:
+    with pytest.raises(DeviceError, match=r"not an? [\w ]+ of tvmconv") as caught:
         decode(text)
     assert len(str(caught.value)) < 300
 
@@ -139,7 +139,7 @@ def test_message_that_is_none_is_one_line(decode, text):
 def test_order_that_no_search_gives_is_refused(change):
     order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
     told = {**dataclasses.asdict(order), **change}
-    with pytest.raises(DeviceError, match=f"the order is none of tvmconv's .*{next(iter(change))}"):
+    with pytest.raises(DeviceError, match=f"is not a session request of tvmconv .*{next(iter(change))}"):
         serialization.SessionRequest.decode(json.dumps(told))
 
 
@@ -178,7 +178,7 @@ def test_program_with_a_number_out_of_range_is_refused(path, value):
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    with pytest.raises(DeviceError, match=f"the program is none of tvmconv's \\({path[0]}"):
+    with pytest.raises(DeviceError, match=f"are not an executable of tvmconv \\({path[0]}"):
         serialization.decode_executable(json.dumps(told), code)
 
 

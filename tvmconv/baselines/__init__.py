@@ -1,4 +1,4 @@
-"""What our kernels are compared with: libraries, each in a file of this folder that says `@baseline`."""
+"""Baselines: libraries that kernels are compared with; each module of this package registers some by `@baseline`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvmconv.baselines.base import REGISTRY, TimeLibrary
 
 
 def load_baselines() -> Mapping[str, TimeLibrary]:
-    """The libraries there are, by name, in alphabetical order; imports their files, but none of the libraries."""
+    """Return the registered baselines by name in alphabetical order, without importing the libraries."""
     for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
         importlib.import_module(module.name)
     return dict(sorted(REGISTRY.items()))

@@ -1,4 +1,4 @@
-"""What every library to compare with gives, and what the functions that time one have in common."""
+"""Registration and common parts of baselines."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 TimeLibrary = Callable[..., "Baseline"]
 
-REGISTRY: dict[str, TimeLibrary] = {}  # by name; filled as the files of the folder are imported
+REGISTRY: dict[str, TimeLibrary] = {}  # by name, filled by the import of the package's modules
 
 
 def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
-    """Register `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
+    """Return a decorator that registers `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
-    The function imports the library when it is called, and raises `UnsupportedDeviceError` for a device that the
-    library is never for, another `Error` where it is missing or cannot compute the workload.
+    The function imports the library when it is called. It raises `UnsupportedDeviceError` if the library never supports
+    the device, and another `Error` if the library is missing or cannot compute the workload.
 
     Args:
-        name: what users call the library.
+        name: Name of the baseline for users.
 
     Raises:
-        Error: another file has taken the name.
+        Error: Another module has registered the name.
     """
 
     def register(function: TimeLibrary) -> TimeLibrary:
@@ -48,7 +48,7 @@ def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
 
 
 class UnsupportedDeviceError(DeviceError):
-    """A library is not for devices of this kind, whatever is installed."""
+    """A library never supports devices of this kind."""
 
 
 def _do_nothing() -> None:
@@ -57,16 +57,15 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A library's time for a workload.
+    """Result of a library for a workload.
 
     Attributes:
-        timing: taken as those of our kernels are.
-        output: what it computed; None of one that moves a workload's bytes and computes nothing, so that there is
-            nothing to verify.
-        description: what ran: the library, its version, its settings.
-        time_again: times the same once more, for about so many seconds, without choosing anew among the library's
-            algorithms; None for a library of which the whole function is called again.
-        close: frees what `time_again` needs.
+        timing: Times, taken with the method of our kernels.
+        output: Computed output; None for a baseline that only moves bytes and cannot be verified.
+        description: Library with its version and settings.
+        time_again: Function that times the same algorithm again for about the given seconds; None if the whole baseline
+            is called again instead.
+        close: Function that frees the resources of `time_again`.
     """
 
     timing: Timing
@@ -77,7 +76,7 @@ class Baseline:
 
 
 def require_gpu(device: Device, library: str) -> CudaDevice:
-    """The device, which is an NVIDIA GPU; else raises `UnsupportedDeviceError`."""
+    """Return the device if it is an NVIDIA GPU, else raise `UnsupportedDeviceError`."""
     if not isinstance(device, CudaDevice):
         raise UnsupportedDeviceError(
             f"the {library} baseline needs an NVIDIA GPU: expected cuda:N instead of {device.text}"
@@ -86,7 +85,7 @@ def require_gpu(device: Device, library: str) -> CudaDevice:
 
 
 def require_filter(w: Workload, library: str) -> Filter:
-    """The workload, which is a filter; else raises `DeviceError`."""
+    """Return the workload if it is a filter, else raise `DeviceError`."""
     if not isinstance(w, Filter):
         raise DeviceError(f"the {library} baseline is for filter1d and filter2d, not for {w.operator}")
     return w
@@ -94,20 +93,20 @@ def require_filter(w: Workload, library: str) -> Filter:
 
 @contextmanager
 def translate_library_errors(library: str, gpu: CudaDevice, *error_types: type[Exception]) -> Iterator[None]:
-    """Make `gpu` the current device, and the exceptions of a library errors that name both.
+    """Make a GPU the current device, and translate exceptions of a library in the block to DeviceError.
 
     Args:
-        library: what errors name.
-        gpu: the device.
-        error_types: the library's exceptions.
+        library: Name of the library for messages.
+        gpu: Device to use.
+        error_types: Exceptions of the library.
 
     Raises:
-        DeviceError: one of these was raised, or CUDA failed.
+        DeviceError: The block raised one of these exceptions, or CUDA failed.
     """
     with translate_errors(gpu):
         try:
             yield
-        except DeviceError:  # ours, which is a RuntimeError as those of the libraries are
+        except DeviceError:  # DeviceError is a RuntimeError, which may be among `error_types`
             raise
         except error_types as error:
             raise DeviceError(f"{library}: {get_first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""cuDNN, through PyTorch: the convolution that most people run."""
+"""Baseline `cudnn`: cuDNN through PyTorch."""
 
 from __future__ import annotations
 
@@ -26,55 +26,53 @@ if TYPE_CHECKING:
     from tvmconv.workloads.filters import Filter
 
 
-NEAR_RATIO = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
-NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # that cuDNN tries, in rounds of picks in turn; 0: all of them
-MAX_UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
-MIN_IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
-PICK_SECONDS = 0.04  # for which each pick is timed
-MAX_PICKING_SECONDS = 8.0  # after which there are no further picks: some calls have very many algorithms to try
-WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
+NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
+NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
+MAX_UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # rounds without a faster pick after which picking ends
+MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
+PICK_SECONDS = 0.04  # timing of each pick
+MAX_PICKING_SECONDS = 8.0  # time after which picking ends; some calls have very many algorithms
+WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 
 
 @baseline("cudnn")
 def time_cudnn(
     w: Conv | Filter, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time PyTorch's convolution with cuDNN's fastest algorithm, and with TF32 for the dtype of that name alone.
+    """Time PyTorch's convolution with cuDNN's fastest algorithm; only the dtype tf32 uses TF32.
 
-    cuDNN tries its algorithms on single launches, and at times picks one that is half as fast as another. It remembers
-    its picks by thread. Each of the workload's `list_calls`, in the one or the other layout, with the epilogue in
-    cuDNN's kernel or not, is timed with the algorithm that is fastest in these trials, and with the one that cuDNN's
-    heuristics choose. Calls within `NEAR_RATIO` of the fastest are tried again in fresh threads, until
-    `MAX_UNIMPROVED_ROUNDS` rounds bring no faster pick, or `MAX_PICKING_SECONDS` have passed. From round to round cuDNN
-    tries another number of its algorithms, the first ones by its heuristics: the fewer it tries, the less often a slow
-    one wins by chance. On an H100, the fastest algorithm of a layer was picked in 0 of 24 trials of all algorithms, and
-    in 4 of 8 trials of the first 2 to
-    6. The GPU is warmed up before each trial. The fastest pick is kept to be timed again (`Baseline.time_again`), and
-    the text tells which it was.
+    cuDNN selects an algorithm per thread by trials of single launches, and sometimes selects one that takes twice as
+    long as another. All `list_calls` of the workload (both layouts, epilogue fused or not) are timed with the algorithm
+    of such trials and with that of cuDNN's heuristics. Calls within `NEAR_RATIO` of the fastest are picked again in new
+    threads, until `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `MAX_PICKING_SECONDS` have passed. Each
+    round limits cuDNN's trials to another number of algorithms in the order of its heuristics. Fewer trials make it
+    less likely that a slow algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24
+    trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is warmed up before each pick. The
+    fastest pick is kept for `Baseline.time_again`, and the description names it.
 
-    What a workload has that the call does not, a padding of two unlike sides or an epilogue that is not fused, is a
-    kernel of its own, in the time. To bring tensors to another layout is not.
+    The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
+    unfused epilogue. It excludes conversions of the layout.
 
     Args:
-        w: the workload.
-        inputs: all arguments but Y, of `w.argument_shapes` and `w.argument_dtypes`.
-        device: an NVIDIA GPU.
-        cold: as for `LoadedKernel.time`.
-        seconds: as for `LoadedKernel.time`.
+        w: Workload.
+        inputs: All arguments except Y, with the shapes and dtypes of the workload.
+        device: NVIDIA GPU.
+        cold: Time with a cold cache, see `LoadedKernel.time`.
+        seconds: Approximate device time of the final timing.
 
     Raises:
-        UnsupportedDeviceError: `device` is no NVIDIA GPU.
+        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
     gpu = require_gpu(device, "cuDNN")
-    torch = torch_with_cudnn()  # missing, it is missed before threads are started
+    torch = torch_with_cudnn()  # raises before threads are started
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
             warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
     finally:
-        torch.cuda.empty_cache()  # PyTorch keeps memory for each stream, gigabytes that our own kernels may need
+        torch.cuda.empty_cache()  # PyTorch caches gigabytes per stream, which our kernels may need
     pick = fastest.pick
 
     def close() -> None:
@@ -85,17 +83,17 @@ def time_cudnn(
 
 
 def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
-    """Return the fastest of the algorithms that cuDNN picks for each call, and again for those near the fastest.
+    """Return the fastest of cuDNN's picks for all calls, with repeated picks of calls near the fastest.
 
-    Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
+    Unsupported calls are skipped. If no call is supported, the DeviceError of the first one is raised.
     """
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
-    best_seconds: dict[int, float] = {}  # of each call that runs, by its number
+    best_seconds: dict[int, float] = {}  # by number of the call
     calls_by_number = dict(enumerate(list_calls(w)))
 
     def try_pick(number: int, num_algorithms: int | None) -> None:
-        """Have one more pick for a call; of it and the fastest one so far the slower one is closed."""
+        """Let cuDNN pick once for a call, and close the slower one of this pick and the fastest so far."""
         nonlocal fastest
         call = calls_by_number[number]
         try:
@@ -113,7 +111,7 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
     for num_algorithms in (0, None):
         for number in calls_by_number:
             try_pick(number, num_algorithms)
-    started_at, num_unimproved = time.monotonic(), 0  # not before: the first picks load libraries
+    started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
     algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
     while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
         previous_median, num_algorithms = fastest.timing.median, next(algorithm_counts)
@@ -128,33 +126,33 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
 
 
 def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None = None) -> None:
-    """Keep a GPU busy until its clocks are steady: cuDNN's trials on low clocks say little.
+    """Keep a GPU busy until its clocks are steady, because cuDNN's trials are unreliable at low clocks.
 
     Args:
-        torch: PyTorch.
-        gpu: the GPU.
-        stream: PyTorch's current stream there.
-        seconds: how long at least, as for `graphs.warm_up`.
+        torch: PyTorch module.
+        gpu: GPU to warm up.
+        stream: Handle of PyTorch's current stream on the GPU.
+        seconds: Minimum duration, see `graphs.warm_up`.
     """
     values = torch.zeros(WARM_UP_VALUES, device=gpu.text)
     warm_up(lambda: values.add_(1.0), stream, seconds)
 
 
 class CudnnPickThread:
-    """What cuDNN picks in a thread of its own: it remembers its picks by thread.
+    """A thread with one pick of cuDNN, which caches its picks per thread.
 
     Args:
-        w: the workload.
-        call: how it is computed.
-        inputs: as for `time_cudnn`.
-        gpu: where.
-        cold: as for `LoadedKernel.time`.
-        num_algorithms: as for `CudnnPick`.
+        w: Workload.
+        call: Call that computes it.
+        inputs: Inputs as for `time_cudnn`.
+        gpu: GPU that runs the call.
+        cold: Time with a cold cache.
+        num_algorithms: Number of algorithms to try, see `CudnnPick`.
 
     Attributes:
-        call: how it is computed.
-        pick: what cuDNN picked.
-        timing: of `PICK_SECONDS`, by which picks are compared with each other.
+        call: Call that computes the workload.
+        pick: Pick of cuDNN.
+        timing: Timing of `PICK_SECONDS`, by which picks are compared.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
@@ -173,39 +171,38 @@ class CudnnPickThread:
         self.call = call
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
-            self.pick = self._thread.submit(
-                CudnnPick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms
-            ).result()
+            future = self._thread.submit(CudnnPick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+            self.pick = future.result()
             self.timing = self.time(PICK_SECONDS)
         except BaseException:
             self._thread.shutdown()
             raise
 
     def time(self, seconds: float) -> Timing:
-        """Time it for about so many seconds."""
+        """Time the pick for about `seconds`."""
         return self._thread.submit(self.pick.time, seconds).result()
 
     def close(self) -> None:
-        """End the thread and free the tensors."""
+        """End the thread and free the tensors of the pick."""
         self._thread.shutdown()
         self.pick.close()
 
 
 class CudnnPick:
-    """A call of PyTorch's convolution, with the algorithm that cuDNN has picked for it in this thread.
+    """A call of PyTorch's convolution with the algorithm that cuDNN picks for it in this thread.
 
     Args:
-        w: the workload.
-        call: how it is computed.
-        inputs: as for `time_cudnn`.
-        gpu: where.
-        cold: as for `LoadedKernel.time`.
-        num_algorithms: how many of its algorithms cuDNN tries, the first by its heuristics, 0 for all; None to take
-            what its heuristics choose without a trial.
+        w: Workload.
+        call: Call that computes it.
+        inputs: Inputs as for `time_cudnn`.
+        gpu: GPU that runs the call.
+        cold: Time with a cold cache.
+        num_algorithms: Number of algorithms that cuDNN tries in the order of its heuristics, 0 for all; None for the
+            choice of its heuristics without trials.
 
     Attributes:
-        output: what it computes.
-        description: what it runs: the library, its version, its settings.
+        output: Computed output.
+        description: Library with its version and settings.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
@@ -228,29 +225,27 @@ class CudnnPick:
         nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
         self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
-        settings = (
-            "algorithm by heuristics" if num_algorithms is None else "best algorithm",
-            "TF32" if self._tf32 else "no TF32",
-        )
-        self.description = ", ".join([*_format_versions(torch), *settings, *call.notes])
+        algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"
+        tf32 = "TF32" if self._tf32 else "no TF32"
+        self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [
-                call.prepare(*(to_tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.num_sets)
+                call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
             ]
             if num_algorithms is not None:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
-            for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
+            for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
                 output = call.compute(*self._copies[0])
             self.output = call.finish(output).float().cpu().numpy()
             del output
 
     def time(self, seconds: float) -> Timing:
-        """Time it as kernels are timed, for about so many seconds; in the thread that it was made in."""
+        """Time the call like kernels, for about `seconds`; only in the thread that created this object."""
         torch, sets, stream = self._torch, self._sets, self._stream
 
         def capture(launches: int) -> Replay:
             graph = torch.cuda.CUDAGraph()
-            # Hot: each output is freed at once and the next takes its place. Cold: each set has an output.
+            # With a hot cache, consecutive outputs reuse the same memory. With a cold one, each set has its own output.
             outputs: list[Any] = [None] * sets.num_sets
             with torch.cuda.graph(graph, stream=stream):
                 for i in range(launches):
@@ -267,7 +262,7 @@ class CudnnPick:
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """PyTorch's settings, on the pick's stream, with errors that name the library."""
+        """Apply PyTorch's settings and the stream of this pick, and translate the library's errors."""
         torch = self._torch
         with (
             translate_library_errors("cuDNN through PyTorch", self._gpu, RuntimeError),
@@ -288,15 +283,15 @@ def time_pick(
     cold: bool,
     seconds: float,
 ) -> Baseline:
-    """Let cuDNN try its algorithms in this thread, and time the one that it picks, once.
+    """Let cuDNN pick an algorithm in this thread, and time it once.
 
     Args:
-        w: the workload.
-        call: how it is computed.
-        inputs: as for `time_cudnn`.
-        gpu: where.
-        cold: as for `LoadedKernel.time`.
-        seconds: as for `LoadedKernel.time`.
+        w: Workload.
+        call: Call that computes it.
+        inputs: Inputs as for `time_cudnn`.
+        gpu: GPU that runs the call.
+        cold: Time with a cold cache.
+        seconds: Approximate device time to spend.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
@@ -306,7 +301,7 @@ def time_pick(
 
 
 def torch_with_cudnn() -> Any:
-    """PyTorch; raises `DeviceError` where it is missing, or has no cuDNN."""
+    """Return the PyTorch module; raises `DeviceError` if it is missing or has no cuDNN."""
     try:
         import torch
     except ImportError as error:
@@ -320,7 +315,7 @@ def torch_with_cudnn() -> Any:
 
 @contextmanager
 def configure_cudnn(torch: Any, *, allow_tf32: bool, num_algorithms: int | None = 0) -> Iterator[None]:
-    """Let cuDNN try so many algorithms, 0 for all, None for none, and round to TF32 only where that is asked."""
+    """Set cuDNN's options in the block: TF32, and the number of algorithms to try (0 for all, None for none)."""
     settings = (
         (torch.backends.cudnn, "benchmark", num_algorithms is not None),
         (torch.backends.cudnn, "benchmark_limit", num_algorithms or 0),
@@ -338,6 +333,6 @@ def configure_cudnn(torch: Any, *, allow_tf32: bool, num_algorithms: int | None 
 
 
 def _format_versions(torch: Any) -> tuple[str, str]:
-    version = torch.backends.cudnn.version()  # 91900 is 9.19.0, and before cuDNN 9 8907 was 8.9.7
+    version = torch.backends.cudnn.version()  # 91900 is 9.19.0; before cuDNN 9, 8907 was 8.9.7
     major, remainder = divmod(version, 10_000 if version >= 90_000 else 1000)
     return f"cuDNN {major}.{remainder // 100}", f"PyTorch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""cuDNN, through PyTorch, for all convolutions of a network: each alone, and one after another in one CUDA graph."""
+"""cuDNN through PyTorch for all convolutions of a network, both alone and in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from tvmconv.devices.device import Device, Timing
     from tvmconv.workloads.conv import Conv
 
-NUM_PICKS = 3  # threads in which cuDNN picks for the whole chain
+NUM_PICKS = 3  # threads that each let cuDNN pick for the whole chain
 
 WorkloadInputs = Mapping["Conv", Sequence["NDArray[Any]"]]
 
 
 @dataclass(frozen=True)
 class CudnnChain:
-    """cuDNN's times for a network's convolutions.
+    """Times of cuDNN for the convolutions of a network.
 
     Attributes:
-        timing: of all, in one CUDA graph.
-        singles: each distinct convolution alone.
+        timing: Timing of all convolutions in one CUDA graph.
+        singles: Result of each distinct convolution alone.
     """
 
     timing: Timing
@@ -50,47 +50,44 @@ def time_cudnn_chain(
     seconds: float = 0.5,
     single_seconds: float = 0.05,
 ) -> CudnnChain:
-    """Time PyTorch's convolutions with cuDNN's fastest algorithms, in the workloads' layout.
+    """Time PyTorch's convolutions with cuDNN's fastest algorithms, in the layout of the workloads.
 
-    Each has tensors of its own, and reads what the one before it wrote where that fits, as `KernelChain` has it. Of an
-    epilogue that cuDNN can fuse, the faster way is taken. As cuDNN picks anew in each thread, not always the fastest
-    algorithm, it is asked in several: the fastest graph counts, and the fastest time of each convolution alone.
+    Each convolution has its own tensors, and reads the output of its predecessor if it fits, as in `KernelChain`. If
+    cuDNN can fuse an epilogue, the faster one of both variants is used. cuDNN does not always pick the fastest
+    algorithm, and picks again in each thread. The results are the fastest graph and the fastest time of each
+    convolution over several threads.
 
     Args:
-        workloads: in the network's order, equal ones as well.
-        inputs: of each distinct one, all arguments but Y.
-        device: an NVIDIA GPU.
-        num_picks: in how many threads to ask.
-        seconds: device time to spend on the graph in each, about.
-        single_seconds: as much for each way of each distinct convolution.
+        workloads: Workloads in the order of the network, including repeated ones.
+        inputs: All arguments except Y for each distinct workload.
+        device: NVIDIA GPU.
+        num_picks: Number of threads.
+        seconds: Approximate device time for the graph in each thread.
+        single_seconds: Approximate device time for each variant of each distinct convolution.
 
     Raises:
-        UnsupportedDeviceError: `device` is no NVIDIA GPU.
+        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
     gpu = require_gpu(device, "cuDNN")
-    torch = torch_with_cudnn()  # missing, it is missed before threads are started
+    torch = torch_with_cudnn()  # raises before threads are started
     results = []
     try:
         for _ in range(num_picks):
             with ThreadPoolExecutor(max_workers=1) as thread:
-                results.append(
-                    thread.submit(_time_chain_once, workloads, inputs, gpu, seconds, single_seconds).result()
-                )
+                future = thread.submit(_time_chain_once, workloads, inputs, gpu, seconds, single_seconds)
+                results.append(future.result())
     finally:
         torch.cuda.empty_cache()  # as in `time_cudnn`
     fastest = min((timing for timing, _ in results), key=lambda timing: timing.median)
-    singles = {
-        w: min((thread_singles[w] for _, thread_singles in results), key=lambda single: single.timing.median)
-        for w in inputs
-    }
+    singles = {w: min((times[w] for _, times in results), key=lambda single: single.timing.median) for w in inputs}
     return CudnnChain(fastest, singles)
 
 
 def _time_chain_once(
     workloads: Sequence[Conv], inputs: WorkloadInputs, gpu: CudaDevice, seconds: float, single_seconds: float
 ) -> tuple[Timing, dict[Conv, Baseline]]:
-    """Let cuDNN pick, in this thread."""
+    """Let cuDNN pick in this thread, and time the chain."""
     torch = torch_with_cudnn()
     call_by_workload = {w: _pick_faster_call(w, inputs[w], gpu, single_seconds) for w in inputs}
     tf32 = all(w.dtype == dtypes.TF32.name for w in workloads)
@@ -110,12 +107,12 @@ def _time_chain_once(
         linked = find_linked_workloads(workloads)
 
         def compute() -> list[Any]:
-            outputs: list[Any] = []  # all of which are kept: each has memory of its own
+            outputs: list[Any] = []  # kept, so that each output has its own memory
             for call, (first, *others), reads_previous in zip(calls, prepared_inputs, linked, strict=True):
                 outputs.append(call.compute(outputs[-1] if reads_previous else first, *others))
             return outputs
 
-        for _ in range(3):  # as in `time_pick`
+        for _ in range(3):  # the first call tries the algorithms
             compute()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
@@ -126,7 +123,7 @@ def _time_chain_once(
 
 
 def find_linked_workloads(workloads: Sequence[Conv]) -> list[bool]:
-    """Whether each convolution can read what the one before it writes; see `find_linked_inputs`."""
+    """Return for each convolution whether it can read the output of its predecessor; see `find_linked_inputs`."""
     shapes = [w.argument_shapes for w in workloads]
     kinds = [w.argument_dtypes for w in workloads]
     return find_linked_inputs(*([ArrayType(s[i], k[i]) for s, k in zip(shapes, kinds, strict=True)] for i in (0, -1)))
@@ -135,7 +132,7 @@ def find_linked_workloads(workloads: Sequence[Conv]) -> list[bool]:
 def _pick_faster_call(
     w: Conv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, seconds: float
 ) -> tuple[TorchConvCall, Baseline]:
-    """The faster one of the ways that cuDNN can go in the workload's layout."""
+    """Return the faster call of cuDNN in the layout of the workload, with its result."""
     timed_calls, errors = [], []
     for call in list_calls_in_layout(w, w.layout):
         try:

@@ -1,4 +1,4 @@
-"""CuPy's `ndimage`: the filter that is one line of Python."""
+"""Baseline `cupy`: filters through CuPy's `ndimage`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ if TYPE_CHECKING:
 def time_cupy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time `cupyx.scipy.ndimage.correlate` into an output that is there, and the clip behind it where there is a clamp.
+    """Time `cupyx.scipy.ndimage.correlate` with a preallocated output, followed by a clip if the filter has a clamp.
 
-    For signals too: `correlate1d` makes of its mask one for `correlate`, and launches the same kernel.
+    The same function is used for signals, because `correlate1d` launches the same kernel.
 
     Args:
-        w: a filter.
-        inputs: X and K, of `w.argument_shapes` and `w.storage`.
-        device: an NVIDIA GPU.
-        cold: as for `LoadedKernel.time`.
-        seconds: as for `LoadedKernel.time`.
+        w: Filter workload.
+        inputs: X and K, with the shapes and dtype of the workload.
+        device: NVIDIA GPU.
+        cold: Time with a cold cache, see `LoadedKernel.time`.
+        seconds: Approximate device time to spend.
 
     Raises:
-        UnsupportedDeviceError: `device` is no NVIDIA GPU.
-        DeviceError: the workload is no filter, CuPy is missing, or it fails.
+        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
+        DeviceError: The workload is not a filter, CuPy is missing, or it fails.
     """
     gpu = require_gpu(device, "CuPy")
     image_filter = require_filter(w, "CuPy")
     cupy, ndimage = _import_cupy()
-    sets = BufferSets.choose_count(
-        sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold
-    )
+    nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
+    sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
     with (
         translate_library_errors("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
         cupy.cuda.Device(gpu.index),
         cupy.cuda.Stream(non_blocking=True) as stream,
-        cupy.cuda.using_allocator(None),  # no pool: nothing stays allocated, and to allocate in a capture is an error
+        cupy.cuda.using_allocator(None),  # without a pool, memory is freed and an allocation in a capture is an error
     ):
         x, k = inputs
         copies = [(cupy.asarray(x), cupy.asarray(k), cupy.full(x.shape, np.nan, x.dtype)) for _ in range(sets.num_sets)]
@@ -56,7 +55,7 @@ def time_cupy(
         def launch(i: int) -> None:
             apply_filter(ndimage, image_filter, *copies[i % sets.num_sets])
 
-        launch(0)  # compiles the kernels, which a capture does not allow
+        launch(0)  # compiles the kernels, which is not allowed in a capture
         output = cupy.asnumpy(copies[0][-1])
         timing = time_buffer_sets(make_capture(stream.ptr, launch), stream.ptr, sets, seconds)
     clip = ("clipped by a kernel of its own",) if image_filter.clamp else ()
@@ -64,28 +63,27 @@ def time_cupy(
 
 
 def apply_filter(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
-    """Filter `x` by `k` into `y`.
+    """Filter `x` with `k` into `y`.
 
     Args:
-        ndimage: `cupyx.scipy.ndimage`, or `scipy.ndimage`, whose functions it has.
-        w: the filter.
-        x: signal of `w.signal_shape`.
-        k: mask of `w.mask_shape`.
-        y: output of `w.signal_shape`.
+        ndimage: Module `cupyx.scipy.ndimage` or `scipy.ndimage`.
+        w: Filter workload.
+        x: Signal with the shape `w.signal_shape`.
+        k: Mask with the shape `w.mask_shape`.
+        y: Output with the shape `w.signal_shape`.
     """
-    channel_axes = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # channels, which the mask does not mix
+    channel_axes = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # the mask does not mix channels
     ndimage.correlate(x, k.reshape(*w.mask_shape, *channel_axes), output=y, mode="constant")
     if w.clamp:
         y.clip(0, 1, out=y)
 
 
 def _import_cupy() -> tuple[Any, Any]:
-    """CuPy and its `ndimage`."""
+    """Return the modules `cupy` and `cupyx.scipy.ndimage`; raises `DeviceError` if they are missing."""
     try:
         import cupy
         from cupyx.scipy import ndimage
     except ImportError as error:
-        raise DeviceError(
-            f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({get_first_line(error)})"
-        ) from error
+        reason = get_first_line(error)
+        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({reason})") from error
     return cupy, ndimage

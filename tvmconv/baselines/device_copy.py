@@ -1,4 +1,4 @@
-"""A copy on the device: what the memory gives, and so what nothing that moves as many bytes can exceed."""
+"""Baseline `copy`: a copy on the device, which bounds the speed of kernels that move as many bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 _THREADS_PER_BLOCK = 256
-_VECTOR_ELEMENTS = 4  # elements of a float4, one a thread
+_VECTOR_ELEMENTS = 4  # elements of the float4 that each thread copies
 _ITEMSIZE_BYTES = 4  # bytes of an element
 _COPY_SOURCE = """
 extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__ y, long long count) {
@@ -36,24 +36,24 @@ extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__
 def time_copy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time a copy that reads and writes as many bytes, half each, as X and Y have.
+    """Time a copy with as much traffic, half reads and half writes, as X and Y have bytes.
 
-    CUDA's own copy and a kernel whose threads copy a `float4` each are timed, and the faster counts: from some size on
-    CUDA's takes a third longer than the kernel on some GPUs.
+    The result is the faster one of cudaMemcpyAsync and a kernel whose threads copy a `float4` each. For large arrays,
+    cudaMemcpyAsync takes a third longer than the kernel on some GPUs.
 
     Args:
-        w: the workload.
-        inputs: X and K, of `w.argument_shapes` and `w.storage`.
-        device: an NVIDIA GPU.
-        cold: as for `LoadedKernel.time`.
-        seconds: as for `LoadedKernel.time`.
+        w: Workload.
+        inputs: X and K, with the shapes and dtype of the workload.
+        device: NVIDIA GPU.
+        cold: Time with a cold cache, see `LoadedKernel.time`.
+        seconds: Approximate device time to spend.
 
     Returns:
         A baseline without an output.
 
     Raises:
-        UnsupportedDeviceError: `device` is no NVIDIA GPU.
-        DeviceError: CUDA fails.
+        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
+        DeviceError: CUDA failed.
     """
     gpu = require_gpu(device, "copy")
     x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)
@@ -81,7 +81,7 @@ def time_copy(
 
 
 def _make_runtime_copy(nbytes: int) -> Callable[[int, int, int], None]:
-    """From source, target and stream: queue CUDA's own copy."""
+    """Return a function of source, target and stream that queues cudaMemcpyAsync."""
     from cuda.bindings import runtime
 
     kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -89,9 +89,8 @@ def _make_runtime_copy(nbytes: int) -> Callable[[int, int, int], None]:
 
 
 def _make_kernel_copy(cubin: bytes, count: int) -> Callable[[int, int, int], None]:
-    """From source, target and stream: queue the kernel, for `count` elements."""
+    """Return a function of source, target and stream that queues the copy kernel for `count` elements."""
     function = CudaFunction(cubin, "copy")
-    shape = LaunchConfig(
-        grid=(ceil_div(count, _VECTOR_ELEMENTS * _THREADS_PER_BLOCK), 1, 1), block=(_THREADS_PER_BLOCK, 1, 1)
-    )
+    num_blocks = ceil_div(count, _VECTOR_ELEMENTS * _THREADS_PER_BLOCK)
+    shape = LaunchConfig(grid=(num_blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
     return lambda source, target, stream: function.launch(shape, (source, target, count), stream)

@@ -1,7 +1,7 @@
-"""TVM's own search, MetaSchedule, to compare with: how many trials a second it makes, and how fast its best kernel is.
+"""Comparison with MetaSchedule, TVM's own search: its trials per second and the speed of its best kernel.
 
-All parts are MetaSchedule's as they come: its rules, cost model, LocalBuilder, LocalRunner and database. It runs in a
-process of its own (`main`), so that it can be ended together with the processes that it starts.
+MetaSchedule runs with its default rules, cost model, LocalBuilder, LocalRunner and database. It runs in a separate
+process (`main`), so that it can be ended together with its child processes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tvmconv.workloads import Workload
 
 TRIALS_PER_ROUND = 64  # MetaSchedule's default
 _REQUIRED_MODULES = ("psutil", "cloudpickle", "xgboost")
-_FAILED_SECONDS = 1e9  # the database has 1e10 for what failed
+_FAILED_SECONDS = 1e9  # the database records failures as 1e10 seconds
 _CLOCK_FILE = "clock"
 
 
 @dataclass(frozen=True)
 class MetaScheduleResult:
-    """What a search did.
+    """Result of a search.
 
     Attributes:
-        trials: configs that it tried.
-        succeeded: of these, those that have a time.
-        seconds: on the clock, from its first config to its last time.
-        best: seconds a launch of the fastest; None if none succeeded.
+        trials: Number of tried configs.
+        succeeded: Number of configs with a time.
+        seconds: Wall time from the first config to the last time.
+        best: Seconds per launch of the fastest config; None if none succeeded.
     """
 
     trials: int
@@ -51,7 +51,7 @@ class MetaScheduleResult:
 
 
 def check_device(device: Device) -> None:
-    """Raise DeviceError if MetaSchedule cannot measure there, with the reason."""
+    """Raise DeviceError with the reason if MetaSchedule cannot measure on a device."""
     if device.kind != "cuda":
         raise DeviceError(f"MetaSchedule does not measure on {device.text}: TVM's wheel has no OpenCL runtime")
     if device.text != "cuda:0":
@@ -64,20 +64,20 @@ def check_device(device: Device) -> None:
 def run_search(
     workload: Workload, device: Device, num_trials: int, *, log: Path, seed: int = 0, seconds: float
 ) -> MetaScheduleResult:
-    """Have MetaSchedule search; nothing but the log is left of it.
+    """Run a search with MetaSchedule; only its log is kept.
 
     Args:
-        workload: what to compute; MetaSchedule gets its unscheduled function and the device's target.
-        device: where.
-        num_trials: how many, in rounds of `TRIALS_PER_ROUND`.
-        log: the file that MetaSchedule's output goes to.
-        seed: of the search.
-        seconds: after which it is ended; what it measured in rounds that it completed by then counts.
+        workload: Workload to compute, of which MetaSchedule gets the unscheduled function.
+        device: Device to measure on.
+        num_trials: Number of trials, in rounds of `TRIALS_PER_ROUND`.
+        log: File for MetaSchedule's output.
+        seed: Seed of the search.
+        seconds: Time limit, after which the search is ended; rounds that were completed before count.
 
     Raises:
-        DeviceError: it cannot measure there.
-        Error: it failed, or it did not begin in time.
-        OSError: the log cannot be written.
+        DeviceError: MetaSchedule cannot measure on the device.
+        Error: The search failed, or it did not begin in time.
+        OSError: The log cannot be written.
     """
     check_device(device)
     with tempfile.TemporaryDirectory() as name:
@@ -89,7 +89,7 @@ def run_search(
         stopped_at = time.monotonic()
         if status:
             raise Error(f"MetaSchedule ended with status {status}, {_read_last_line(log)!r}; see {log}")
-        with log.open("ab") as output:  # the errors of trials are in these
+        with log.open("ab") as output:  # these logs contain the errors of trials
             for task_log in sorted(folder.glob("logs/*.task_[0-9]*.log")):
                 with task_log.open("rb") as source:
                     shutil.copyfileobj(source, output)
@@ -97,16 +97,16 @@ def run_search(
 
 
 def main(argv: Sequence[str]) -> None:
-    """Search, in this process.
+    """Run a search in this process.
 
     Args:
-        argv: workload, device, number of trials, seed, and the folder for the database and for the file `clock`, which
-            gets the begin and the end of the search on the monotonic clock.
+        argv: Workload, device, number of trials, seed, and the folder for the database and the file `clock`, which gets
+            the start and the end of the search by the monotonic clock.
     """
     text, device_name, num_trials, seed, name = argv
     workload, target, folder = workloads.parse(text), devices.find_device(device_name).make_target(), Path(name)
 
-    import tvm.s_tir.tensor_intrin  # noqa: F401  of which the search asks; it takes seconds, none of the search's
+    import tvm.s_tir.tensor_intrin  # noqa: F401  needed by the search; imported before because it takes seconds
     from tvm.s_tir import meta_schedule
 
     with (folder / _CLOCK_FILE).open("w", buffering=1) as clock:
@@ -118,16 +118,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str], seconds: float) -> int | None:
-    """Run a command; end all processes that it started when it ends, and with it when its time is over.
+    """Run a command with a time limit, and end all processes that it started.
 
     Args:
-        command: program and arguments.
-        log: the file that its output goes to.
-        environment: variables beside those of this process.
-        seconds: how long it may take.
+        command: Program and arguments.
+        log: File for the output.
+        environment: Additional environment variables.
+        seconds: Time limit in seconds.
 
     Returns:
-        The exit status; None if its time was over.
+        The exit status; None after the time limit.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -136,7 +136,7 @@ def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            start_new_session=True,  # a process group, which is ended as a whole
+            start_new_session=True,  # a process group, which can be ended as a whole
         )
     try:
         return process.wait(seconds)
@@ -149,7 +149,7 @@ def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str
 
 
 def _make_cuda_environment() -> dict[str, str]:
-    """Variables by which TVM's own CUDA compiler and runtime find the headers and libcudart of NVIDIA's wheels."""
+    """Return environment variables with which TVM finds the headers and libcudart of NVIDIA's wheels."""
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
     runtime = load_nvidia_dynamic_lib("cudart").abs_path
@@ -162,23 +162,23 @@ def _make_cuda_environment() -> dict[str, str]:
 
 
 def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:
-    """What MetaSchedule's database and `clock` tell.
+    """Read the result of a search from MetaSchedule's database and the file `clock`.
 
     Args:
-        folder: where they are.
-        stopped_at: on the monotonic clock, of a search that did not come to its own.
+        folder: Folder of both files.
+        stopped_at: End by the monotonic clock for a search that was ended.
 
     Raises:
-        Error: it did not begin.
+        Error: The search did not begin.
     """
     clock = folder / _CLOCK_FILE
     if not clock.exists():
-        raise Error("MetaSchedule's time was over before it began")
+        raise Error("MetaSchedule reached its time limit before it began")
     started_at, ended_at = (*map(float, clock.read_text().split()), stopped_at)[:2]
     database = folder / "database_tuning_record.json"
     costs = []
     for line in database.read_text().splitlines() if database.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):  # a last line that was being written at the end
+        with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
             _, (_, times, *_) = json.loads(line)
             costs.append(statistics.fmean(times))  # MetaSchedule ranks by the mean
     succeeded = [cost for cost in costs if cost < _FAILED_SECONDS]

@@ -1,4 +1,4 @@
-"""Workloads as calls of PyTorch's convolutions, which PyTorch gives to cuDNN."""
+"""Workloads as calls of PyTorch's convolutions, which PyTorch passes to cuDNN."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 Tensors = tuple[Any, ...]
 
-# What PyTorch calls the layouts, by rank. Of one axis of space it has one, and computes an image of one row itself.
+# PyTorch's names of the layouts by number of spatial axes. It computes 1-D convolutions as images with one row.
 _MEMORY_FORMATS = {
     2: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last"},
     3: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last_3d"},
 }
 
-# Epilogues that cuDNN computes in the convolution, through functions of PyTorch's that are for NVIDIA GPUs alone.
+# PyTorch's functions, for NVIDIA GPUs only, of epilogues that cuDNN fuses with the convolution.
 FUSED_FUNCTIONS = {
     ("relu",): "cudnn_convolution_relu",
     ("bias", "relu"): "cudnn_convolution_relu",
@@ -34,7 +34,7 @@ FUSED_FUNCTIONS = {
 
 
 def to_tensor(array: NDArray[Any]) -> Any:
-    """An array as a tensor of PyTorch that shares its memory; ml_dtypes' bfloat16 becomes PyTorch's."""
+    """Return a PyTorch tensor that shares the memory of an array; bfloat16 of ml_dtypes becomes that of PyTorch."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -52,13 +52,13 @@ def _return_output(y: Any) -> Any:
 
 @dataclass(frozen=True)
 class TorchConvCall:
-    """A way to compute a workload.
+    """A way to compute a workload with PyTorch.
 
     Attributes:
-        compute: from what `prepare` gives to what `finish` takes; this is what is timed.
-        prepare: from the workload's inputs to what `compute` takes.
-        finish: from what `compute` gives to Y, a dense tensor.
-        notes: what is worth telling of it.
+        compute: Timed function from the result of `prepare` to the argument of `finish`.
+        prepare: Function from the workload's inputs to the arguments of `compute`.
+        notes: Remarks for the description of the baseline.
+        finish: Function from the result of `compute` to Y as a dense tensor.
     """
 
     compute: Callable[..., Any]
@@ -68,12 +68,11 @@ class TorchConvCall:
 
 
 def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
-    """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors.
+    """Return the calls that can compute a workload, of which measurements find the fastest; tensors are dense.
 
-    Convolutions are tried in both layouts, whatever the workload's, with all tensors brought to it before: a library
-    shall not be slow because its tensors do not lie as it likes them. Epilogues that cuDNN computes in the convolution
-    are tried so, and by kernels of PyTorch's. A signal is an image of one row, which may have its channels last. A
-    filter's tensors lie as they are.
+    Convolutions are computed in both layouts, with all tensors converted before the timing, so that the layout of the
+    workload does not slow the library down. Epilogues are computed by PyTorch's kernels, and in the convolution if
+    cuDNN supports it. A signal is an image with one row. The layout of filters stays unchanged.
     """
     if isinstance(w, Filter):
         return _list_filter_calls(w)
@@ -81,17 +80,15 @@ def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
 
 
 def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
-    """The ways to compute a convolution on tensors of one layout: with PyTorch's kernels behind it, and fused."""
+    """Return the calls that compute a convolution in one layout: unfused, and fused if supported."""
     if isinstance(w, Conv1d):
         return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
-    fused_options = (
-        (False, True) if w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high else (False,)
-    )
-    return [_make_conv_call(w, layout, fused=fused) for fused in fused_options]
+    can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high
+    return [_make_conv_call(w, layout, fused=fused) for fused in ((False, True) if can_fuse else (False,))]
 
 
 def _make_one_row_conv(w: Conv1d) -> Conv2d:
-    """A convolution of signals as one of images of one row."""
+    """Return a 1-D convolution as a 2-D convolution of images with one row."""
     (pad_low,), (pad_high,) = w.pad_low, w.pad_high
     return Conv2d(
         **{name: getattr(w, name) for name in ("N", "C", "W", "O", "S", "groups", "dtype", "layout", "epilogue")},
@@ -104,7 +101,7 @@ def _make_one_row_conv(w: Conv1d) -> Conv2d:
 
 
 def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvCall:
-    """A call of images of one row as one of signals."""
+    """Return a call on signals from a call on images with one row."""
     row_axis = 1 if w.layout == CHANNELS_LAST else 2
 
     def prepare(*signals: Any) -> Tensors:
@@ -115,29 +112,29 @@ def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvC
 
 
 def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
-    """The convolution, with a bias where the epilogue begins with one, and kernels of PyTorch's for all else.
+    """Return the call of a convolution; its leading bias is an argument, and other kernels compute the rest.
 
     Args:
-        w: the workload.
-        layout: how the tensors lie.
-        fused: compute the epilogue by a function of `FUSED_FUNCTIONS`.
+        w: Workload.
+        layout: Layout of the tensors.
+        fused: Compute the epilogue by a function of `FUSED_FUNCTIONS`.
     """
     import torch
     from torch.nn import functional
 
     convolve = getattr(functional, f"conv{w.spatial_ndim}d")
     options: dict[str, Any] = {"stride": w.stride, "dilation": w.dilation, "groups": w.groups}
-    is_symmetric = w.pad_low == w.pad_high  # cuDNN pads both sides of an axis alike
+    is_symmetric = w.pad_low == w.pad_high  # cuDNN supports only symmetric padding
     if is_symmetric:
         options["padding"] = w.pad_low
     sides = [side for pair in zip(reversed(w.pad_low), reversed(w.pad_high), strict=True) for side in pair]
     leading_bias, remaining_ops = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
     input_names = w.argument_names[2:-1]
-    needs_zero_bias = fused and "bias" not in input_names  # which the function would make itself each time
+    needs_zero_bias = fused and "bias" not in input_names  # the function would otherwise allocate zeros in each call
     memory_format = getattr(torch, _MEMORY_FORMATS[w.spatial_ndim][layout])
 
     def copy_to_layout(tensor: Any) -> Any:
-        # A copy, as `contiguous` leaves what has no size along some axes with strides that look like the other layout.
+        # `contiguous` would keep ambiguous strides of axes with size 1, which look like the other layout.
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
         return copy.copy_(tensor)
 
@@ -186,7 +183,7 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
 
 
 def _move_channels_second(w: Conv, tensor: Any) -> Any:
-    """X, K, Y or a residual as (N, C, space), a view whose memory stays as it lies."""
+    """Return a view of X, K, Y or a residual with the axes (N, C, space)."""
     return tensor.movedim(-1, 1) if w.layout == CHANNELS_LAST else tensor
 
 
@@ -218,16 +215,14 @@ _OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _list_filter_calls(w: Filter) -> list[TorchConvCall]:
-    calls = (
-        [_make_plane_call(w)]
-        if w.image[-1] == 1
-        else [_make_plane_call(w), _make_depthwise_call(w), _make_batch_call(w)]
-    )
+    calls = [_make_plane_call(w)]
+    if w.image[-1] > 1:
+        calls += [_make_depthwise_call(w), _make_batch_call(w)]
     return [_add_clamp(call) for call in calls] if w.clamp else calls
 
 
 def _make_plane_call(w: Filter) -> TorchConvCall:
-    """Interleaved channels as one plane, in which the next sample of a channel is as many columns away as there are."""
+    """Return a call on interleaved channels as one plane, in which the mask is dilated by the number of channels."""
     from torch.nn import functional
 
     (height, width, channels), (row_radius, column_radius) = w.image, w.radius
@@ -240,7 +235,7 @@ def _make_plane_call(w: Filter) -> TorchConvCall:
 
 
 def _make_depthwise_call(w: Filter) -> TorchConvCall:
-    """Channels as those of a depthwise convolution, in the memory format `channels_last`."""
+    """Return a call of a depthwise convolution in the memory format `channels_last`."""
     from torch.nn import functional
 
     channels = w.image[-1]
@@ -252,7 +247,7 @@ def _make_depthwise_call(w: Filter) -> TorchConvCall:
 
 
 def _make_batch_call(w: Filter) -> TorchConvCall:
-    """Channels as a batch of images, which are no dense planes before and after."""
+    """Return a call on the channels as a batch of images, which have to be transposed."""
     from torch.nn import functional
 
     return TorchConvCall(
@@ -263,7 +258,7 @@ def _make_batch_call(w: Filter) -> TorchConvCall:
 
 
 def _to_interleaved(planes: Any) -> Any:
-    """The image (H, W, C) of a tensor (C, H, W), copied unless its memory already has that order."""
+    """Return a tensor (C, H, W) as an image (H, W, C), copied unless its memory already has that order."""
     return planes.permute(1, 2, 0).contiguous()
 
 

@@ -1,1 +1,1 @@
-"""From scheduled TIR to source, PTX, machine code and resources; everything but running, without a GPU."""
+"""Compilation from scheduled TIR to source, PTX, machine code and resource usage, without a GPU."""

@@ -1,10 +1,10 @@
-"""Barriers that TVM leaves out: accesses to shared memory that threads race for, found in the lowered TIR.
+"""Detection of shared-memory races in lowered TIR, which TVM causes by omitting barriers.
 
-TVM puts a barrier between a store and a load of a shared buffer unless it takes them for accesses of each thread to an
-element of its own: their indices are equal and have the number of the innermost thread axis in them (`FindConflict` in
+TVM inserts a barrier between a store and a load of a shared buffer, unless it assumes that each thread accesses only
+its own element: the indices are equal and contain the innermost thread axis (`FindConflict` in
 src/s_tir/transform/thread_storage_sync.cc of Apache TVM). Threads that differ only in another axis, which the index
-does not have, share the element all the same: where one of them stores it, the others may load it too early, or see it
-overwritten too soon. Which axis is the innermost follows from the order in which a schedule nests its thread loops.
+does not contain, still share the element. If one of them stores it, the others may load it too early or after it was
+overwritten. The innermost axis depends on the order in which a schedule nests its thread loops.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BARRIER_OP = "tirx.tvm_storage_sync"
 
 @dataclass(frozen=True, order=True)
 class SharedMemoryRace:
-    """A store and a load of one element by several threads, with no barrier between them.
+    """A store and a load of one element by several threads, without a barrier in between.
 
     Attributes:
-        buffer: the shared buffer's name.
-        index: of the element, as text.
-        thread_axes: the thread axes that tell those threads apart, such as `threadIdx.y`.
+        buffer: Name of the shared buffer.
+        index: Index of the element as text.
+        thread_axes: Thread axes in which those threads differ, such as `threadIdx.y`.
     """
 
     buffer: str
@@ -37,51 +37,50 @@ class SharedMemoryRace:
 
 
 def find_missing_barriers(function: PrimFunc) -> list[SharedMemoryRace]:
-    """The stores and loads of shared memory that need a barrier between them and have none.
+    """Return the stores and loads of shared memory that lack a barrier in between.
 
-    Looked for is what TVM's rule misses: accesses with one index, which lacks a thread axis of more than one thread.
-    To have none is necessary for a kernel to be right, and no proof that it is: accesses whose indices differ are not
-    compared, nor are asynchronous copies, behind which TVM puts a barrier whatever their index. What GPU instructions
-    by name do to shared memory, at addresses that are numbers, is not looked at, nor are the barriers that they are;
-    `tvmconv.analysis.races` finds what races there by executing the kernel.
+    The analysis finds the cases that TVM's rule misses: accesses with the same index, which lacks a thread axis with
+    more than one thread. A kernel without findings may still have races. Accesses with different indices are not
+    compared, and neither are asynchronous copies, after which TVM always inserts a barrier. Inline PTX with numeric
+    addresses and its barriers are ignored; `tvmconv.analysis.races` finds such races by emulation.
 
     Args:
-        function: a lowered device function.
+        function: Lowered device function.
 
     Returns:
-        Each race once, sorted.
+        Sorted races without duplicates.
 
     Raises:
-        AnalysisError: the function has shared memory, and a statement of which it is not known what it does to it.
+        AnalysisError: The function has shared memory and a statement with unknown effect.
     """
-    if not _uses_shared_memory(function):
+    from tvm import tirx
+
+    if not any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer)):
         return []
     races = _summarize_statement(function.body, {}).races
-    return sorted(
-        SharedMemoryRace(str(element.buffer.name), str(element.index.key), element.missing_axes) for element in races
-    )
+    return sorted(SharedMemoryRace(str(e.buffer.name), str(e.index.key), e.missing_axes) for e in races)
 
 
 class _SharedElement(NamedTuple):
-    """An element of a shared buffer, and the thread axes that its index, a `StructuralKey`, lacks."""
+    """An element of a shared buffer with the thread axes that its index, a `StructuralKey`, does not contain."""
 
     buffer: Any
     index: Any
     missing_axes: tuple[str, ...]
 
 
-_Access = tuple[str, _SharedElement]  # "load" or "store" of what
+_Access = tuple[str, _SharedElement]  # ("load" or "store", element)
 _CONFLICTING_ACCESS = {"load": "store", "store": "load"}
 
 
 class _AccessSummary(NamedTuple):
-    """What a statement does to elements that several threads share.
+    """Accesses of a statement to elements that several threads share.
 
     Attributes:
-        accesses_before_barrier: the accesses before its first barrier; all if it has none.
-        accesses_after_barrier: the accesses behind its last barrier; all if it has none.
-        has_barrier: whether it has a barrier.
-        races: what it stores and loads with no barrier between.
+        accesses_before_barrier: Accesses before the first barrier; all accesses without one.
+        accesses_after_barrier: Accesses after the last barrier; all accesses without one.
+        has_barrier: Whether the statement contains a barrier.
+        races: Elements that are stored and loaded without a barrier in between.
     """
 
     accesses_before_barrier: Set[_Access] = frozenset()
@@ -91,7 +90,7 @@ class _AccessSummary(NamedTuple):
 
 
 def _summarize_statement(node: Any, axes: Mapping[str, Any]) -> _AccessSummary:
-    """Summarise a statement that runs inside the thread axes, variables by name, of more than one thread."""
+    """Summarize a statement inside `axes`, the variables by name of thread axes with more than one thread."""
     match type(node).__name__:
         case "SeqStmt":
             return _merge_sequence(_summarize_statement(statement, axes) for statement in node.seq)
@@ -104,14 +103,13 @@ def _summarize_statement(node: Any, axes: Mapping[str, Any]) -> _AccessSummary:
             body = _summarize_statement(node.body, axes)
             is_single_iteration = type(node.extent).__name__ == "IntImm" and int(node.extent) <= 1
             return body if is_single_iteration else _merge_sequence([body, body])
-        case "While":  # its body may run any number of times, or not at all
+        case "While":  # the body may run any number of times, including zero
             condition, body = _summarize_loads([node.condition], axes), _summarize_statement(node.body, axes)
             return _merge_branches([_merge_sequence([condition, body, condition, body, condition])])
-        case "IfThenElse":  # TVM puts no barrier inside
-            branches = [
-                _summarize_statement(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None
-            ]
-            return _merge_sequence([_summarize_loads([node.condition], axes), _merge_branches(branches)])
+        case "IfThenElse":  # TVM inserts no barrier inside
+            branches = [branch for branch in (node.then_case, node.else_case) if branch is not None]
+            summary = _merge_branches(_summarize_statement(branch, axes) for branch in branches)
+            return _merge_sequence([_summarize_loads([node.condition], axes), summary])
         case "BufferStore":
             stores = {("store", element) for element in _find_shared_elements([(node.buffer, node.indices[0])], axes)}
             accesses = _summarize_loads([node.value, *node.indices], axes).accesses_before_barrier | stores
@@ -127,7 +125,7 @@ def _summarize_statement(node: Any, axes: Mapping[str, Any]) -> _AccessSummary:
 
 
 def _merge_branches(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
-    """Summarise statements of which one runs, or none."""
+    """Summarize statements of which at most one runs."""
     branches = list(summaries)
     return _AccessSummary(
         accesses_before_barrier=frozenset().union(*(branch.accesses_before_barrier for branch in branches)),
@@ -137,18 +135,15 @@ def _merge_branches(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
 
 
 def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
-    """Summarise statements that run one after another."""
+    """Summarize statements that run in sequence."""
     accesses_before: set[_Access] = set()
     accesses_after: set[_Access] = set()
     races: set[_SharedElement] = set()
     has_barrier = False
     for summary in summaries:
         races |= summary.races
-        races |= {
-            element
-            for kind, element in summary.accesses_before_barrier
-            if (_CONFLICTING_ACCESS[kind], element) in accesses_after
-        }
+        conflicts = {(_CONFLICTING_ACCESS[kind], element) for kind, element in summary.accesses_before_barrier}
+        races |= {element for _, element in conflicts & accesses_after}
         if not has_barrier:
             accesses_before |= summary.accesses_before_barrier
         if summary.has_barrier:
@@ -159,35 +154,25 @@ def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
 
 
 def _summarize_loads(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _AccessSummary:
-    """Summarise the loads of expressions."""
+    """Summarize the loads of expressions."""
     from tvm.ir import TensorLoad
 
-    loads = [
-        (load.source, load.indices[0]) for expression in expressions for load in _collect_nodes(expression, TensorLoad)
-    ]
+    loads = [(load.source, load.indices[0]) for node in expressions for load in _collect_nodes(node, TensorLoad)]
     accesses = frozenset({("load", element) for element in _find_shared_elements(loads, axes)})
     return _AccessSummary(accesses_before_barrier=accesses, accesses_after_barrier=accesses)
 
 
 def _find_shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str, Any]) -> Iterator[_SharedElement]:
-    """Of what is accessed, each a buffer and an index, the elements of shared memory that several threads touch."""
+    """Yield the shared-memory elements that several threads access, from pairs of a buffer and an index."""
     import tvm_ffi
     from tvm import tirx
 
     for buffer, index in accesses:
         if _is_shared(buffer):
             variables = _collect_nodes(index, tirx.Var)
-            missing_axes = tuple(
-                tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in variables)
-            )
+            missing_axes = tuple(tag for tag, axis in axes.items() if not any(map(axis.same_as, variables)))
             if missing_axes:
                 yield _SharedElement(buffer, tvm_ffi.StructuralKey(index), missing_axes)
-
-
-def _uses_shared_memory(function: PrimFunc) -> bool:
-    from tvm import tirx
-
-    return any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer))
 
 
 def _is_shared(buffer: Any) -> bool:
@@ -195,7 +180,7 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _collect_nodes(expression: Any, node_type: type) -> list[Any]:
-    """The parts of a statement or an expression that are of one kind."""
+    """Return all nodes of a type in a statement or an expression."""
     import tvm_ffi
 
     nodes: list[Any] = []

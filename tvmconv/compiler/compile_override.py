@@ -1,7 +1,7 @@
-"""TVM's CUDA compiler, replaced in those blocks of code that ask for it and left alone everywhere else.
+"""Local override of TVM's CUDA compiler.
 
-TVM's CUDA runtime, where there is one, has each module's text compiled while it is generated, by the global function
-`tvm_callback_cuda_compile`. It is process-wide; the choice of what stands behind it is made here per thread and task.
+TVM's CUDA runtime compiles the source of each module during code generation with the global function
+`tvm_callback_cuda_compile`. That function is process-wide. This module selects its implementation per thread and task.
 """
 
 import functools
@@ -17,10 +17,10 @@ _active_compiler: ContextVar[CudaCompiler | None] = ContextVar("_chosen", defaul
 
 @contextmanager
 def override_cuda_compiler(compiler: CudaCompiler) -> Iterator[None]:
-    """Within the block, let `compiler` make the cubin of every CUDA text that TVM generates in this thread or task.
+    """Use a compiler for all CUDA sources that TVM generates in this thread or task within the block.
 
     Args:
-        compiler: from CUDA text to a cubin; b"" will do for a module that is only to be looked at, not run.
+        compiler: Function from CUDA source to a cubin; b"" is sufficient for a module that is inspected but not run.
     """
     _install_callback()
     token = _active_compiler.set(compiler)
@@ -32,7 +32,7 @@ def override_cuda_compiler(compiler: CudaCompiler) -> Iterator[None]:
 
 @functools.cache
 def _install_callback() -> None:
-    import tvm  # noqa: F401  registers the function that is replaced
+    import tvm  # noqa: F401  registers the original function
     import tvm_ffi
 
     default_compiler = tvm_ffi.get_global_func(_CALLBACK_NAME)

@@ -1,4 +1,4 @@
-"""From scheduled TIR to device code: TVM's own pipeline, stopped where there is something to look at."""
+"""Lowering of scheduled TIR to device functions with TVM's pipeline, and checks of the result."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def lower_module(mod: IRModule, target: Target) -> LoweredModule:
-    """Lower a scheduled module of one PrimFunc: to a device function for each root loop nest, usually one.
+    """Lower a scheduled module with one PrimFunc to a device function per root loop nest.
 
     Args:
-        mod: the scheduled module, its function named `main`.
-        target: a TVM target with a host.
+        mod: Scheduled module with the function `main`.
+        target: TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower, the host is left with more than launches, TVM leaves out a barrier, a
-            buffer of a warp is not spread over its lanes, or a tensor map is not for TMA or not for its array.
+        CompileError: The module does not lower, host code remains besides launches, TVM omits a barrier or does not
+            distribute a warp buffer over the lanes, or a tensor map is unsupported or exceeds its array.
     """
     parameters = list(mod["main"].params)
     modules = passes.run_pipeline(mod, target)
@@ -56,12 +56,10 @@ def lower_module(mod: IRModule, target: Target) -> LoweredModule:
 
 
 def _count_prepack_kernels(mod: IRModule, launches: Sequence[host_side.KernelLaunch]) -> int:
-    """How many launches, at the beginning, take of the arguments only those that are marked as kept."""
-    constant_arguments = set(map(str, memory_scopes.get_root_annotations(mod).get(CONSTANT_ARGS, ())))
-    variable_indices = {
-        i for i, parameter in enumerate(mod["main"].params) if str(parameter.name) not in constant_arguments
-    }
-    if not constant_arguments:
+    """Return the number of leading launches whose only arguments are those marked as constant."""
+    constant_names = set(map(str, memory_scopes.get_root_annotations(mod).get(CONSTANT_ARGS, ())))
+    variable_indices = {i for i, p in enumerate(mod["main"].params) if str(p.name) not in constant_names}
+    if not constant_names:
         return 0
     return next((i for i, launch in enumerate(launches) if variable_indices & set(launch.arguments)), len(launches) - 1)
 
@@ -69,10 +67,12 @@ def _count_prepack_kernels(mod: IRModule, launches: Sequence[host_side.KernelLau
 def _make_lowered_kernel(function: PrimFunc, launch: host_side.KernelLaunch, target_kind: str) -> LoweredKernel:
     _check_barriers(function)
     for buffer in passes.list_warp_buffers(function):
-        raise CompileError(f"TVM does not spread {buffer}, of the scope warp, over the lanes of a warp")
+        raise CompileError(f"TVM cannot distribute {buffer}, with the scope warp, over the lanes of a warp")
     dynamic_shared_bytes = sum_allocated_bytes(function, "shared.dyn")
     if dynamic_shared_bytes and target_kind != "cuda":
-        raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")
+        raise CompileError(
+            f"the schedule uses dynamic shared memory (shared.dyn): expected the scope shared for {target_kind}"
+        )
     if dynamic_shared_bytes != launch.dynamic_shared_bytes:
         raise CompileError(
             f"{launch.function} has {dynamic_shared_bytes} bytes of dynamic shared memory, and TVM launches it with "
@@ -93,12 +93,12 @@ def _make_parameter(variable: Any, index: int, tensor_map: TensorMap | None) -> 
 
 
 def _check_tensor_maps(launch: host_side.KernelLaunch, arrays: Sequence[ArrayType], target_kind: str) -> None:
-    """Raise CompileError for tensor maps on a device without any, and for one of more than its array."""
+    """Raise CompileError if the target has no tensor maps or a map exceeds its array."""
     for index, tensor_map in zip(launch.arguments, launch.tensor_maps, strict=True):
         if tensor_map and target_kind != "cuda":
-            raise CompileError(f"the schedule has tensor maps, which are for CUDA, not for {target_kind}")
+            raise CompileError(f"the schedule uses tensor maps: expected the target cuda, not {target_kind}")
         if tensor_map and tensor_map.nbytes > arrays[index].nbytes:
-            raise CompileError(f"{tensor_map}, goes beyond its array of {arrays[index].nbytes} bytes")
+            raise CompileError(f"{tensor_map}, exceeds its array of {arrays[index].nbytes} bytes")
 
 
 def _make_array_type(parameter: Any) -> ArrayType:
@@ -106,20 +106,19 @@ def _make_array_type(parameter: Any) -> ArrayType:
 
 
 def _check_barriers(function: PrimFunc) -> None:
-    """Raise CompileError for a kernel whose threads would race for shared memory, or of which that cannot be told.
+    """Raise CompileError for a kernel with a shared-memory race, or one that cannot be analysed.
 
-    A kernel with a race may even be right at times.
+    Verification does not reliably find races, because a kernel with a race may compute correct outputs.
     """
     from tvmconv.compiler.barriers import find_missing_barriers
 
     try:
         races = find_missing_barriers(function)
     except AnalysisError as error:
-        raise CompileError(f"it cannot be told whether the kernel lacks a barrier: {error}") from error
+        raise CompileError(f"cannot determine whether the kernel lacks a barrier: {error}") from error
     for race in races:
         raise CompileError(
-            f"TVM leaves out a barrier: threads along {' and '.join(race.thread_axes)} share "
-            f"{race.buffer}[{race.index}]; "
+            f"TVM omits a barrier: threads along {' and '.join(race.thread_axes)} share {race.buffer}[{race.index}]; "
             "nest the loop of these threads inside the others"
         )
 

@@ -1,4 +1,4 @@
-"""A built kernel as plain data: all that a device needs to run it, without TVM and in another process."""
+"""Plain data of a built kernel, with which a device can run it without TVM and in another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
 from tvmconv.errors import DeviceError
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """A kernel's launch shape, each as (x, y, z).
+    """Launch shape of a kernel; all extents are (x, y, z).
 
     Attributes:
-        grid: blocks.
-        block: threads of a block.
-        cluster: blocks of a cluster, which the code has fixed; whoever launches need not tell them.
+        grid: Blocks per grid.
+        block: Threads per block.
+        cluster: Blocks per cluster, which the code fixes, so that a launch need not specify them.
     """
 
     grid: tuple[int, int, int]
@@ -34,12 +34,12 @@ class LaunchConfig:
 
     @property
     def threads_per_block(self) -> int:
-        """Threads of one block."""
+        """Number of threads per block."""
         return math.prod(self.block)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the grid."""
+        """Number of blocks in the grid."""
         return math.prod(self.grid)
 
     def __str__(self) -> str:
@@ -56,31 +56,31 @@ class ArrayType:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One device function, compiled as far as it can be without its device.
+    """One device function, compiled as far as possible without the device.
 
     Attributes:
-        code: a cubin for CUDA, the text for OpenCL; steps that were generated together have the same.
-        name: the kernel's symbol in it.
-        launch: grid and block.
-        arguments: for each parameter of the device function, in its order, the index of what goes there: of one of the
-            program's `arrays`, or behind these of one of its `scratch`.
-        shared_bytes: static shared memory of a block.
-        dynamic_shared_bytes: shared memory of a block that the launch asks for.
-        constants: arrays that CUDA code reads from constant memory, each the index of one of `arrays` and the symbol to
-            fill with it.
-        textures: indices of those of `arrays` that the function takes as texture objects: of float elements, as wide as
-            what is behind the first axis.
-        tensor_maps: parameters that are no address but a tensor map over the array, each its position among
-            `arguments` and the map.
-        uses_pdl: whether it may be launched before the step before it is done, for whose end it waits by itself. What
-            that one writes it has to read by instructions that no compiler moves to before the wait.
-        resources: what ptxas reports; None for OpenCL.
+        code: Cubin for CUDA, source for OpenCL; device functions of one module share it.
+        name: Symbol of the function in the code.
+        launch: Launch shape.
+        arguments: Buffer index of each parameter, in the order of the function. Indices below the number of `arrays`
+            of the executable denote those, and larger ones its `workspace`.
+        shared_bytes: Static shared memory per block.
+        dynamic_shared_bytes: Dynamic shared memory per block.
+        constants: Arrays that CUDA code reads from constant memory, as pairs of an index into `arrays` and the symbol.
+        textures: Indices of `arrays` that the function reads through texture objects of float elements, with the first
+            axis as height and the others as width.
+        tensor_maps: Parameters that are tensor maps instead of addresses, as pairs of a position in `arguments` and the
+            map.
+        uses_pdl: Whether the function may be launched before its predecessor has ended, because it waits for that end
+            by itself. It must read the predecessor's results with instructions that compilers do not move before the
+            wait.
+        resources: Resource usage by ptxas; None for OpenCL.
     """
 
     code: bytes
@@ -98,15 +98,14 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Executable:
-    """Steps that are launched one after another, each when the one before it is done.
+    """Device functions that are launched one after another.
 
     Attributes:
-        kernels: in their order, at least one.
-        arrays: the PrimFunc's arguments, inputs first and the output last.
-        workspace: memory that one step leaves for the next, allocated by whoever launches; nothing is in it before.
-        num_prepack_kernels: how many steps, at the beginning, read nothing but arguments that stay as they are, a
-            weight, say: whoever launches again with the same ones, and with the same scratch memory, may leave these
-            steps out. They are in no time.
+        kernels: Device functions in launch order, at least one.
+        arrays: Arguments of the PrimFunc: the inputs, then the output.
+        workspace: Memory between device functions, which the caller allocates without initializing it.
+        num_prepack_kernels: Number of leading device functions that read only constant arguments such as weights.
+            Further launches with the same arguments and workspace can skip them. Timings exclude them.
     """
 
     kernels: tuple[CompiledKernel, ...]
@@ -116,46 +115,44 @@ class Executable:
 
     @property
     def output(self) -> ArrayType:
-        """The last of `arrays`."""
+        """Output, the last of `arrays`."""
         return self.arrays[-1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays and of the scratch memory."""
+        """Size of all arrays and the workspace in bytes."""
         return sum(array.nbytes for array in (*self.arrays, *self.workspace))
 
     @property
     def launch_text(self) -> str:
-        """The launch shape of each step, for messages."""
+        """Launch shapes of all device functions, for messages."""
         return ", then ".join(str(kernel.launch) for kernel in self.kernels)
 
 
 class BlockResources(Protocol):
-    """What a block of a step takes of a device."""
+    """Protocol for the resources of a block."""
 
     @property
     def launch(self) -> LaunchConfig:
-        """Grid and block."""
+        """Launch shape."""
 
     @property
     def shared_bytes(self) -> int:
-        """Static shared memory of a block."""
+        """Static shared memory per block in bytes."""
 
     @property
     def dynamic_shared_bytes(self) -> int:
-        """Shared memory of a block that the launch asks for."""
+        """Dynamic shared memory per block in bytes."""
 
 
 def check_block_limits(kernels: Sequence[BlockResources], limits: BlockLimits, device_name: str) -> None:
-    """Raise DeviceError if a block of a step is larger than the limits of a device, which is called `device_name`,
-    allow.
-    """
+    """Raise DeviceError if a device function exceeds the limits of a device with the given name."""
     for kernel in kernels:
         static_bytes, dynamic_bytes = kernel.shared_bytes, kernel.dynamic_shared_bytes
-        if kernel.launch.threads_per_block > limits.max_threads:
+        num_threads = kernel.launch.threads_per_block
+        if num_threads > limits.max_threads:
             raise DeviceError(
-                f"{device_name} runs at most {limits.max_threads} threads a block and the kernel has "
-                f"{kernel.launch.threads_per_block}: "
+                f"{device_name} runs at most {limits.max_threads} threads a block and the kernel has {num_threads}: "
                 "choose a smaller tile"
             )
         if static_bytes > limits.shared_bytes:
@@ -165,9 +162,8 @@ def check_block_limits(kernels: Sequence[BlockResources], limits: BlockLimits, d
             )
         if static_bytes + dynamic_bytes > limits.max_shared_bytes:
             raise DeviceError(
-                f"{device_name} has {limits.max_shared_bytes} bytes of shared memory a block, static "
-                "and dynamic together, "
-                f"and the kernel takes {static_bytes + dynamic_bytes}: choose a smaller tile"
+                f"{device_name} has {limits.max_shared_bytes} bytes of shared memory a block, static and dynamic "
+                f"together, and the kernel takes {static_bytes + dynamic_bytes}: choose a smaller tile"
             )
         if math.prod(kernel.launch.cluster) > limits.max_cluster_blocks:
             raise DeviceError(

@@ -1,8 +1,8 @@
-"""What the host side of a lowered module does: which device functions it launches, on what, and with what between them.
+"""Launches and workspace of the host code of a lowered module.
 
-TVM lowers a function with several root loop nests to as many device functions, which the host launches one after
-another; the buffers between them it allocates there. A device function's parameters keep no order of the host's: which
-array goes where is read off the launches.
+TVM lowers a function with several root loop nests to as many device functions. The host code launches them one after
+another and allocates the buffers between them. A device function orders its parameters independently of the host, so
+the array of each parameter is read from the launch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-DYNAMIC_SHARED_PARAM = "tirx.use_dyn_shared_memory"  # a launch parameter of TVM: bytes
+DYNAMIC_SHARED_PARAM = "tirx.use_dyn_shared_memory"  # TVM's launch parameter for dynamic shared memory in bytes
 
 _LAUNCH_OP, _POINTER_OP, _FIELD_OP = "tirx.call_ffi_kernel", "tirx.buffer_data", "tirx.tvm_struct_get"
 _PACKED_CALL_OP, _SET_DEVICE = "tirx.tvm_call_packed", "__tvm_set_device"
@@ -25,15 +25,14 @@ _PACKED_CALL_OP, _SET_DEVICE = "tirx.tvm_call_packed", "__tvm_set_device"
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch.
+    """One launch of a device function.
 
     Attributes:
-        function: the device function's symbol.
-        arguments: for each of its parameters, the index of an argument of the host function, or behind these of one of
-            its scratch buffers.
-        tensor_maps: for each of its parameters the map over that argument or buffer that it takes; None for its
-            address.
-        dynamic_shared_bytes: shared memory of a block that it asks for.
+        function: Symbol of the device function.
+        arguments: Buffer index of each parameter. Indices below the number of host arguments denote those, and larger
+            ones the workspace.
+        tensor_maps: Tensor map of each parameter over its buffer; None for a parameter that is an address.
+        dynamic_shared_bytes: Dynamic shared memory per block.
     """
 
     function: str
@@ -44,11 +43,11 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class HostCode:
-    """The host side.
+    """Content of a host function.
 
     Attributes:
-        launches: the launches, in their order.
-        workspace: the buffers between them.
+        launches: Launches in order.
+        workspace: Buffers between the device functions.
     """
 
     launches: tuple[KernelLaunch, ...]
@@ -56,11 +55,15 @@ class HostCode:
 
 
 def parse_host_function(function: PrimFunc, num_arguments: int) -> HostCode:
-    """What a host function does that takes so many tensors, before TVM finalizes it.
+    """Parse a host function before TVM finalizes it.
+
+    Args:
+        function: Host function.
+        num_arguments: Number of its tensor arguments.
 
     Raises:
-        CompileError: it launches in a loop or under a condition, or does more than to allocate, to describe arrays by
-            tensor maps and to launch; or TMA cannot take a map.
+        CompileError: The function launches in a loop or under a condition, does anything besides allocating, encoding
+            tensor maps and launching, or has an unsupported tensor map.
     """
     visitor = _HostCodeVisitor(function, num_arguments)
     visitor.visit(function.body)
@@ -71,17 +74,15 @@ def parse_host_function(function: PrimFunc, num_arguments: int) -> HostCode:
 
 class _HostCodeVisitor:
     def __init__(self, function: PrimFunc, num_arguments: int) -> None:
-        self._packed_arguments = function.params[1]  # the arguments, as TVM's runtime hands them over
+        self._packed_arguments = function.params[1]  # the packed arguments of TVM's calling convention
         self._num_arguments = num_arguments
-        self._array_indices: dict[
-            Any, int
-        ] = {}  # variables that stand for an argument or a scratch buffer, by their index
-        self._tensor_maps: dict[Any, TensorMap] = {}  # those that stand for a map over it
+        self._array_indices: dict[Any, int] = {}  # buffer index by variable
+        self._tensor_maps: dict[Any, TensorMap] = {}  # tensor map by variable
         self.launches: list[KernelLaunch] = []
         self.workspace: list[ArrayType] = []
 
     def visit(self, node: Any) -> None:
-        """Read a statement and those in it, in their order."""
+        """Visit a statement and its children in order."""
         match type(node).__name__:
             case "SeqStmt":
                 for statement in node.seq:
@@ -98,7 +99,7 @@ class _HostCodeVisitor:
                 self._visit_call(node.value)
             case "AssertStmt" | "Return":
                 pass
-            case "IfThenElse" if not _collect_calls(node, _LAUNCH_OP):  # of the arguments' strides
+            case "IfThenElse" if not _collect_calls(node, _LAUNCH_OP):  # a check of the arguments' strides
                 for branch in (node.then_case, node.else_case):
                     if branch is not None:
                         self.visit(branch)
@@ -108,7 +109,7 @@ class _HostCodeVisitor:
                 raise CompileError(f"the schedule leaves a {kind} to the host: bind its loops to threads or blocks")
 
     def _bind_variable(self, variable: Any, value: Any) -> None:
-        """Learn what a variable stands for: for the argument or buffer that its value has in it."""
+        """Record the index of the argument or buffer that the value of a variable refers to."""
         fields = [call for call in _collect_calls(value, _FIELD_OP) if call.args[0].same_as(self._packed_arguments)]
         indices = (
             [int(fields[0].args[1])]
@@ -156,12 +157,12 @@ class _HostCodeVisitor:
         is_pointer = type(argument).__name__ == "Call" and argument.op.name == _POINTER_OP
         array = argument.args[0] if is_pointer else argument
         if array not in self._array_indices or (not is_pointer and array not in self._tensor_maps):
-            raise CompileError(f"{kernel} takes {argument}, which is no argument and no buffer as a whole")
+            raise CompileError(f"{kernel} takes {argument}, which is neither an argument nor a whole buffer")
         return self._array_indices[array]
 
 
 def _collect_calls(node: Any, name: str) -> list[Any]:
-    """The calls of one operator in a statement or an expression."""
+    """Return the calls of an operator in a statement or an expression."""
     import tvm_ffi
     from tvm.ir import Call as TirCall
 

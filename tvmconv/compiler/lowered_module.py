@@ -1,4 +1,4 @@
-"""What lowering comes to: the device functions of a schedule, their text, and their machine code."""
+"""Lowered modules: the device functions of a schedule, their source and their machine code."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """One device function, and what it takes to launch it.
+    """One device function with its launch parameters.
 
     Attributes:
-        function: the device function (TIR).
-        launch: grid and block, read off the function.
-        parameters: the pointers and tensor maps that it takes, in its order.
-        shared_bytes: static shared memory of a block.
-        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+        function: Device function as TIR.
+        launch: Launch shape in the function.
+        parameters: Pointers and tensor maps in the order of the function.
+        shared_bytes: Static shared memory per block.
+        dynamic_shared_bytes: Dynamic shared memory per block.
     """
 
     function: PrimFunc
@@ -52,38 +52,38 @@ class LoweredKernel:
 
     @property
     def name(self) -> str:
-        """The kernel's symbol in the source."""
+        """Symbol of the function in the source."""
         return str(self.function.attrs["global_symbol"])
 
     @functools.cached_property
     def text(self) -> str:
-        """The function as TVM prints it, which takes a tenth of a second where it is long."""
+        """TVMScript of the function, which takes a tenth of a second to print if it is long."""
         return str(self.function.script())
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """For each parameter the index of the array that goes there, or behind the arrays of the scratch memory."""
+        """Buffer index of each parameter: first the arrays, then the workspace."""
         return tuple(parameter.index for parameter in self.parameters)
 
     @property
     def tensor_maps(self) -> tuple[tuple[int, TensorMap], ...]:
-        """The parameters that are tensor maps over these: the position and the map of each."""
+        """Position and map of each parameter that is a tensor map."""
         return _index_tensor_maps(self.parameters)
 
 
 @dataclass(frozen=True)
 class LoweredModule:
-    """The device functions of a schedule, and what is needed to run them.
+    """Device functions of a schedule with the data that are needed to run them.
 
     Attributes:
-        target: the TVM target.
-        kernels: in the order in which they are launched, at least one.
-        arrays: the PrimFunc's arguments, inputs first and the output last.
-        workspace: memory that steps leave for later ones.
-        memory_scopes: where each of the arrays lies, by its name.
-        num_prepack_kernels: how many steps, at the beginning, read nothing but arguments that stay as they are.
-        host_module: the host side, which checks arguments, allocates scratch memory and launches.
-        device_module: the module of the device functions alone.
+        target: TVM target.
+        kernels: Device functions in launch order, at least one.
+        arrays: Arguments of the PrimFunc: the inputs, then the output.
+        workspace: Memory between device functions.
+        memory_scopes: Memory scope of each array by name.
+        num_prepack_kernels: Number of leading device functions that read only constant arguments.
+        host_module: Host code, which checks arguments, allocates the workspace and launches.
+        device_module: Module of the device functions.
     """
 
     target: Target
@@ -99,42 +99,39 @@ class LoweredModule:
 
     @functools.cached_property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text, of all steps; raises `CompileError` when TVM cannot write it."""
+        """Generated CUDA or OpenCL source of all device functions; raises `CompileError` if TVM cannot generate it."""
         target_kind = self.target.kind.name
         try:
-            with override_cuda_compiler(lambda text: b""):  # only the text is wanted
+            with override_cuda_compiler(lambda text: b""):  # only the source is needed
                 text = str(self._generate_code(self.device_module, self.target).inspect_source())
         except (ValueError, RuntimeError) as error:
             raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
         for kernel in self.kernels:
             text = declare_cluster(text, kernel.name, kernel.launch.cluster)
-        parameters_by_kernel = {kernel.name: kernel.parameters for kernel in self.kernels}
+        parameters = {kernel.name: kernel.parameters for kernel in self.kernels}
         text = declare_tensor_maps(vectorize_half4_copies(pad_shared_arrays(text)))
-        return memory_scopes.apply_memory_scopes(
-            text, target_kind, self.memory_scopes, self.arrays, parameters_by_kernel
-        )
+        return memory_scopes.apply_memory_scopes(text, target_kind, self.memory_scopes, self.arrays, parameters)
 
     @property
     def cubin(self) -> Cubin:
-        """The binary of a CUDA kernel, from NVRTC; raises `CompileError` when it does not compile."""
+        """Binary of a CUDA kernel from NVRTC; raises `CompileError` if the source does not compile."""
         return self.compile_cubin()
 
     def compile_cubin(self, *, with_lines: bool = False) -> Cubin:
-        """The binary of a CUDA kernel, which is made once, whoever asks; raises as `cubin`.
+        """Compile a CUDA kernel once and return its binary; raises `CompileError` if the source does not compile.
 
         Args:
-            with_lines: it is to tell of each instruction which line of the text it is of, if it has yet to be made.
+            with_lines: Include source lines of instructions, unless the binary was already compiled.
         """
         with self._compile_lock:
             if not self._cubins:
-                self._cubins.append(
-                    nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]), with_lines=with_lines)
-                )
+                arch = str(self.target.attrs["arch"])
+                self._cubins.append(nvrtc.compile_cubin(self.source, arch, with_lines=with_lines))
         return self._cubins[0]
 
     @functools.cached_property
     def executable(self) -> Executable:
-        """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
+        """Executable for a device; raises `CompileError` if the source of a CUDA kernel does not compile."""
         cubin = self.cubin if self.target.kind.name == "cuda" else None
         binary = cubin.image if cubin else self.source.encode()
         kernels = tuple(self._make_compiled_kernel(kernel, binary, cubin) for kernel in self.kernels)
@@ -142,10 +139,8 @@ class LoweredModule:
 
     def _make_compiled_kernel(self, kernel: LoweredKernel, code: bytes, cubin: Cubin | None) -> CompiledKernel:
         scope_by_index = dict(enumerate(self.memory_scopes.values()))
-        constant_symbols = {
-            p.index: p.name for p in kernel.parameters if cubin and scope_by_index.get(p.index) == "constant"
-        }
-        parameters = [p for p in kernel.parameters if p.index not in constant_symbols]
+        symbols = {p.index: p.name for p in kernel.parameters if cubin and scope_by_index.get(p.index) == "constant"}
+        parameters = [p for p in kernel.parameters if p.index not in symbols]
         return CompiledKernel(
             code=code,
             name=kernel.name,
@@ -153,7 +148,7 @@ class LoweredModule:
             arguments=tuple(p.index for p in parameters),
             shared_bytes=kernel.shared_bytes,
             dynamic_shared_bytes=kernel.dynamic_shared_bytes,
-            constants=tuple(constant_symbols.items()),
+            constants=tuple(symbols.items()),
             textures=tuple(i for i in sorted(kernel.arguments) if scope_by_index.get(i) == "texture"),
             tensor_maps=_index_tensor_maps(parameters),
             uses_pdl=cubin is not None and uses_grid_dependency_wait(self.source, kernel.name),
@@ -161,18 +156,18 @@ class LoweredModule:
         )
 
     def build_runtime_module(self) -> Any:
-        """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`.
+        """Return a CUDA kernel as a runtime module of TVM, whose `main` takes DLPack tensors.
 
         Raises:
-            CompileError: NVRTC rejects the kernel, an argument does not lie in global memory, or the kernel takes
-                tensor maps.
+            CompileError: NVRTC rejects the kernel, an argument is not in global memory, or a parameter is a tensor map.
         """
         for kernel in self.kernels:
             if kernel.tensor_maps:
                 raise CompileError(f"{kernel.name} takes tensor maps, which TVM's runtime does not encode")
         for name, scope in self.memory_scopes.items():
             if scope != "global":
-                raise CompileError(f"{name} is placed in {_SCOPE_NAMES[scope]}, which TVM's runtime cannot do")
+                scope_name = _SCOPE_NAMES[scope]
+                raise CompileError(f"TVM's runtime does not support {name} in {scope_name}: expected global memory")
         host_module = self._generate_code(self.host_module, self.target.host)
         with override_cuda_compiler(lambda text: self.cubin.image):
             host_module.import_module(self._generate_code(self.device_module, self.target))
@@ -182,7 +177,9 @@ class LoweredModule:
     def _generate_code(mod: IRModule, target: Target) -> Any:
         import tvm
 
-        with target:  # TVM asks a GPU for its architecture otherwise, which takes far longer than generating the text
+        with (
+            target
+        ):  # otherwise TVM queries a GPU for its architecture, which takes far longer than the code generation
             return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
 
 

@@ -1,4 +1,4 @@
-"""The road from a workload, a schedule and a config to lowered code that fits a device: the only one there is."""
+"""Lowering pipeline from a workload, a schedule and a config to device functions that fit a device."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tvmconv.space import Config, Value
     from tvmconv.workloads import Workload
 
-TimePhase = Callable[[str], AbstractContextManager[Any]]  # around the stage of that name
+TimePhase = Callable[[str], AbstractContextManager[Any]]  # context manager around a phase with a name
 
 
 @dataclass(frozen=True)
 class LoweringResult:
-    """What came of a config.
+    """Result of the lowering of a config.
 
     Attributes:
-        config: the value of every knob.
-        tir: the scheduled module.
-        lowered: its device functions.
+        config: Value of each knob.
+        tir: Scheduled module.
+        lowered: Lowered module.
     """
 
     config: Config
@@ -48,23 +48,23 @@ def lower_schedule(
     device_name: str,
     time_phase: TimePhase = lambda stage: nullcontext(),
 ) -> LoweringResult:
-    """Apply a schedule to a workload, and lower what comes of it.
+    """Apply a schedule to a workload and lower the result.
 
     Args:
-        workload: what to compute.
-        schedule: how.
-        config: values by knob name; the other knobs take their defaults.
-        target: a TVM target with a host.
-        limits: what a block may have at most.
-        device_name: what the device is called, for messages.
-        time_phase: is entered around the stages `apply` and `lower_module`, to time them.
+        workload: Workload to compute.
+        schedule: Schedule to apply.
+        config: Values by knob name; the other knobs take their defaults.
+        target: TVM target with a host.
+        limits: Maximum resources of a block.
+        device_name: Name of the device for messages.
+        time_phase: Function whose context is entered around the phases "apply" and "lower", to time them.
 
     Raises:
-        KnobError: no such knob, or not a value that it takes.
-        ScheduleError: TVM cannot schedule the workload this way.
-        CompileError: the schedule does not lower.
-        ScheduleFailure: the schedule's own code raises, or what it made raises an exception where it is lowered.
-        DeviceError: the kernel exceeds the limits.
+        KnobError: A knob is unknown, or its value is not accepted.
+        ScheduleError: TVM cannot schedule the workload in this way.
+        CompileError: The schedule does not lower.
+        ScheduleFailure: The code of the schedule, or the lowering of its result, raised an exception.
+        DeviceError: The kernel exceeds the limits.
     """
     with time_phase("apply"):
         scheduled, knobs = schedule.apply(workload, config)

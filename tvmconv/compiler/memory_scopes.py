@@ -1,12 +1,11 @@
-"""Arguments that lie elsewhere than in global memory: constant memory, and textures.
+"""Kernel arguments in constant memory and textures.
 
-TVM 0.27 passes every tensor as a pointer to global memory. A schedule marks an argument
-(`schedules.vocabulary.set_memory_scope`), TVM generates its text as ever, and the text's declaration of the argument is
-changed here:
+TVM 0.27 passes every tensor as a pointer to global memory. A schedule marks an argument with `set_memory_scope`. TVM
+generates the source as usual, and this module replaces the declaration of the argument:
 
-- `constant`: in place of the parameter CUDA's `__constant__` array, a symbol of the module that whoever launches the
-  kernel fills; OpenCL's `__constant` pointer.
-- `texture`: CUDA's texture object, from which the text fetches with `tex2D`.
+- `constant`: In CUDA, a `__constant__` array that the caller fills replaces the parameter. In OpenCL, the parameter
+  becomes a `__constant` pointer.
+- `texture`: The parameter becomes a CUDA texture object, from which the kernel reads with `tex2D`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tvmconv.workloads.text import quote
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-TEXEL_DTYPE = "float32"  # the dtype of what may lie behind a texture
+TEXEL_DTYPE = "float32"  # only supported dtype of a texture
 
 
 def read_memory_scopes(mod: IRModule) -> dict[str, MemoryScope]:
-    """Where the schedule of `main` puts each of its arguments.
+    """Return the memory scope of each argument of `main` by name.
 
     Raises:
-        CompileError: the schedule marks what is no argument, or with what is no space.
+        CompileError: The schedule marks an unknown argument or uses an unknown scope.
     """
     function = mod["main"]
     names = [str(p.name) for p in function.params]
@@ -41,15 +40,14 @@ def read_memory_scopes(mod: IRModule) -> dict[str, MemoryScope]:
         if name not in names:
             raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
         if scope not in get_args(MemoryScope):
-            raise CompileError(
-                f"the schedule places {name} in {quote(scope)}: expected {', '.join(get_args(MemoryScope))}"
-            )
+            expected = ", ".join(get_args(MemoryScope))
+            raise CompileError(f"the schedule places {name} in {quote(scope)}: expected {expected}")
     return {name: marked_scopes.get(name, "global") for name in names}  # type: ignore[misc]  # checked above
 
 
 def get_root_annotations(mod: IRModule) -> Mapping[str, Any]:
-    """What a schedule says of `main` as a whole, in the annotations of its root block."""
-    root = getattr(mod["main"].body, "block", None)  # a function written by hand may do without one
+    """Return the annotations of the root block of `main`."""
+    root = getattr(mod["main"].body, "block", None)  # a handwritten function may have no root block
     return root.annotations if root is not None else {}
 
 
@@ -60,18 +58,18 @@ def apply_memory_scopes(
     arrays: Sequence[ArrayType],
     parameters_by_kernel: Mapping[str, Sequence[KernelParameter]],
 ) -> str:
-    """The generated text with its arguments in their spaces.
+    """Return the source with the declarations of arguments changed to their memory scopes.
 
     Args:
-        source: as TVM generates it, with a pointer to global memory for each parameter.
+        source: Source that TVM generated, with a pointer to global memory for each parameter.
         target_kind: `cuda` or `opencl`.
-        memory_scopes: the space of each argument, in the order of `arrays`.
-        arrays: the arguments' types.
-        parameters_by_kernel: the parameters of each kernel of the text, by its name.
+        memory_scopes: Scope of each argument by name, in the order of `arrays`.
+        arrays: Types of the arguments.
+        parameters_by_kernel: Parameters of each kernel in the source, by its name.
 
     Raises:
-        CompileError: the target has no such space, not that much of it, or none for such elements; or the text does not
-            declare an argument as expected.
+        CompileError: The target does not support the scope, its size or the dtype, or the source does not declare an
+            argument as expected.
     """
     special_scopes = {i: (name, scope) for i, (name, scope) in enumerate(memory_scopes.items()) if scope != "global"}
     for i, (name, scope) in special_scopes.items():
@@ -86,40 +84,37 @@ def apply_memory_scopes(
 
 def _check_scope(name: str, scope: MemoryScope, array: ArrayType, target_kind: str) -> None:
     if scope == "constant" and array.nbytes > gpu_specs.CONSTANT_BYTES:
-        raise CompileError(f"{name} has {array.nbytes} bytes: constant memory has {gpu_specs.CONSTANT_BYTES}")
+        raise CompileError(
+            f"{name} has {array.nbytes} bytes: expected at most {gpu_specs.CONSTANT_BYTES} in constant memory"
+        )
     if scope == "texture" and target_kind != "cuda":
-        raise CompileError(f"{name} is read through a texture, which is for CUDA, not for {target_kind}")
+        raise CompileError(f"{name} is read through a texture: expected the target cuda, not {target_kind}")
     if scope == "texture" and array.dtype != TEXEL_DTYPE:
-        raise CompileError(f"{name} is read through a texture, which is for {TEXEL_DTYPE}, not for {array.dtype}")
+        raise CompileError(f"{name} is read through a texture: expected the dtype {TEXEL_DTYPE}, not {array.dtype}")
 
 
 def _set_parameter_scope(
     source: str, target_kind: str, kernel: str, parameter: KernelParameter, scope: MemoryScope, array: ArrayType
 ) -> str:
-    """The text with one parameter of one kernel in its space."""
+    """Return the source with one parameter of one kernel in its memory scope."""
     span = find_kernel(source, kernel, target_kind)
-    edits = {
-        (start, stop): _rewrite_parameters(source[start:stop], target_kind, parameter, scope)
-        for start, stop in span.parameter_spans
-    }
-    if scope == "texture":  # an object is a number: where TIR has the address of the first element, the text has it
+    edits = {(i, j): _rewrite_parameters(source[i:j], target_kind, parameter, scope) for i, j in span.parameter_spans}
+    if scope == "texture":  # the handle replaces the address of the first element
         start, stop = span.body_span
         edits[span.body_span] = source[start:stop].replace(f"(&({parameter.name}[0]))", parameter.name)
     for (start, stop), text in sorted(edits.items(), reverse=True):
         source = source[:start] + text + source[stop:]
     if scope == "constant" and target_kind == "cuda":
-        symbol = (
-            f"__constant__ {get_type_name(parameter.dtype, target_kind)} "
-            f"{parameter.name}[{math.prod(array.shape)}];\n\n"
-        )
-        if symbol not in source:  # else another step reads it too
+        element_type = get_type_name(parameter.dtype, target_kind)
+        symbol = f"__constant__ {element_type} {parameter.name}[{math.prod(array.shape)}];\n\n"
+        if symbol not in source:  # another device function may have declared it
             text_before, function, text_after = source.partition('extern "C" __global__')
             source = f"{text_before}{symbol}{function}{text_after}"
     return source
 
 
 def _rewrite_parameters(parameters: str, target_kind: str, parameter: KernelParameter, scope: MemoryScope) -> str:
-    """A kernel's parameters, with one of them in its space; raises `CompileError` unless it is exactly one."""
+    """Return a kernel's parameter list with one declaration replaced; raises `CompileError` if it is not unique."""
     declarations, expected = parameters.split(", "), format_declaration(parameter, target_kind)
     if declarations.count(expected) != 1:
         raise CompileError(f"the generated text declares no single {expected!r} to place among: {parameters}")

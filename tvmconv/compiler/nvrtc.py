@@ -1,9 +1,9 @@
-"""CUDA text to cubin or PTX through NVRTC, NVIDIA's runtime compiler, which needs no GPU.
+"""Compilation of CUDA source to cubin or PTX with NVRTC, which needs no GPU.
 
-TVM's own NVRTC call spends over a second a kernel, nearly all of it parsing the `<cuda/std/...>` headers that the text
-includes for the integer type names. Here NVRTC first gets the same text with two short stand-ins for those headers,
-handed over in memory; only a text that needs more of them is compiled again with the real ones. The options are those
-of `tvm.support.nvcc`, and so are the instructions that come out.
+TVM's own NVRTC call takes over a second per kernel, mostly for parsing the `<cuda/std/...>` headers that the source
+includes for integer type names. This module first compiles with short in-memory replacements of those headers. Only a
+source that needs more of them is compiled again with the real headers. The options are those of `tvm.support.nvcc`, so
+the generated instructions are the same.
 """
 
 import re
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvmconv.errors import CompileError
 from tvmconv.optional_packages import format_install_command
 
-# `-default-device` to `--use_fast_math` and the register level as in tvm.support.nvcc; `-v` prints the resources.
-# Warnings go, because they are about variables that TVM's code generator names and does not use.
+# `-default-device` to `--use_fast_math` and the register level are as in tvm.support.nvcc; `-v` reports resources.
+# Warnings are disabled because TVM's generated code declares unused variables.
 _OPTIONS = (
     "-default-device",
     "--device-int128",
@@ -24,9 +24,9 @@ _OPTIONS = (
     "--disable-warnings",
 )
 
-# What the head of TVM's text takes from these headers (tvm/backend/cuda/codegen/header.py). Whatever else a kernel
-# uses of them is undeclared or incomplete here: an error that leads to the real headers, never to other code. Of mma.h,
-# which a text with tensor cores includes and whose own headers the wheels lack, nothing is needed for mma.sync.
+# Declarations that the preamble of TVM's source uses (tvm/backend/cuda/codegen/header.py). All other names are
+# undeclared or incomplete, so that their use is an error that leads to the real headers and never to different code.
+# Sources with tensor cores include mma.h, which is not in the wheels and not needed for mma.sync.
 _STAND_IN_HEADERS = {
     "cuda/std/cstdint": """#pragma once
 namespace cuda { namespace std {
@@ -58,15 +58,14 @@ template <bool C, class A, class B> struct conditional;
 
 @dataclass(frozen=True)
 class Resources:
-    """What one thread or block of a kernel takes, as ptxas reports it.
+    """Resource usage of a kernel as ptxas reports it.
 
     Attributes:
-        registers: 32-bit registers a thread.
-        spills: bytes of register spills, stores plus loads, in the text of one thread; 0 is what one wants.
-        stack_bytes: local memory a thread for its stack frame, spilled registers among it.
-        shared_bytes: static shared memory a block.
-        constant_bytes: constant banks of the kernel's own, which hold its parameters and literals; None from sm_90 on,
-            where ptxas does not tell.
+        registers: Number of 32-bit registers per thread.
+        spills: Bytes of spill stores and spill loads in the code of one thread; ideally 0.
+        stack_bytes: Stack frame in local memory per thread, including spilled registers.
+        shared_bytes: Static shared memory per block.
+        constant_bytes: Constant banks with parameters and literals; None from sm_90 on, where ptxas does not report it.
     """
 
     registers: int
@@ -78,13 +77,13 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel's machine code for one architecture.
+    """Machine code for one architecture.
 
     Attributes:
-        image: the ELF file that the CUDA driver loads and `tvmconv.compiler.sass.disassemble` reads.
-        kernels: what each of its kernels takes, by name.
-        log: NVRTC's and ptxas's words on it.
-        has_lines: whether the image tells the lines of the text.
+        image: ELF file that the CUDA driver loads.
+        kernels: Resource usage of each kernel by name.
+        log: Output of NVRTC and ptxas.
+        has_lines: Whether the image includes source lines of instructions.
     """
 
     image: bytes
@@ -94,12 +93,12 @@ class Cubin:
 
     @property
     def resources(self) -> Resources:
-        """Of each resource, what the kernel takes that takes most of it."""
+        """Maximum of each resource over the kernels."""
         return max_resources(list(self.kernels.values()))
 
 
 def max_resources(kernels: Sequence[Resources]) -> Resources:
-    """Of each resource, what the kernel takes that takes most of it; of kernels that run one after another."""
+    """Return the maximum of each resource over kernels that run one after another."""
     constant_bytes = [kernel.constant_bytes for kernel in kernels if kernel.constant_bytes is not None]
     return Resources(
         registers=max(kernel.registers for kernel in kernels),
@@ -111,12 +110,12 @@ def max_resources(kernels: Sequence[Resources]) -> Resources:
 
 
 def explain_unavailability() -> str | None:
-    """Why NVRTC cannot be used here, with the remedy, in one line; None if it can."""
+    """Return why NVRTC is not available, with a remedy in one line; None if it is available."""
     package = "cuda.bindings"
     try:
         from cuda.bindings import nvrtc
 
-        package = "nvrtc"  # cuda-bindings installs without the library, which is loaded at the first call
+        package = "nvrtc"  # cuda-bindings does not depend on the library, which the first call loads
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
@@ -125,7 +124,7 @@ def explain_unavailability() -> str | None:
 
 
 def get_version() -> str:
-    """NVRTC's version, such as "13.4".
+    """Return the version of NVRTC, such as "13.4".
 
     Raises:
         CompileError: NVRTC is not available.
@@ -135,25 +134,25 @@ def get_version() -> str:
 
 
 def list_architectures() -> tuple[int, ...]:
-    """The architectures that NVRTC compiles for, as 90 for sm_90; none where it is not available."""
+    """Return the numbers of the architectures that NVRTC supports, such as 90 for sm_90; empty if unavailable."""
     return () if explain_unavailability() else tuple(_load_nvrtc().nvrtcGetSupportedArchs()[1])
 
 
-SOURCE_NAME = "kernel.cu"  # what the text is called, in messages and where lines are told
+SOURCE_NAME = "kernel.cu"  # file name in messages and line information
 _LINE_INFO_OPTION = "-lineinfo"
 
 
 def compile_cubin(source: str, arch: str, *, with_lines: bool = False) -> Cubin:
-    """Compile CUDA text to machine code. May be called from several threads at once.
+    """Compile CUDA source to machine code; this function is thread-safe.
 
     Args:
-        source: the whole text as `inspect_source()` of TVM's CUDA module gives it, or any CUDA C++ of its own. One with
-            dynamic shared memory that spills is compiled once more, for a single block to be enough.
-        arch: a real architecture, such as "sm_90" or "sm_90a".
-        with_lines: tell of each instruction which line of the text it is of; the instructions are the same.
+        source: Complete CUDA C++ source. If its kernels use dynamic shared memory and spill registers, it is compiled
+            again with the assumption of one block per multiprocessor.
+        arch: Real architecture, such as "sm_90" or "sm_90a".
+        with_lines: Include source lines of instructions, without changing the instructions.
 
     Raises:
-        CompileError: NVRTC is not available, does not know `arch`, or rejects the text (with its first error).
+        CompileError: NVRTC is not available, does not support `arch`, or rejects the source; with its first error.
     """
     extra_options = (_LINE_INFO_OPTION,) if with_lines else ()
     cubin = _compile_with_options(source, arch, *extra_options)
@@ -164,34 +163,32 @@ def compile_cubin(source: str, arch: str, *, with_lines: bool = False) -> Cubin:
     return cubin
 
 
-# ptxas spills registers for one more block to fit in a multiprocessor, and does not know of the shared memory that the
-# launch asks for, which may leave no room for it.
+# ptxas spills registers so that more blocks fit in a multiprocessor, although dynamic shared memory, which it does not
+# know, may prevent that anyway.
 _DYNAMIC_SHARED_DECLARATION = "extern __shared__"
 _ONE_BLOCK_OPTION = "--ptxas-options=--minnctapersm=1"
 
 
 def _compile_with_options(source: str, arch: str, *extra_options: str) -> Cubin:
-    """The machine code, with more options."""
     image, log = _compile_image(source, arch, "cubin", *extra_options)
     return Cubin(image, _parse_resource_report(log), log, _LINE_INFO_OPTION in extra_options)
 
 
 def compile_ptx(source: str, arch: str) -> str:
-    """Compile CUDA text to PTX for the virtual architecture of `arch`; arguments and errors as `compile_cubin`."""
+    """Compile CUDA source to PTX for the virtual architecture of `arch`; see `compile_cubin`."""
     image, _ = _compile_image(source, arch, "ptx")
     return image.decode().rstrip("\0")
 
 
-# Instructions that code for sm_90 may not have, and code for sm_90a may: PTX ISA, "Target ISA Notes" of wgmma.mma_async
-# and of setmaxnreg.
+# Instructions that require sm_90a instead of sm_90: PTX ISA, "Target ISA Notes" of wgmma.mma_async and setmaxnreg.
 _ARCH_SPECIFIC_INSTRUCTION = re.compile(r"\b(wgmma|setmaxnreg)\.")
 _ARCH_SPECIFIC_MIN_NUMBER = 90
 
 
 def select_arch_variant(source: str, arch: str) -> str:
-    """The architecture to compile a text for, such as "sm_90a" in place of "sm_90" where the text needs it.
+    """Return the architecture to compile a source for: "sm_90a" instead of "sm_90" if its instructions require it.
 
-    Code for sm_90a runs on devices of sm_90 and on no others.
+    Code for sm_90a runs only on devices of sm_90.
     """
     match = re.fullmatch(r"sm_(\d+)", arch)
     has_variant = match is not None and int(match[1]) >= _ARCH_SPECIFIC_MIN_NUMBER
@@ -199,7 +196,7 @@ def select_arch_variant(source: str, arch: str) -> str:
 
 
 def _load_nvrtc():
-    """The module `cuda.bindings.nvrtc`, known to work."""
+    """Return the module `cuda.bindings.nvrtc`; raises `CompileError` if it is not available."""
     if reason := explain_unavailability():
         raise CompileError(reason)
     from cuda.bindings import nvrtc
@@ -208,21 +205,19 @@ def _load_nvrtc():
 
 
 def _compile_image(source: str, arch: str, kind: str, *extra_options: str) -> tuple[bytes, str]:
-    """The image of `kind` ("cubin" or "ptx") and the log, with the stand-ins or else with the real headers."""
+    """Return the image ("cubin" or "ptx") and the log, compiled with the replacement headers or the real ones."""
     nvrtc = _load_nvrtc()
     _check_arch(arch)
-    # NVRTC makes machine code for a real architecture (sm_) and PTX for a virtual one (compute_).
+    # NVRTC compiles machine code for a real architecture (sm_) and PTX for a virtual one (compute_).
     real_arch = select_arch_variant(source, arch)
     target = real_arch if kind == "cubin" else real_arch.replace("sm_", "compute_")
     options = [f"--gpu-architecture={target}", *_OPTIONS, *extra_options]
     options += [f"-I{path}" for path in _find_include_directories()]
     image, log = _run_nvrtc(nvrtc, source, options, _STAND_IN_HEADERS, kind)
-    if (
-        kind == "cubin" and image is not None and "Used" not in log
-    ):  # it came from NVRTC's cache, without ptxas's report
+    if kind == "cubin" and image is not None and "Used" not in log:  # NVRTC's cache omits the report of ptxas
         options.append("--no-cache")
         image, log = _run_nvrtc(nvrtc, source, options, _STAND_IN_HEADERS, kind)
-    # An error of ptxas (too much shared memory, say) comes after the parser: other headers do not help.
+    # Errors of ptxas, such as too much shared memory, occur after parsing, so other headers do not help.
     if image is None and "ptxas error" not in log:
         image, log = _run_nvrtc(nvrtc, source, options, {}, kind)
     if image is None:
@@ -231,13 +226,13 @@ def _compile_image(source: str, arch: str, kind: str, *extra_options: str) -> tu
 
 
 def _run_nvrtc(nvrtc, source: str, options: list[str], headers: dict[str, str], kind: str) -> tuple[bytes | None, str]:
-    """One run of NVRTC with `headers` in memory before the include path: the image, or None, and the log."""
+    """Run NVRTC with in-memory headers before the include path; return the image, or None, and the log."""
     contents, names = ([text.encode() for text in strings] for strings in (headers.values(), headers.keys()))
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), SOURCE_NAME.encode(), len(headers), contents, names)
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _read_result(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        # NVRTC's part and ptxas's part of the log each end with a NUL.
+        # The parts of NVRTC and ptxas in the log each end with a NUL.
         text = log.decode(errors="replace").replace("\0", "\n").strip()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             _, name = nvrtc.nvrtcGetErrorString(status)
@@ -250,7 +245,7 @@ def _run_nvrtc(nvrtc, source: str, options: list[str], headers: dict[str, str], 
 
 
 def _read_result(program, get_size, get_result) -> bytes:
-    """One of a program's results, which NVRTC hands out as a size and a copy."""
+    """Return a result of a program, which NVRTC provides as a size and a copy function."""
     _, size = get_size(program)
     buffer = bytearray(size)
     get_result(program, buffer)
@@ -258,30 +253,30 @@ def _read_result(program, get_size, get_result) -> bytes:
 
 
 def _check_arch(arch: str) -> None:
-    """Raise CompileError unless `arch` is written sm_NN or sm_NNa and NVRTC knows the number."""
+    """Raise CompileError unless `arch` has the form sm_NN or sm_NNa and NVRTC supports it."""
     match = re.fullmatch(r"sm_(\d{2,3})a?", arch)
     if match is None or int(match[1]) not in list_architectures():
         supported = ", ".join(f"sm_{number}" for number in list_architectures())
-        raise CompileError(f"NVRTC {get_version()} has no architecture {arch!r}; it has {supported}")
+        raise CompileError(f"NVRTC {get_version()} does not support {arch!r}: expected one of {supported}")
 
 
 def _find_include_directories() -> list[str]:
-    """Where cuda_fp16.h and the like, and the cuda/std headers lie: in wheels or in an installed toolkit."""
+    """Return the folders of the CUDA runtime and cuda/std headers, in wheels or an installed toolkit."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     return [path for library in ("cudart", "cccl") if (path := find_nvidia_header_directory(library))]
 
 
 def _find_first_error(log: str) -> str:
-    """The first line of the log that tells an error, its blanks squeezed."""
+    """Return the first line of the log with an error, with whitespace normalized."""
     lines = [line for line in log.splitlines() if re.search(r"\berror\b", line)]
     return " ".join((lines or [log])[0].split())
 
 
 def _parse_resource_report(log: str) -> dict[str, Resources]:
-    """Read ptxas's report: what each kernel takes, by name.
+    """Parse the report of ptxas, and return the resource usage by kernel name.
 
-    Such a report reads, a feature that is not used left out:
+    An example of the report, which omits unused resources:
 
         ptxas info    : Compiling entry function 'main_kernel' for 'sm_80'
         ptxas info    : Function properties for main_kernel
@@ -293,8 +288,6 @@ def _parse_resource_report(log: str) -> dict[str, Resources]:
 
 
 def _parse_kernel_resources(report: str) -> Resources:
-    """What one kernel takes."""
-
     def find_number(pattern: str) -> int:
         match = re.search(pattern, report)
         return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""TVM's passes as a schedule needs them: which run, with which options, and what they leave undone."""
+"""TVM's lowering passes with the options that schedules need."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 _ASYNC_STAGES_ANNOTATION = "software_pipeline_async_stages"
-WARP_SCOPE = "warp"  # the scope of what the lanes of a warp hold together
+WARP_SCOPE = "warp"  # scope of buffers that are distributed over the lanes of a warp
 
 
 class PipelineModules(NamedTuple):
-    """What TVM's pipeline makes of a scheduled module.
+    """Results of TVM's pipeline.
 
     Attributes:
-        host_launches: the host side while its launches can still be read.
-        host_module: the same, ready for code to be generated.
-        device_module: the device functions, ready for code to be generated.
+        host_launches: Host code in which launches can still be parsed.
+        host_module: Host code ready for code generation.
+        device_module: Device functions ready for code generation.
     """
 
     host_launches: IRModule
@@ -36,38 +36,35 @@ class PipelineModules(NamedTuple):
 
 
 def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
-    """Run TVM's pipeline over a scheduled module.
+    """Run TVM's pipeline on a scheduled module.
 
     Args:
-        mod: the scheduled module, its function named `main`.
-        target: a TVM target with a host.
+        mod: Scheduled module with the function `main`.
+        target: TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower.
+        CompileError: The module does not lower.
     """
     from tvm import tirx
     from tvm.ir import IRModule
 
     split_host_device = importlib.import_module("tvm.tirx.build").split_host_device_mods
+    arch_number = gpu_specs.parse_arch_number(str(target.attrs.get("arch", "")))
+    uses_async_copies = arch_number >= gpu_specs.ASYNC_COPY_MIN_ARCH
     try:
-        uses_async_copies = _can_copy_asynchronously(target)
         bound_module = tirx.transform.BindTarget(target)(mod if uses_async_copies else _remove_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
         with _make_pass_context(mod, uses_async_copies=uses_async_copies):
             lowered = pipeline(bound_module)
         host, devices = split_host_device(lowered)
-        device = next(iter(devices.values()), IRModule({}))  # none where no loop is bound to threads
+        device = next(iter(devices.values()), IRModule({}))  # empty if no loop is bound to threads
         return PipelineModules(host, finalize_host()(host), finalize_device()(_lower_warp_buffers(device)))
-    except (ValueError, RuntimeError) as error:  # TVM's errors have no class of their own in common
+    except (ValueError, RuntimeError) as error:  # TVM's errors have no common base class
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
 
 
-def _can_copy_asynchronously(target: Target) -> bool:
-    return gpu_specs.parse_arch_number(str(target.attrs.get("arch", ""))) >= gpu_specs.ASYNC_COPY_MIN_ARCH
-
-
 def _remove_async_stages(mod: IRModule) -> IRModule:
-    """The module with its pipelines' asynchronous copies made synchronous."""
+    """Return the module with the asynchronous copies of its pipelines made synchronous."""
     import tvm
     import tvm_ffi
     from tvm import tirx
@@ -84,7 +81,7 @@ def _remove_async_stages(mod: IRModule) -> IRModule:
 
 
 def _uses_warp_buffers(mod: IRModule) -> bool:
-    """Whether a schedule has buffers that the lanes of a warp hold together."""
+    """Return whether a schedule has buffers of the warp scope."""
     import tvm_ffi
     from tvm import s_tir
 
@@ -98,7 +95,7 @@ def _uses_warp_buffers(mod: IRModule) -> bool:
 
 
 def list_warp_buffers(function: PrimFunc) -> list[str]:
-    """The buffers of a device function that are not yet spread over the lanes of a warp."""
+    """Return the names of buffers that are not yet distributed over the lanes of a warp."""
     import tvm_ffi
     from tvm import tirx
 
@@ -113,7 +110,7 @@ def list_warp_buffers(function: PrimFunc) -> list[str]:
 
 
 def _lower_warp_buffers(device: IRModule) -> IRModule:
-    """A device module with its warp buffers made each lane's own, as many as TVM can: it takes one in a pass."""
+    """Distribute warp buffers over the lanes where TVM can; each run of its pass handles one buffer."""
     from tvm import tirx
 
     def count_warp_buffers() -> int:
@@ -125,29 +122,27 @@ def _lower_warp_buffers(device: IRModule) -> IRModule:
 
 
 def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext:
-    """TVM's current pass context with the options that a schedule needs.
+    """Return TVM's current pass context with the options that a schedule needs.
 
     Args:
-        mod: the scheduled module.
-        uses_async_copies: whether what the schedule marks as asynchronous becomes cp.async. That option also brings in
-            a pass for the DMA engines of other devices, which takes seconds to find nothing.
+        mod: Scheduled module.
+        uses_async_copies: Lower copies that the schedule marks as asynchronous to cp.async. The option also enables a
+            pass for DMA engines of other devices, which is disabled here because it takes seconds.
     """
     from tvm.ir.transform import PassContext
 
-    current = PassContext.current()
+    current, annotations = PassContext.current(), memory_scopes.get_root_annotations(mod)
     config, disabled = dict(current.config), list(current.disabled_pass)
     if uses_async_copies:
         config["tirx.use_async_copy"] = True
         disabled.append("s_tir.LowerAsyncDMA")
-    if KEEP_ALLOCATED_SIZES in memory_scopes.get_root_annotations(
-        mod
-    ):  # what each statement uses of an array takes long to find out
+    if KEEP_ALLOCATED_SIZES in annotations:  # skips the slow analysis of the accessed region of each buffer
         disabled.append("s_tir.CompactBufferAllocation")
-    if DISABLE_BUFFER_REUSE in memory_scopes.get_root_annotations(mod):
+    if DISABLE_BUFFER_REUSE in annotations:
         config["tirx.disable_storage_rewrite"] = True
-    if HOIST_GUARDS in memory_scopes.get_root_annotations(mod):
+    if HOIST_GUARDS in annotations:
         config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
-    if _uses_warp_buffers(mod):  # a common subexpression hides the lane from LowerWarpMemory: silently wrong code
+    if _uses_warp_buffers(mod):  # eliminated subexpressions hide the lane from LowerWarpMemory, which breaks the code
         config["tirx.disable_cse_tir"] = True
     return PassContext(
         opt_level=current.opt_level,

@@ -1,4 +1,4 @@
-"""Machine code as text (SASS), and what is in it: does the inner loop load 128 bits at once, does the kernel spill?"""
+"""Disassembly of machine code (SASS) and counts of its instructions."""
 
 import re
 import shutil
@@ -10,30 +10,30 @@ from pathlib import Path
 from tvmconv.errors import CompileError
 from tvmconv.optional_packages import format_install_command
 
-# `    /*0a10*/    @!P0 LDG.E.128.CONSTANT R4, [R2.64] ;` is an address, perhaps a predicate, and the instruction.
+# `    /*0a10*/    @!P0 LDG.E.128.CONSTANT R4, [R2.64] ;`: address, optional predicate, instruction
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)", re.MULTILINE)
 
-# 64-bit addresses (E) and the bits an access moves, where they are not 32; rounding, caching and the like are dropped.
-SYSTEM_CUDA_DIR = "/usr/local/cuda"  # where NVIDIA's installers for Linux put a toolkit, which need not be on PATH
+SYSTEM_CUDA_DIR = "/usr/local/cuda"  # default folder of NVIDIA's Linux installers, which may not be on PATH
+# 64-bit addresses (E) and access widths other than 32 bits; rounding, caching and other modifiers are dropped.
 _COUNTED_MODIFIERS = {"E", "U8", "S8", "U16", "S16", "64", "128"}
 
 
 def disassemble(image: bytes, *, with_lines: bool = False) -> str:
-    """Disassemble a cubin with nvdisasm, or cuobjdump where only that is installed.
+    """Disassemble a cubin with nvdisasm, or with cuobjdump if only that is installed.
 
     Args:
-        image: a cubin, as `tvmconv.compiler.nvrtc.compile_cubin` makes it.
-        with_lines: print the lines of the source that the image tells, in comments.
+        image: Cubin, as in `tvmconv.compiler.nvrtc.Cubin`.
+        with_lines: Include source lines as comments, if the image has them.
 
     Returns:
-        The instructions of all its kernels, one a line behind its address in a comment.
+        Instructions of all kernels, one per line after its address in a comment.
 
     Raises:
-        CompileError: neither tool is installed (only nvdisasm prints lines), or it cannot read `image`.
+        CompileError: No tool is installed (only nvdisasm supports lines), or it cannot read the image.
     """
     command = _find_disassembler(with_lines=with_lines)
     with tempfile.TemporaryDirectory() as directory:
-        cubin = Path(directory) / "kernel.cubin"  # the tools read a file only
+        cubin = Path(directory) / "kernel.cubin"  # the tools require a file
         cubin.write_bytes(image)
         process = subprocess.run([*command, str(cubin)], capture_output=True, text=True)
     if process.returncode:
@@ -43,10 +43,13 @@ def disassemble(image: bytes, *, with_lines: bool = False) -> str:
 
 
 def count_instructions(sass: str) -> dict[str, int]:
-    """Count the instructions in the text of a disassembly (each once, however often a loop runs it).
+    """Count the static instructions in a disassembly.
 
-    Names keep those modifiers that tell how much a memory access moves: "FFMA", "LDS", "LDS.128", "LDG.E.64", "STL".
-    Local loads and stores (LDL, STL) are spills or an array that did not fit in registers.
+    Names keep only modifiers for the width of memory accesses: "FFMA", "LDS", "LDS.128", "LDG.E.64", "STL". Local loads
+    and stores (LDL, STL) are register spills or an array that did not fit in registers.
+
+    Args:
+        sass: Disassembly from `disassemble`.
 
     Returns:
         Count by name, the most frequent first.
@@ -59,10 +62,10 @@ def count_instructions(sass: str) -> dict[str, int]:
 
 
 def _find_disassembler(*, with_lines: bool) -> list[str]:
-    """The command to which a cubin's path is to be added."""
+    """Return the disassembler command without the path of the cubin."""
     if nvdisasm := _find_packaged_nvdisasm() or _find_system_tool("nvdisasm"):
         line_options = ["--print-line-info-inline"] if with_lines else []
-        return [nvdisasm, "--print-code", "--no-dataflow", *line_options]  # so the text is the same, and there sooner
+        return [nvdisasm, "--print-code", "--no-dataflow", *line_options]  # equal text, faster
     if not with_lines and (cuobjdump := _find_system_tool("cuobjdump")):
         return [cuobjdump, "--dump-sass"]
     raise CompileError(
@@ -72,12 +75,12 @@ def _find_disassembler(*, with_lines: bool) -> list[str]:
 
 
 def _find_system_tool(name: str) -> str | None:
-    """Return the path of a tool of the CUDA toolkit on PATH, else in the folder where CUDA is usually installed."""
+    """Return the path of a CUDA tool on PATH or in `SYSTEM_CUDA_DIR`; None if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=f"{SYSTEM_CUDA_DIR}/bin")
 
 
 def _find_packaged_nvdisasm() -> str | None:
-    """Find nvdisasm in the wheel `nvidia-cuda-nvdisasm`, or in a toolkit that CUDA_HOME names."""
+    """Return the path of nvdisasm in the wheel `nvidia-cuda-nvdisasm` or in CUDA_HOME; None if it is missing."""
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:

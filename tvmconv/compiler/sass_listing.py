@@ -1,7 +1,7 @@
-"""Machine code, instruction by instruction, and the line of the CUDA text that each is of.
+"""Listings of machine instructions with their source lines.
 
-The lines are those that NVRTC writes down with `-lineinfo`, which leaves the instructions as they are, and nvdisasm
-prints. What is of a function that the compiler put in place of its call counts for the line of the call.
+NVRTC records lines with `-lineinfo`, which does not change the instructions, and nvdisasm prints them. Instructions of
+an inlined function have the line of its call.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _BRANCH_TARGET = re.compile(r"`\((\.\w+)\)")
 
 @dataclass(frozen=True)
 class SassInstruction:
-    """One instruction.
+    """One machine instruction.
 
     Attributes:
-        address: in bytes, from the kernel's begin.
-        predicate: on which it is executed, such as `@!P0`; empty where it always is.
-        opcode: such as `LDG`.
-        modifiers: of the opcode, such as `E` and `128`.
-        operands: their text.
-        target_address: the address that its label stands for; None for one without any.
-        source_line: of the CUDA text, from 1 on; None where it is of none.
+        address: Offset from the start of the kernel in bytes.
+        predicate: Predicate, such as `@!P0`; "" for an unconditional instruction.
+        opcode: Opcode, such as `LDG`.
+        modifiers: Modifiers of the opcode, such as `E` and `128`.
+        operands: Text of the operands.
+        target_address: Address of the label in the operands; None without one.
+        source_line: Line of the CUDA source, from 1; None if unknown.
     """
 
     address: int
@@ -49,12 +49,12 @@ class SassInstruction:
 
     @property
     def name(self) -> str:
-        """The opcode with its modifiers."""
+        """Opcode with modifiers."""
         return ".".join((self.opcode, *self.modifiers))
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """Complete text of the instruction."""
         return " ".join(filter(None, (self.predicate, self.name, self.operands)))
 
 
@@ -62,18 +62,18 @@ Listing = tuple[SassInstruction, ...]
 
 
 def disassemble_with_lines(source: str, arch: str, cubin: nvrtc.Cubin) -> str:
-    """The machine code of a CUDA text, with the lines of the text in comments.
+    """Disassemble the binary of a CUDA source with source lines as comments.
 
-    A binary that does not tell them is compiled once more. One in ten of NVRTC's runs gives other code, so that is made
-    again until it is that of the binary.
+    A binary without lines is compiled again. NVRTC generates different code in about one of ten runs, so compilation is
+    repeated until the code equals that of the binary.
 
     Args:
-        source: the text.
-        arch: such as "sm_90".
-        cubin: the binary that was compiled of it.
+        source: CUDA source.
+        arch: Architecture, such as "sm_90".
+        cubin: Binary of the source.
 
     Raises:
-        CompileError: as `nvrtc.compile_cubin`.
+        CompileError: As for `nvrtc.compile_cubin`.
     """
     cubin_with_lines = cubin
     if not cubin.has_lines:
@@ -86,17 +86,17 @@ def disassemble_with_lines(source: str, arch: str, cubin: nvrtc.Cubin) -> str:
 
 
 def parse_disassembly(text: str) -> dict[str, Listing]:
-    """The instructions of each kernel in a disassembly, by its name."""
-    kernel_matches: dict[str, list[tuple[re.Match[str], int | None]]] = {}
+    """Return the instructions of each kernel in a disassembly, by kernel name."""
+    matches: dict[str, list[tuple[re.Match[str], int | None]]] = {}
     labels: dict[str, dict[str, int]] = {}
-    pending_labels: list[str] = []  # labels of what comes next
+    pending_labels: list[str] = []  # labels of the next instruction
     name, line = "", None
     for text_line in text.splitlines():
         if match := _INSTRUCTION_LINE.match(text_line):
             address = int(match[1], 16)
             labels.setdefault(name, {}).update(dict.fromkeys(pending_labels, address))
             pending_labels.clear()
-            kernel_matches.setdefault(name, []).append((match, line))
+            matches.setdefault(name, []).append((match, line))
         elif match := _LABEL.match(text_line):
             if match[1].startswith(_SECTION_PREFIX):
                 name, line = match[1].removeprefix(_SECTION_PREFIX), None
@@ -104,10 +104,7 @@ def parse_disassembly(text: str) -> dict[str, Listing]:
         elif match := _LINE_COMMENT.search(text_line):
             *_, (file, number) = _LINE_COMMENT.findall(text_line.replace("inlined at ", "//## File "))
             line = int(number) if file == nvrtc.SOURCE_NAME else None
-    return {
-        name: tuple(_make_instruction(match, line, labels[name]) for match, line in matches)
-        for name, matches in kernel_matches.items()
-    }
+    return {name: tuple(_make_instruction(*match, labels[name]) for match in found) for name, found in matches.items()}
 
 
 @functools.cache
@@ -119,6 +116,5 @@ def _make_instruction(match: re.Match[str], line: int | None, labels: dict[str, 
     address, predicate, opcode, modifiers, operands = match.groups()
     label = _BRANCH_TARGET.search(operands)
     target = labels.get(label[1]) if label else None
-    return SassInstruction(
-        int(address, 16), predicate or "", opcode, _split_modifiers(modifiers), operands, target, line
-    )
+    words = _split_modifiers(modifiers)
+    return SassInstruction(int(address, 16), predicate or "", opcode, words, operands, target, line)

@@ -1,9 +1,8 @@
-"""Where the statements of a lowered function are in texts: in TIR's own, and in the CUDA or OpenCL made of it.
+"""Lines of TIR statements in TVMScript and in generated CUDA or OpenCL source.
 
-TVM keeps no lines. But what prints a function prints a call to a function of any name as a line of its own, so a copy
-of the function with such calls around each statement, printed, tells between which of its lines a statement is. The
-text without the lines of these marks has to be that of the function itself, line by line: where it is not, nothing is
-told. So a line that is told is certain.
+TVM does not record lines. The printers print every call of an external function on its own line. A copy of the function
+with marker calls around each statement is therefore printed to locate the statements. Without the marker lines, the
+result must equal the original text; otherwise no lines are returned. Returned lines are always exact.
 """
 
 from __future__ import annotations
@@ -18,34 +17,33 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.lowered_module import LoweredModule
 
-StatementLines = tuple[range, ...]  # by statement, its lines from 1 on; an empty range where it has none
+StatementLines = tuple[range, ...]  # lines of each statement, from 1; an empty range for a statement without lines
 
 _MARKER = re.compile(r"\b__(begin|end)_of_(\d+)_(\d+)\b")
 
 
 def map_tir_lines(function: PrimFunc, text: str | None = None) -> StatementLines | None:
-    """The lines of each statement in `function.script()`.
+    """Return the lines of each statement in `function.script()`.
 
     Args:
-        function: TIR, lowered or not.
-        text: what `function.script()` is, where that is known.
+        function: Scheduled or lowered TIR.
+        text: Result of `function.script()` if it is already known.
 
     Returns:
-        By `BufferStore`, `Evaluate` and `Bind`, in the order of `tvmconv.analysis.tir.scopes.iterate_statements`; None
-        where it cannot be told.
+        Lines of each `BufferStore`, `Evaluate` and `Bind`, in the order of
+        `tvmconv.analysis.tir.scopes.iterate_statements`; None if they cannot be determined.
     """
     marked_function, num_statements = _insert_markers(function, 0)
-    kernel_lines = _locate_statements(
-        function.script() if text is None else text, marked_function.script(), [num_statements]
-    )
+    text = function.script() if text is None else text
+    kernel_lines = _locate_statements(text, marked_function.script(), [num_statements])
     return kernel_lines[0] if kernel_lines else None
 
 
 def map_source_lines(lowered: LoweredModule) -> tuple[StatementLines, ...] | None:
-    """The lines of each statement in `lowered.source`, by step; as for `map_tir_lines`.
+    """Return the lines of each statement in `lowered.source`, by device function; see `map_tir_lines`.
 
     Raises:
-        CompileError: TVM cannot write the text.
+        CompileError: TVM cannot generate the source.
     """
     import tvm
 
@@ -59,7 +57,7 @@ def map_source_lines(lowered: LoweredModule) -> tuple[StatementLines, ...] | Non
 
 
 def _insert_markers(function: PrimFunc, kernel_index: int) -> tuple[PrimFunc, int]:
-    """A function with marks around each statement, and how many it has."""
+    """Return a function with markers around each statement, and the number of statements."""
     import tvm_ffi
     from tvm import tirx
 
@@ -75,8 +73,8 @@ def _insert_markers(function: PrimFunc, kernel_index: int) -> tuple[PrimFunc, in
         return tirx.SeqStmt([start_marker, statement, end_marker])
 
     kinds = (tirx.BufferStore, tirx.Evaluate, tirx.Bind)
-    # Callbacks come in the order of the text, but for the statements of a block's init, which TVM visits as it likes:
-    # the marks have the numbers, and whoever asks walks in the same way.
+    # The order of callbacks is that of the text except for the init of blocks. The markers have the number of the
+    # callback, and `iterate_statements` walks in the same order.
     body = tvm_ffi.structural_map(function.body, (kinds, wrap_statement), order="post")
     return function.with_body(body), num_statements
 
@@ -84,7 +82,7 @@ def _insert_markers(function: PrimFunc, kernel_index: int) -> tuple[PrimFunc, in
 def _locate_statements(
     text: str, marked_text: str, statement_counts: Sequence[int]
 ) -> tuple[StatementLines, ...] | None:
-    """The lines of the statements in a text, by step, from the marks in another that is the same but for these."""
+    """Return the lines of the statements by device function, from a text that is equal except for markers."""
     statement_lines = [[range(0)] * num_statements for num_statements in statement_counts]
     unmarked_lines: list[str] = []
     start_lines: dict[tuple[int, int], int] = {}
@@ -95,10 +93,9 @@ def _locate_statements(
         elif marker[1] == "begin":
             start_lines[int(marker[2]), int(marker[3])] = len(unmarked_lines) + 1
         else:
-            kernel_index, statement_index = int(marker[2]), int(marker[3])
-            statement_lines[kernel_index][statement_index] = range(
-                start_lines.pop((kernel_index, statement_index)), len(unmarked_lines) + 1
-            )
+            kernel_index, index = int(marker[2]), int(marker[3])
+            start_line = start_lines.pop((kernel_index, index))
+            statement_lines[kernel_index][index] = range(start_line, len(unmarked_lines) + 1)
     if unmarked_lines != text.split("\n"):
         return None
     return tuple(map(tuple, statement_lines))

@@ -1,11 +1,11 @@
-"""Which statement of the scheduled TIR a statement of the lowered function is of, and which stage of the declaration.
+"""Mapping of lowered statements to statements of the scheduled TIR and of the workload's declaration.
 
-Lowering keeps no trace of either, but it keeps the names of buffers, the calls, and the order of the text, while it
-unrolls loops, copies what a software pipeline or a virtual thread repeats, and drops what nobody needs. Statements are
-alike that store to the same buffer, reading what they store to or not, or that make the same call on the same buffers.
-Where only one scheduled statement is like a lowered one, it is its origin; where there are several, but just as many
-lowered ones, or as many once the loops marked to be unrolled are, they are each other's in the order of the text. Of
-the rest nothing is told. Nor is there an origin of what lowering adds: barriers, common subexpressions.
+Lowering records no origins. It keeps the names of buffers, the calls and the order of statements, while it unrolls
+loops, duplicates statements for software pipelines and virtual threads, and removes unused ones. Statements have the
+same key if they store to the same buffer (with or without reading it) or make the same call on the same buffers. If
+only one scheduled statement has the key of a lowered one, it is the origin. If several have it, they are matched in
+order when their number equals that of the lowered ones, before or after unrolling. Other statements have no known
+origin, and neither do those that lowering adds, such as barriers and common subexpressions.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-StatementKey: TypeAlias = (
-    tuple[Any, ...] | None
-)  # what statements that are alike have in common; None for names of values
+StatementKey: TypeAlias = tuple[Any, ...] | None  # equal for similar statements; None for bindings of values
 ASYNC_COPY_OP = "tirx.s_tir.cp_async_raw"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement: its number in the order of the text, what it is like, and the buffers that it names.
+    """A statement with the properties by which it is matched.
 
     Attributes:
-        index: from 0 on.
-        key: of the statement.
-        stored_buffer: the buffer that is stored to; None for a call.
-        read_buffers: the buffers that are named in what is stored, or in the call.
-        is_update: whether a store reads what it stores to.
+        index: Index in the order of the text.
+        key: Key that similar statements share.
+        stored_buffer: Buffer that is stored to; None for a call.
+        read_buffers: Buffers in the stored value or in the call.
+        is_update: Whether a store reads its own buffer.
     """
 
     index: int
@@ -45,13 +43,13 @@ class Statement:
 
 @dataclass
 class _LoopGroup:
-    """Leaves and groups in order, so many times if unrolled."""
+    """Statements and nested groups of a loop, which unrolling repeats `unroll_factor` times."""
 
     unroll_factor: int
     members: list[Statement | _LoopGroup] = field(default_factory=list)
 
     def iterate_statements(self, *, unrolled: bool) -> Iterator[Statement]:
-        """The statements in the order in which they are executed."""
+        """Yield the statements in execution order."""
         for _ in range(self.unroll_factor if unrolled else 1):
             for member in self.members:
                 if isinstance(member, Statement):
@@ -61,19 +59,19 @@ class _LoopGroup:
 
 
 def list_statements(function: PrimFunc) -> list[Statement]:
-    """The statements of TIR, scheduled or lowered, in the order of `tvmconv.compiler.source_lines.map_tir_lines`."""
+    """Return the statements of scheduled or lowered TIR, in the order of `source_lines.map_tir_lines`."""
     return [statement for nest in _split_loop_nests(function) for statement in nest.iterate_statements(unrolled=False)]
 
 
 def map_to_scheduled(scheduled: PrimFunc, lowered: Sequence[PrimFunc]) -> list[dict[int, int]]:
-    """The origins of lowered statements: their numbers in the scheduled function.
+    """Map lowered statements to scheduled statements by index.
 
     Args:
-        scheduled: the scheduled TIR.
-        lowered: the device functions, in the order of their launches.
+        scheduled: Scheduled TIR.
+        lowered: Device functions in launch order.
 
     Returns:
-        By device function, the scheduled statement of those lowered ones of which it is known.
+        For each device function, the index of the scheduled statement by the index of the lowered one, where known.
     """
     nests = _split_loop_nests(scheduled)
     if len(nests) != len(lowered):
@@ -108,16 +106,16 @@ _COPY_SUFFIXES = {"reindex", "shared", "local", "dyn", "warp", "pad", "rf", "wmm
 
 
 def map_to_declared(declaration: PrimFunc, scheduled: PrimFunc) -> dict[int, frozenset[int]]:
-    """The statements of the declaration that scheduled statements are for, by number, where it is known.
+    """Map scheduled statements to statements of the declaration by index, where known.
 
-    A statement is for a stage if it stores to its tensor, or to a copy of it, which TVM names after it. One that stores
-    elsewhere, or makes a call, is for the only stage whose tensor it reads, or that reads the same input; a call that
-    multiplies matrices is for the sum. A stage that nothing is left of was inlined: what is for those that read it is
-    for it too.
+    A statement belongs to a stage if it stores to the stage's tensor or to a copy, which TVM names after the tensor. A
+    statement that stores elsewhere or makes a call belongs to the only stage whose tensor it reads, or that reads the
+    same input. A matrix multiplication belongs to the reduction. A stage without statements was inlined and belongs to
+    the statements of its readers.
 
     Args:
-        declaration: of the workload, as TIR.
-        scheduled: the scheduled TIR.
+        declaration: TIR of the workload's declaration.
+        scheduled: Scheduled TIR.
     """
     declared = list_statements(declaration)
     stages = {
@@ -153,46 +151,36 @@ def map_to_declared(declaration: PrimFunc, scheduled: PrimFunc) -> dict[int, fro
 def _has_same_reduction_role(
     declared: Statement, statement: Statement, declared_statements: Sequence[Statement]
 ) -> bool:
-    """Whether a statement is of this one of its stage's: of the initial one of a sum, or of the update."""
+    """Return whether both statements initialize a reduction, or both update it, if their stage has both."""
     stage_statements = [other for other in declared_statements if other.stored_buffer == declared.stored_buffer]
     is_update = statement.is_update or (statement.stored_buffer is None and _MATRIX_MULTIPLY_NAME in str(statement.key))
-    if len(stage_statements) == 1 or not (
-        is_update or (statement.stored_buffer and not statement.read_buffers)
-    ):  # or a copy of the sum
+    is_init = bool(statement.stored_buffer) and not statement.read_buffers
+    if len(stage_statements) == 1 or not (is_update or is_init):  # the latter copies the result of the reduction
         return True
     return declared.is_update == is_update
 
 
-_MATRIX_MULTIPLY_NAME = "mma"  # in the names of what multiplies matrices
+_MATRIX_MULTIPLY_NAME = "mma"  # part of the names of matrix multiplications
 
 
 def _find_stage(statement: Statement, declared: Sequence[Statement], readers: Mapping[str, set[str]]) -> str | None:
-    """The stage that a statement is for."""
+    """Return the stage that a statement belongs to; None if unknown."""
     if statement.key is None:
         return None
-    stages = {str(declared_statement.stored_buffer) for declared_statement in declared}
+    stages = {str(item.stored_buffer) for item in declared}
     if statement.stored_buffer and (stage := _find_copied_stage(statement.stored_buffer, stages)):
         return stage
     if statement.stored_buffer is None and _MATRIX_MULTIPLY_NAME in str(statement.key[1]):
-        candidates = {
-            str(declared_statement.stored_buffer) for declared_statement in declared if declared_statement.is_update
-        }
+        candidates = {str(item.stored_buffer) for item in declared if item.is_update}
     else:
-        copies = {
-            source_stage
-            for name in statement.read_buffers
-            for source_stage in [_find_copied_stage(name, stages)]
-            if source_stage
-        }
-        sources = {
-            source for name in statement.read_buffers for source in [_find_copied_stage(name, readers)] if source
-        }
+        copies = {stage for name in statement.read_buffers if (stage := _find_copied_stage(name, stages))}
+        sources = {source for name in statement.read_buffers if (source := _find_copied_stage(name, readers))}
         candidates = copies.union(*(readers[source] for source in sources))
     return candidates.pop() if len(candidates) == 1 else None
 
 
 def _find_copied_stage(name: str, names: Container[str]) -> str | None:
-    """The stage whose tensor has this name, or a copy of whose tensor has."""
+    """Return the name in `names` of which a buffer name is equal or a copy; None if there is none."""
     words = name.split("_")
     for count in range(len(words), 0, -1):
         if "_".join(words[:count]) in names and set(words[count:]) <= _COPY_SUFFIXES:
@@ -201,7 +189,7 @@ def _find_copied_stage(name: str, names: Container[str]) -> str | None:
 
 
 def _split_loop_nests(function: PrimFunc) -> list[_LoopGroup]:
-    """The root loop nests of a function."""
+    """Return the root loop nests of a function."""
     body = function.body
     while type(body).__name__ in ("SBlockRealize", "SBlock"):
         body = body.block if type(body).__name__ == "SBlockRealize" else body.body
@@ -214,11 +202,11 @@ def _split_loop_nests(function: PrimFunc) -> list[_LoopGroup]:
 
 
 class _StatementNumberer:
-    """Reads statements, and numbers them."""
+    """Visitor that collects and numbers statements."""
 
     def __init__(self) -> None:
         self._statement_counter: Counter[str] = Counter()
-        self._buffer_aliases: dict[Any, Any] = {}  # buffers that stand for a region of another
+        self._buffer_aliases: dict[Any, Any] = {}  # source buffers of matched regions
 
     def visit(self, node: Any, group: _LoopGroup) -> None:
         match type(node).__name__:
@@ -260,9 +248,8 @@ class _StatementNumberer:
         op_name = str(node.value.op.name)
         if op_name == ASYNC_COPY_OP:
             name = self._get_buffer_name(node.value.args[0].args[0])
-            return Statement(
-                index, ("store", name, read_buffers - {name}), name, read_buffers - {name}, is_update=False
-            )
+            read_buffers -= {name}
+            return Statement(index, ("store", name, read_buffers), name, read_buffers, is_update=False)
         return Statement(index, ("call", op_name, read_buffers), None, read_buffers, is_update=False)
 
     def _list_named_buffers(self, expression: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Devices: where kernels run and are timed, and what they are compiled for."""
+"""Devices on which kernels run and are timed, and architectures that they are compiled for."""
 
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.device import Device, DeviceNotFoundError, LoadedKernel, Timing

@@ -1,4 +1,4 @@
-"""NVIDIA architectures to compile for with no GPU of that kind, or none at all."""
+"""NVIDIA architectures as compilation targets without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 
 class Arch(Device):
-    """An architecture such as "sm_90" to compile for."""
+    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run.
+
+    Args:
+        text: Name of the architecture.
+
+    Raises:
+        DeviceError: The text is not an architecture that the installed NVRTC supports.
+    """
 
     kind: ClassVar[str] = "cuda"
 
@@ -44,15 +51,15 @@ class Arch(Device):
         )
 
     def make_target(self) -> Target:
-        """The CUDA target of this architecture."""
+        """Return the CUDA target of this architecture."""
         return make_cuda_target(self.text, self.max_threads_per_block, self.shared_bytes_per_block)
 
     def load(self, executable: Executable) -> NoReturn:
-        """Refuse."""
+        """Raise DeviceError, because an architecture runs no kernels."""
         self._refuse_to_run()
 
     def create_benchmark(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
-        """Refuse."""
+        """Raise DeviceError, because an architecture runs no kernels."""
         self._refuse_to_run()
 
     def _refuse_to_run(self) -> NoReturn:
@@ -60,7 +67,13 @@ class Arch(Device):
 
 
 def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
-    """A CUDA target of TVM with the LLVM host."""
+    """Return a CUDA target of TVM with an LLVM host.
+
+    Args:
+        arch: Architecture, such as "sm_90".
+        threads_per_block: Maximum number of threads per block.
+        shared_bytes_per_block: Maximum static shared memory per block in bytes.
+    """
     from tvm.target import Target
 
     return Target(

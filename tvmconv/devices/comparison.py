@@ -1,4 +1,4 @@
-"""An output compared with what is right: with the whole of it, with a sample, or with both."""
+"""Comparison of an output with a float64 reference: the full output, a sample of it, or both."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from tvmconv.workloads.base import OutputSample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHUNK_ELEMENTS = 1 << 22  # elements that a thread looks at
+CHUNK_ELEMENTS = 1 << 22  # elements per task of the thread pool
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """How far an output is from what is right.
+    """Errors of an output.
 
     Attributes:
-        relative_error: relative L2 error, ‖output - reference‖ / ‖reference‖, over all outputs or those of the sample;
-            NaN where any element of the whole output is NaN, infinite where one is infinite.
-        max_error_ratio: the largest error of a single output of the sample, over what rounding may change of it; 0
-            without one.
+        relative_error: Relative L2 error ‖output - reference‖ / ‖reference‖ over the compared outputs; NaN if any
+            element of the whole output is NaN, infinite if one is infinite.
+        max_error_ratio: Largest error of a sampled output, relative to the error that rounding may cause; 0 without a
+            sample.
     """
 
     relative_error: float
     max_error_ratio: float = 0.0
 
     def is_within_tolerance(self, tolerance: float) -> bool:
-        """Whether a kernel with this error, at most `tolerance` relative to the output, computed what it should."""
+        """Return whether the output is correct, given the largest accepted relative error."""
         return self.relative_error <= tolerance and self.max_error_ratio <= 1.0  # False for NaN
 
     def describe_mismatch(self, tolerance: float) -> str:
-        """What is wrong with a kernel that is not right, in a few words."""
+        """Return a short description of the mismatch of a wrong output."""
         if np.isnan(self.relative_error):
-            return "some elements are NaN, which is what the output held before"
+            return "some elements are NaN, with which the output was filled before"
         if not self.relative_error <= tolerance:
             return f"relative L2 error {self.relative_error:.2g} against the reference: expected at most {tolerance:g}"
-        return f"a single output is off by {self.max_error_ratio:.3g} times what rounding may change of it"
+        return f"a single output is off by {self.max_error_ratio:.3g} times the error that rounding may cause"
 
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """What is right.
+    """Reference of a comparison.
 
     Attributes:
-        full_output: all outputs in float64; None where only a sample is compared.
-        sample: a sample of them, each with the error that it may have; None where the whole tells enough.
+        full_output: All outputs in float64; None if only a sample is compared.
+        sample: Sampled outputs with their largest allowed errors; None if only the full output is compared.
     """
 
     full_output: NDArray[np.float64] | None = None
@@ -58,18 +58,18 @@ class ReferenceOutput:
 
     @property
     def l2_norm(self) -> float:
-        """What errors are relative to: the L2 norm of what the output is compared with; 1 if that is zero."""
+        """L2 norm of the reference values, to which errors are relative; 1 if the norm is zero."""
         assert self.full_output is not None or self.sample is not None
         values = self.full_output if self.full_output is not None else self.sample.values  # type: ignore[union-attr]
         return float(np.linalg.norm(values)) or 1.0
 
     @property
     def num_sampled(self) -> int | None:
-        """How many outputs are compared, where that is a sample; None where all are."""
+        """Number of compared outputs if only a sample is compared, else None."""
         return self.sample.values.size if self.full_output is None and self.sample is not None else None
 
     def compare(self, output: NDArray[Any]) -> OutputComparison:
-        """Compare an output, on the host."""
+        """Compare an output on the host."""
         max_error_ratio = 0.0
         if self.sample is not None:
             sampled_outputs = output.reshape(-1)[self.sample.positions].astype(np.float64)
@@ -83,18 +83,18 @@ class ReferenceOutput:
 
 
 def make_reference(reference: ReferenceOutput | NDArray[np.float64]) -> ReferenceOutput:
-    """A reference as it is, an array as the whole output."""
+    """Return a reference unchanged, or make one from the array of the full output."""
     return reference if isinstance(reference, ReferenceOutput) else ReferenceOutput(np.asarray(reference))
 
 
 def compute_relative_error(output: NDArray[Any], reference: NDArray[np.float64]) -> float:
-    """‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
+    """Return ‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
     scale = np.linalg.norm(reference)
     return float(np.linalg.norm(output - reference) / (scale if scale else 1.0))
 
 
 def _find_nonfinite(output: NDArray[Any]) -> float:
-    """NaN if any element is NaN, infinity if one is infinite, else zero."""
+    """Return NaN if any element is NaN, infinity if one is infinite, and otherwise zero."""
     flat = output.reshape(-1)
 
     def iterate_chunks() -> Iterator[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What a device, and a kernel loaded on one, can do, whatever runs underneath."""
+"""Abstract interfaces of devices, loaded kernels and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lowered_module import LoweredModule
     from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
 
-LONG_LAUNCH_SECONDS = 0.5  # a kernel of which a launch takes longer is launched as rarely as possible
-MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
+LONG_LAUNCH_SECONDS = 0.5  # a kernel with longer launches is launched as rarely as possible
+MAX_BUFFER_SETS = 512  # limit for cold timings; arrays of a few KiB would need thousands of sets to exceed a cache
 
 
 class DeviceNotFoundError(DeviceError):
-    """No device of a kind is here; the message is "no cuda device: REASON; REMEDY".
+    """No device of a kind is available; the message is "no cuda device: REASON; REMEDY".
 
     Args:
-        kind: the kind of device.
-        reason: why there is none.
-        remedy: what to do about it.
-        has_driver: whether a driver for such devices is here, so that software alone is missing.
+        kind: Kind of device, such as "cuda".
+        reason: Reason why no device is available.
+        remedy: Instruction that solves the problem.
+        has_driver: Whether a driver for such devices is installed, so that only other software is missing.
     """
 
     def __init__(self, kind: str, reason: str, remedy: str, *, has_driver: bool = False) -> None:
@@ -43,17 +43,17 @@ class DeviceNotFoundError(DeviceError):
 
 
 class DeviceLostError(DeviceError):
-    """A kernel's fault took the device from this process for good; another process may use it."""
+    """A kernel fault made the device unusable for this process; other processes can still use it."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel's times, and how they were taken.
+    """Measured times of a kernel.
 
     Attributes:
-        seconds: seconds per launch, one number a sample.
-        method: how they were taken, such as "CUDA graph of 20 launches, 50 replays, hot L2".
-        cold: whether each launch found its arrays outside the cache.
+        seconds: Seconds per launch, one number per sample.
+        method: Measurement method, such as "CUDA graph of 20 launches, 50 replays, hot L2".
+        cold: Whether the arrays of each launch were outside the cache.
     """
 
     seconds: tuple[float, ...]
@@ -62,22 +62,22 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Seconds per launch of the sample in the middle."""
+        """Median of the samples, in seconds per launch."""
         return float(np.median(self.seconds))
 
     @property
     def best(self) -> float:
-        """Seconds per launch of the fastest sample."""
+        """Fastest sample, in seconds per launch."""
         return min(self.seconds)
 
     @property
     def spread(self) -> float:
-        """Half the inter-quartile range over the median: half of all samples lie within about ± this share of it."""
+        """Half the interquartile range divided by the median; about half of the samples are within ± this fraction."""
         lower, upper = np.percentile(self.seconds, (25, 75))
         return float(upper - lower) / 2 / self.median
 
     def __str__(self) -> str:
-        """Such as "69.2 µs ± 0.1% (CUDA graph of 20 launches, 50 replays, hot L2)"."""
+        """Return a text such as "69.2 µs ± 0.1% (CUDA graph of 20 launches, 50 replays, hot L2)"."""
         scale, unit = (1e6, "µs") if self.median < 1e-3 else (1e3, "ms") if self.median < 1 else (1, "s")
         return f"{self.median * scale:.4g} {unit} ± {self.spread:.1%} ({self.method})"
 
@@ -87,22 +87,22 @@ class Timing:
 
 @dataclass(frozen=True)
 class Device(ABC):
-    """Where a kernel runs and is timed, or what it is compiled for.
+    """A device on which kernels run and are timed, or an architecture that they are compiled for.
 
     Attributes:
-        text: how a user names it: "cuda:0", "opencl:0", "sm_90".
-        name: the driver's name for it.
-        arch: NVIDIA architecture, such as "sm_90"; None on OpenCL.
-        memory_bytes: global memory; None when there is no hardware behind it, as below.
-        multiprocessors: streaming multiprocessors (CUDA) or compute units (OpenCL).
-        max_threads_per_block: largest block (OpenCL: work-group).
-        shared_bytes_per_block: largest static shared memory of a block (OpenCL: local memory of a work-group).
-        peak_flops: float32 FLOP/s, a multiply-add counted as two; None where it is not known.
-        peak_bandwidth: bytes/s of global memory; None where it is not known.
-        l2_bytes: last cache before global memory.
-        opt_in_shared_bytes_per_block: largest shared memory of a block, static and dynamic, where a launch asks for it;
-            None for no more than the static one.
-        has_float16: whether its kernels may have float16 in them.
+        text: Name for users, such as "cuda:0", "opencl:0" or "sm_90".
+        name: Name that the driver reports.
+        arch: NVIDIA architecture, such as "sm_90"; None for OpenCL.
+        memory_bytes: Size of global memory; None for an architecture without hardware, as below.
+        multiprocessors: Number of streaming multiprocessors (OpenCL: compute units).
+        max_threads_per_block: Maximum number of threads per block (OpenCL: work-items per work-group).
+        shared_bytes_per_block: Maximum static shared memory per block in bytes (OpenCL: local memory).
+        peak_flops: Peak float32 FLOP/s, with a multiply-add counted as two; None if unknown.
+        peak_bandwidth: Peak bandwidth of global memory in bytes/s; None if unknown.
+        l2_bytes: Size of the last cache before global memory.
+        opt_in_shared_bytes_per_block: Maximum static and dynamic shared memory per block in bytes if the launch opts
+            in; None if this is not supported.
+        has_float16: Whether kernels can use float16.
     """
 
     text: str
@@ -122,7 +122,7 @@ class Device(ABC):
 
     @property
     def limits(self) -> BlockLimits:
-        """What a block may have at most here: what is legal, and what a search goes through."""
+        """Maximum resources of a block, which bound legal configs and the search space."""
         return BlockLimits(
             self.max_threads_per_block,
             self.shared_bytes_per_block,
@@ -132,47 +132,47 @@ class Device(ABC):
 
     @abstractmethod
     def make_target(self) -> Target:
-        """The TVM target to lower for, with its host."""
+        """Return the TVM target to lower for, including its host."""
 
     @abstractmethod
     def load(self, executable: Executable) -> LoadedKernel:
-        """Make a program that was lowered for `make_target()` ready to run here.
+        """Load an executable that was lowered for `make_target()`.
 
         Raises:
-            CompileError: the device's compiler rejects it.
-            DeviceError: the device cannot run it.
+            CompileError: The device's compiler rejects the code.
+            DeviceError: The device cannot run the executable.
         """
 
     @abstractmethod
     def create_benchmark(
         self, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
     ) -> Benchmark:
-        """Bring a workload's inputs and its reference here, to measure many kernels on them.
+        """Copy a workload's inputs and its reference to the device, to measure many kernels on them.
 
         Args:
-            inputs: all arguments of the kernels but the output.
-            reference: what is right, or an array of the whole output.
+            inputs: All arguments of the kernels except the output.
+            reference: Reference, or the array of the full output.
 
         Raises:
-            DeviceError: they do not fit in the device's memory, or the device is lost.
+            DeviceError: The arrays do not fit in the device's memory, or the device is lost.
         """
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
-        """Raise DeviceError if this device's kernels cannot have arguments of these dtypes."""
+        """Raise DeviceError if the device does not support arguments of these dtypes."""
         if "float16" in dtypes and not self.has_float16:
             raise DeviceError(f"{self.text} has no float16 (cl_khr_fp16): choose bfloat16, or another device")
 
     def check_block_limits(self, kernel: LoweredModule | Executable) -> None:
-        """Raise DeviceError if a block of one of the kernel's steps is larger than the device allows."""
+        """Raise DeviceError if a block of one of the device functions exceeds the limits of the device."""
         check_block_limits(kernel.kernels, self.limits, self.text)
 
 
 class LoadedKernel(ABC):
-    """A kernel on a device.
+    """An executable that is loaded on a device.
 
     Attributes:
-        device: the device.
-        executable: the kernel.
+        device: Device that runs it.
+        executable: Loaded executable.
     """
 
     device: Device
@@ -180,41 +180,44 @@ class LoadedKernel(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Run once, on an output and scratch memory full of NaN, so that what the kernel leaves out is seen.
+        """Run once with output and workspace filled with NaN, so that unwritten elements are detected.
 
         Args:
-            inputs: the program's `arrays` but for the last, which is the output.
+            inputs: Arrays for all `arrays` of the executable except the last, which is the output.
+
+        Returns:
+            The output.
 
         Raises:
-            DeviceError: the launch or the kernel failed, or memory ran out.
+            DeviceError: The launch or the kernel failed, or memory ran out.
         """
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:
-        """Run on another library's arrays, without a copy, on the stream on which that library is working.
+        """Run on arrays of another library, without a copy, on the current stream of that library.
 
-        Does not wait for the kernel to end, and leaves the output's memory as the library hands it out.
+        The call does not wait for the kernel. The output is not filled with NaN before.
 
         Args:
-            inputs: arrays of this device that speak DLPack (PyTorch, CuPy, TVM, ...), C-contiguous.
+            inputs: C-contiguous arrays on this device that support DLPack (PyTorch, CuPy, TVM, ...).
 
         Returns:
-            A tensor of PyTorch or array of CuPy if the first input is one, else one of TVM, which speaks DLPack.
+            A PyTorch tensor or CuPy array if the first input is one, else a TVM tensor, which supports DLPack.
 
         Raises:
-            DeviceError: the device takes no such arrays, or an input is elsewhere, not contiguous, or of another shape
-                or dtype than the kernel's.
+            DeviceError: The device does not support DLPack, or an input is on another device, not contiguous, or of
+                another shape or dtype than the kernel's argument.
         """
         raise DeviceError(f"{self.device.text} takes NumPy arrays only, and got {type(inputs[0]).__module__}'s")
 
     @abstractmethod
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
-        """Time the kernel alone, on the device's own clock, after a warm-up.
+        """Time the kernel alone with the clock of the device, after a warm-up.
 
         Args:
-            inputs: as for `run`.
-            cold: go through as many copies of the arrays as exceed twice the cache, so that none is still in it.
-            seconds: device time to spend, about; a slow kernel gets a few launches all the same, and one whose launch
-                takes `LONG_LAUNCH_SECONDS` gets a single one.
+            inputs: Arrays as for `run`.
+            cold: Cycle through copies of the arrays that exceed twice the cache, so that no launch finds cached data.
+            seconds: Approximate device time to spend. A slow kernel is still launched a few times, and one whose launch
+                takes `LONG_LAUNCH_SECONDS` once.
 
         Raises:
             DeviceError: as for `run`.
@@ -222,71 +225,71 @@ class LoadedKernel(ABC):
 
 
 class Benchmark(ABC):
-    """A workload's inputs and reference on a device, where many kernels are verified and timed one after another."""
+    """Inputs and reference of a workload on a device, for the verification and timing of many kernels."""
 
     @abstractmethod
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
-        """Run a kernel once on an output and scratch memory full of NaN, and compare the output with the reference.
+        """Run a kernel once with output and workspace filled with NaN, and compare the output with the reference.
 
         Raises:
-            DeviceLostError: the kernel's fault took the device.
-            DeviceError: the kernel failed.
+            DeviceLostError: A fault of the kernel made the device unusable.
+            DeviceError: The kernel failed.
         """
 
     def measure_relative_error(self, kernel: LoadedKernel) -> float:
-        """Run a kernel as `compare` does; the relative L2 error, not finite when it left an element unwritten."""
+        """Return the relative L2 error by `compare`; it is not finite if an element is unwritten."""
         return self.compare(kernel).relative_error
 
     @abstractmethod
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
-        """Time a kernel that ran before, hot, as long as it deserves (`measurement_fraction`).
+        """Time a kernel that ran before with a hot cache, for a duration that depends on `measurement_fraction`.
 
         A kernel whose launch takes `LONG_LAUNCH_SECONDS` is launched once.
 
         Args:
-            kernel: the kernel.
-            best_seconds: the best time known, in seconds a launch, or `math.inf`.
+            kernel: Loaded kernel.
+            best_seconds: Best time so far in seconds per launch, or `math.inf`.
 
         Returns:
-            Seconds per launch, one number a sample.
+            Seconds per launch, one number per sample.
 
         Raises:
-            DeviceError: as for `compare`.
+            DeviceError: As for `compare`.
         """
 
     def time_final(self, kernel: LoadedKernel) -> tuple[float, ...]:
-        """Time a kernel that ran before as a comparison of the fastest does: warmed up, and for longer than `time`.
+        """Time a kernel that ran before for a final comparison, with a warm-up and for longer than `time`.
 
-        What draws all the power that a GPU may have slows down after some milliseconds.
+        A kernel that draws the maximum power slows the GPU's clock down after some milliseconds.
 
         Returns:
-            Seconds per launch, one number a sample.
+            Seconds per launch, one number per sample.
 
         Raises:
-            DeviceError: as for `compare`.
+            DeviceError: As for `compare`.
         """
         return self.time(kernel, math.inf)
 
     @abstractmethod
     def restore_inputs(self) -> None:
-        """Bring inputs and reference here again: a wrong kernel may have written over them."""
+        """Copy inputs and reference to the device again, because a wrong kernel may have overwritten them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what is here."""
+        """Free the memory on the device."""
 
 
 SLOW_RATIO, CLOSE_RATIO = 3.0, 1.2
 
 
 def measurement_fraction(seconds: float, best_seconds: float) -> float:
-    """The share of the full measuring time that a kernel deserves after its first sample.
+    """Return the fraction of the full measuring time to spend on a kernel after its first sample.
 
-    None of it when it is `SLOW_RATIO` times slower than the best, all of it when it may become the best.
+    The fraction is 0 if the kernel is `SLOW_RATIO` times slower than the best, and 1 if it may become the best.
 
     Args:
-        seconds: the first sample, in seconds a launch.
-        best_seconds: the best time known.
+        seconds: First sample in seconds per launch.
+        best_seconds: Best time so far in seconds per launch.
     """
     if seconds >= SLOW_RATIO * best_seconds:
         return 0.0
@@ -294,7 +297,7 @@ def measurement_fraction(seconds: float, best_seconds: float) -> float:
 
 
 def check_inputs(executable: Executable, inputs: Sequence[Any]) -> None:
-    """Raise DeviceError unless `inputs`, which have a shape and a dtype, are what the kernel was built for."""
+    """Raise DeviceError if the shapes and dtypes of `inputs` differ from those of the executable."""
     actual = [f"{x.dtype} {tuple(x.shape)}" for x in inputs]
     expected = [f"{array.dtype} {array.shape}" for array in executable.arrays[:-1]]
     if actual != expected:
@@ -302,19 +305,18 @@ def check_inputs(executable: Executable, inputs: Sequence[Any]) -> None:
 
 
 def nan_filled(array: ArrayType) -> NDArray[Any]:
-    """An array with all bits set, which is NaN in every floating-point type."""
+    """Return an array with all bits set, which is NaN in every floating-point dtype."""
     return np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
 
 
 @dataclass(frozen=True)
 class BufferSets:
-    """How many copies of a kernel's arrays a timing goes through in turn.
+    """Number of copies of a kernel's arrays through which the launches of a timing cycle.
 
     Attributes:
-        num_sets: number of copies.
-        set_bytes: size of one copy: all inputs, the output and what scratch memory a kernel has.
-        min_cold_bytes: what all copies must exceed for a launch to find nothing of its own in the cache; 0 for hot
-            timings.
+        num_sets: Number of copies.
+        set_bytes: Size of one copy in bytes: inputs, output and workspace.
+        min_cold_bytes: Total size that leaves no data of a launch in the cache until its next turn; 0 for hot timings.
     """
 
     num_sets: int
@@ -323,26 +325,25 @@ class BufferSets:
 
     @classmethod
     def choose_count(cls, set_bytes: int, cache_bytes: int, *, cold: bool) -> BufferSets:
-        """One copy for a hot cache; for a cold one enough to exceed twice the cache, but at most `MAX_BUFFER_SETS`."""
+        """Choose one copy for a hot cache, or up to `MAX_BUFFER_SETS` that exceed twice the size of a cold cache."""
         cold_bytes = 2 * cache_bytes if cold else 0
         return cls(min(cold_bytes // set_bytes + 1, MAX_BUFFER_SETS), set_bytes, cold_bytes)
 
     def describe(self, cache: str) -> str:
-        """For `Timing.method`: "hot L2", or "cold L2: 240 sets of buffers in turn, 126 MB"."""
+        """Return a text such as "hot L2" or "cold L2: 240 sets of buffers in turn, 126 MB" for `Timing.method`."""
         if not self.min_cold_bytes:
             return f"hot {cache}"
         total = self.num_sets * self.set_bytes
-        shortfall = (
-            "" if total > self.min_cold_bytes else f" of the {self.min_cold_bytes / 1e6:.3g} MB that would empty it"
-        )
-        return f"cold {cache}: {self.num_sets} sets of buffers in turn, {total / 1e6:.3g} MB{shortfall}"
+        text = f"cold {cache}: {self.num_sets} sets of buffers in turn, {total / 1e6:.3g} MB"
+        is_enough = total > self.min_cold_bytes
+        return text if is_enough else f"{text} of the {self.min_cold_bytes / 1e6:.3g} MB that would empty it"
 
 
 def sum_buffer_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:
-    """Bytes of all inputs and the output."""
+    """Return the total size of all inputs and the output in bytes."""
     return sum(array.nbytes for array in inputs) + ArrayType(tuple(output_shape), output_dtype).nbytes
 
 
 def get_first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class where it has none."""
+    """Return the first line of an error's message, or its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

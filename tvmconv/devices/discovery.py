@@ -1,4 +1,4 @@
-"""What can run or be compiled for here, and what cannot, with the remedy. Needs no TVM."""
+"""List of available and unavailable devices with remedies; it does not import TVM."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tvmconv.devices.opencl import device as opencl
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """A device that is there, or a kind of device that is not.
+    """An available device, or the reason why a kind of device is unavailable.
 
     Attributes:
-        text: how to name it: "cuda:0"; for what is not there its kind, "cuda"; "sm_NN" for compiling only.
-        name: the driver's name, or the compiler's; None for what is not there.
-        device: the device; None for what is not there and for compiling only.
-        reason: why it is not there; None for what is.
-        remedy: what to do about it; None for what is.
+        text: Name such as "cuda:0"; the kind, such as "cuda", if unavailable; "sm_NN" for the compiler.
+        name: Name that the driver or compiler reports; None if unavailable.
+        device: Device; None if unavailable and for the compiler.
+        reason: Reason why it is unavailable; None if available.
+        remedy: Instruction that makes it available; None if available.
     """
 
     text: str
@@ -29,7 +29,7 @@ class DeviceStatus:
 
 
 def list_devices() -> list[DeviceStatus]:
-    """All devices: those of CUDA, those of OpenCL, then the compiler for architectures without a device."""
+    """Return the status of all CUDA devices, all OpenCL devices, and the compiler for other architectures."""
     statuses: list[DeviceStatus] = []
     for kind, devices in (("cuda", cuda.list_cuda_devices), ("opencl", opencl.list_opencl_devices)):
         try:

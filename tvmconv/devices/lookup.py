@@ -1,4 +1,4 @@
-"""The device that a text names."""
+"""Lookup of devices by name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ _BACKENDS: dict[str, Callable[[], Sequence[Device]]] = {
 
 
 def find_device(text: str) -> Device:
-    """The device that a text names.
+    """Return the device with a name.
 
     Args:
-        text: "cuda:N" or "opencl:N" (N is 0 if left out), "rpc:KEY" for the first worker under that key, an
-            architecture to compile for such as "sm_90", or "auto": the first GPU of CUDA, else the first device of
-            OpenCL. With a driver for GPUs that cannot be used, "auto" is an error.
+        text: "cuda:N" or "opencl:N" (N is 0 if omitted), "rpc:KEY" for the first worker under that key, an architecture
+            to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a
+            GPU driver that cannot be used, "auto" is an error.
 
     Raises:
-        DeviceError: the text names no device, or one that is not here.
+        DeviceError: The name is malformed, or the device is not available.
+
+    Example:
+        >>> find_device("sm_90").limits.max_threads
+        1024
     """
     if text == "auto":
         return _find_best_device()
@@ -53,7 +57,7 @@ def _find_best_device() -> Device:
         try:
             return devices()[0]
         except DeviceNotFoundError as error:
-            if error.has_driver:  # a GPU that is not used for want of software is not replaced by the CPU
+            if error.has_driver:  # do not silently replace a GPU by the CPU because software is missing
                 raise
             reasons.append(str(error))
     raise DeviceError("; ".join(reasons))

@@ -1,8 +1,8 @@
-"""`rpc:KEY`: devices of other hosts, behind TVM's RPC tracker and its servers (`tvmconv worker`).
+"""Devices `rpc:KEY` of other hosts, which workers (`tvmconv worker`) offer through TVM's RPC tracker.
 
-A worker is one of TVM's RPC servers: it has registered a key with the tracker, and serves one session at a time. TVM's
-own `TrackerSession` waits for tracker and servers without end; here the tracker is asked in TVM's protocol
-(`tvm.rpc.base`), with a time limit.
+A worker is a TVM RPC server that registers a key with the tracker and serves one session at a time. TVM's own
+`TrackerSession` waits for tracker and servers without a time limit. This module instead speaks the tracker's protocol
+(`tvm.rpc.base`) itself, with time limits.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tvmconv.jsonfile import JsonError, JsonValue
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import Executable
 
-DESCRIBE_FUNCTION = "tvmconv.describe"  # the worker's function that tells its device
+DESCRIBE_FUNCTION = "tvmconv.describe"  # function of the worker that describes its device
 TRACKER_SECONDS = 10.0
-MAX_ANSWER_BYTES = 1 << 24  # of a tracker
+MAX_ANSWER_BYTES = 1 << 24  # limit for an answer of the tracker
 _CHUNK_BYTES = 1 << 16
-MAX_WAIT_SECONDS = 60.0  # for a worker to be free: another search may be using it
+MAX_WAIT_SECONDS = 60.0  # time limit for a worker to become free; another search may be using it
 
 Address = tuple[str, int]
 T = TypeVar("T")
@@ -43,22 +43,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RPCDevice(Device):
-    """A worker's device, to be compiled for here and measured on there.
+    """A device of a worker, for which kernels are compiled locally and measured remotely.
 
     Attributes:
-        key: under which its workers are registered.
-        tracker: host and port of the tracker.
+        key: Key under which the workers are registered.
+        tracker: Host and port of the tracker.
     """
 
     key: str
     tracker: Address
 
     def load(self, executable: Executable) -> NoReturn:
-        """Refuse: kernels are measured there, by `tvmconv.measure.rpc_runner`, and run nowhere else."""
+        """Raise DeviceError, because only `tvmconv.measure.rpc_runner` runs kernels on a worker."""
         self._refuse_to_run()
 
     def create_benchmark(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
-        """Refuse, as `load` does."""
+        """Raise DeviceError, as `load` does."""
         self._refuse_to_run()
 
     def _refuse_to_run(self) -> NoReturn:
@@ -67,35 +67,33 @@ class RPCDevice(Device):
 
 @dataclass(frozen=True)
 class RPCCudaDevice(RPCDevice, CudaDevice):
-    """An NVIDIA GPU of another host."""
+    """An NVIDIA GPU on another host."""
 
 
 @dataclass(frozen=True)
 class RPCOpenclDevice(RPCDevice, OpenclDevice):
-    """An OpenCL device of another host."""
+    """An OpenCL device on another host."""
 
 
 _DEVICE_CLASSES = {"cuda": RPCCudaDevice, "opencl": RPCOpenclDevice}
-_HOST_SPECIFIC_FIELDS = ("text", "index", "key", "tracker")  # what each host has its own of
+_HOST_SPECIFIC_FIELDS = ("text", "index", "key", "tracker")  # fields that a description leaves out
 
 
 def describe_device(device: Device) -> str:
-    """What a worker tells of its device, as JSON."""
-    properties = {
-        name: value for name, value in dataclasses.asdict(device).items() if name not in _HOST_SPECIFIC_FIELDS
-    }
-    return json.dumps({"kind": device.kind, **properties})
+    """Return the JSON with which a worker describes its device."""
+    fields = dataclasses.asdict(device)
+    return json.dumps({"kind": device.kind, **{n: v for n, v in fields.items() if n not in _HOST_SPECIFIC_FIELDS}})
 
 
 def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
-    """One device for each worker that is registered under a key, at least one; all are taken to be of one kind.
+    """Return one device per worker under a key, at least one; all workers must have the same kind of device.
 
     Args:
-        key: the workers' key.
-        tracker: host and port; those of TVM_TRACKER_HOST and TVM_TRACKER_PORT by default.
+        key: Key of the workers.
+        tracker: Host and port; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
-        DeviceError: there is no tracker or no worker, or none becomes free; with the remedy.
+        DeviceError: There is no tracker or no worker, or no worker becomes free.
     """
     tracker = tracker or parse_tracker_address()
     count = count_workers(tracker, key)
@@ -103,18 +101,17 @@ def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
         host, port = tracker
         start = f"tvmconv worker --tracker {host}:{port} --key {key}"
         raise DeviceError(f"no worker under key {key!r} at the tracker {host}:{port}: start one with {start}")
-    description = _call_with_timeout(
-        MAX_WAIT_SECONDS + TRACKER_SECONDS, lambda: read_description(connect_worker(tracker, key))
-    )
+    timeout = MAX_WAIT_SECONDS + TRACKER_SECONDS
+    description = _call_with_timeout(timeout, lambda: read_description(connect_worker(tracker, key)))
     try:
         return [_make_device(description, key, tracker, index) for index in range(count)]
     except JsonError as error:
-        reason = f"a worker of rpc:{key} tells of its device what is not known here ({error})"
+        reason = f"a worker of rpc:{key} sent an unknown description of its device ({error})"
         raise DeviceError(f"{reason}: have the same version of tvmconv on all hosts") from error
 
 
 def _make_device(description: JsonValue, key: str, tracker: Address, index: int) -> Device:
-    """Return the device that a worker described; raises `JsonError` for what `describe_device` does not write."""
+    """Return the device of a worker's description; raises `JsonError` if it is invalid."""
     members = description.members()
     kind = _DEVICE_CLASSES.get(members.pop("kind").value)
     if kind is None:
@@ -127,28 +124,28 @@ def _make_device(description: JsonValue, key: str, tracker: Address, index: int)
 
 
 def read_description(session: Any) -> JsonValue:
-    """Return what `describe_device` told at the other end of a session, an object with a kind and a name.
+    """Return the result of `describe_device` at the other end of a session, an object with a kind and a name.
 
     Raises:
-        DeviceError: the other end is no worker of tvmconv.
+        DeviceError: The other end is not a tvmconv worker.
     """
     try:
         description = jsonfile.parse_json(str(session.get_function(DESCRIBE_FUNCTION)()))
         description["kind"].decode(str)
         description["name"].decode(str)
-    except (RuntimeError, AttributeError, ValueError) as error:  # TVM's errors have no class of their own in common
-        raise DeviceError(f"the server is no tvmconv worker: {get_first_line(error)}") from error
+    except (RuntimeError, AttributeError, ValueError) as error:  # TVM's errors have no common base class
+        raise DeviceError(f"the server is not a tvmconv worker: {get_first_line(error)}") from error
     return description
 
 
 def parse_tracker_address(text: str | None = None) -> Address:
-    """Host and port of a tracker.
+    """Return host and port of a tracker.
 
     Args:
-        text: "HOST:PORT"; by default what TVM_TRACKER_HOST and TVM_TRACKER_PORT say.
+        text: "HOST:PORT"; by default the values of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
-        DeviceError: the text is no such thing, or the environment says nothing.
+        DeviceError: The text is malformed, or TVM_TRACKER_HOST is not set.
     """
     if text is None:
         host, port = os.environ.get("TVM_TRACKER_HOST"), os.environ.get("TVM_TRACKER_PORT", "9190")
@@ -162,7 +159,7 @@ def parse_tracker_address(text: str | None = None) -> Address:
 
 
 def count_workers(tracker: Address, key: str) -> int:
-    """How many servers are registered under a key, free or taken; raises `DeviceError`."""
+    """Return the number of servers under a key, free or busy; raises `DeviceError`."""
     from tvm.rpc.base import TrackerCode
 
     with _translate_tracker_errors(tracker):
@@ -172,10 +169,10 @@ def count_workers(tracker: Address, key: str) -> int:
 
 
 def connect_worker(tracker: Address, key: str) -> Any:
-    """A session of TVM's RPC with a worker that is free, for as long as the object lives.
+    """Open a TVM RPC session with a free worker, which ends when the returned object is deleted.
 
     Raises:
-        DeviceError: none becomes free in `MAX_WAIT_SECONDS`, or the one that the tracker names does not answer.
+        DeviceError: No worker becomes free in `MAX_WAIT_SECONDS`, or the worker does not answer.
     """
     from tvm import rpc
     from tvm.rpc.base import TrackerCode
@@ -192,13 +189,16 @@ def connect_worker(tracker: Address, key: str) -> Any:
 
 
 def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
-    """What a function returns, or a DeviceError after a while: TVM's calls have no time limit and no ear for Ctrl-C."""
+    """Return a function's result, or raise DeviceError after a time limit.
+
+    TVM's calls have no time limit and ignore Ctrl-C.
+    """
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def call() -> None:
         try:
             answers.put((True, function()))
-        except Exception as error:  # whoever waits is told of any
+        except Exception as error:  # re-raised in the caller's thread
             answers.put((False, error))
 
     threading.Thread(target=call, daemon=True).start()
@@ -212,19 +212,19 @@ def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
 
 
 def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> JsonValue:
-    """Ask a tracker, in the protocol of `tvm.rpc.base`.
+    """Send a request to a tracker in the protocol of `tvm.rpc.base`.
 
     Args:
-        tracker: host and port.
-        request: what to ask, as the protocol has it.
-        seconds: the most that the answer may take.
+        tracker: Host and port.
+        request: Request as a list, by the protocol.
+        seconds: Time limit for the answer.
 
     Returns:
-        What the tracker says to a request that it can serve; nothing of it is checked.
+        The unchecked answer to a successful request.
 
     Raises:
-        DeviceError: there is no tracker, or it does not answer in time.
-        JsonError: the answer is none of a tracker.
+        DeviceError: There is no tracker, or it does not answer in time.
+        JsonError: The answer does not follow the protocol.
     """
     from tvm.rpc import base
 
@@ -243,9 +243,7 @@ def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> Js
         hint = ": no worker is free" if request[0] == base.TrackerCode.REQUEST else ""
         raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s{hint}") from error
     except UnicodeError as error:
-        raise DeviceError(
-            f"{host!r}, of the tracker's address, is no name of a host: {get_first_line(error)}"
-        ) from error
+        raise DeviceError(f"the tracker's host name {host!r} is invalid: {get_first_line(error)}") from error
     except OSError as error:
         start = f"python -m tvm.exec.rpc_tracker --host {host} --port {port} --port-end {port + 1}"
         raise DeviceError(f"no tracker at {host}:{port} ({error.strerror or error}): start one with {start}") from error
@@ -256,18 +254,18 @@ def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> Js
 
 @contextlib.contextmanager
 def _translate_tracker_errors(tracker: Address) -> Iterator[None]:
-    """Raise a `JsonError` of the block, in which a tracker is asked, as `DeviceError`."""
+    """Translate a `JsonError` of a tracker request in the block to `DeviceError`."""
     host, port = tracker
-    with jsonfile.translate_json_errors(f"what listens at {host}:{port} is no tracker of TVM's RPC", DeviceError):
+    with jsonfile.translate_json_errors(f"the server at {host}:{port} is not a TVM RPC tracker", DeviceError):
         yield
 
 
 def _receive_bytes(connection: socket.socket, num_bytes: int, seconds: float) -> bytes:
-    """Receive so many bytes.
+    """Receive a number of bytes.
 
     Raises:
-        TimeoutError: they are not there after so many seconds, however many came one by one.
-        JsonError: the connection ends before.
+        TimeoutError: The bytes did not all arrive within the time limit, even if some did.
+        JsonError: The connection ended before.
     """
     received_bytes = bytearray()
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Kernels as files: what another program needs to call one, without tvmconv."""
+"""Export of kernels to files with which other programs can call them without tvmconv."""
 
 from tvmconv.export.export_folder import ExportResult, export
 

@@ -1,4 +1,4 @@
-"""What examples of the call of an exported kernel have in common, whatever they call it with."""
+"""Common parts of the example calls in an exported README."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def fill_example(example: str, description: Mapping[str, Any], input_format: str, **fields: str) -> str:
-    """An example for a kernel, in a fence.
+    """Return the example for a kernel as a fenced code block.
 
     Args:
-        example: the text, with places for `fields` and for what is known of all examples.
-        description: as `kernel.json` has them.
-        input_format: takes an input from NumPy to where the example wants it.
-        fields: of the text, of this example alone.
+        example: Template with the fields of all examples and the given `fields`.
+        description: Content of `kernel.json`.
+        input_format: Format that converts an input from a NumPy expression to the library of the example.
+        fields: Additional fields of the template.
     """
     *inputs, output = description["arguments"]
     lines = [
@@ -23,7 +23,7 @@ def fill_example(example: str, description: Mapping[str, Any], input_format: str
     ]
     has_bfloat16 = any(argument["dtype"] == "bfloat16" for argument in description["arguments"])
     text = example.format(
-        imports="import ml_dtypes  # lets NumPy know bfloat16\n" if has_bfloat16 else "",
+        imports="import ml_dtypes  # registers bfloat16 with NumPy\n" if has_bfloat16 else "",
         inputs="\n".join(lines),
         output=output["name"],
         output_shape=tuple(output["shape"]),
@@ -35,10 +35,10 @@ def fill_example(example: str, description: Mapping[str, Any], input_format: str
 
 
 def format_dict_lines(entries: Mapping[str, str]) -> str:
-    """The lines of a dict of expressions."""
+    """Return the lines of a dict literal, whose values are expressions."""
     return "\n".join(f'    "{name}": {value},' for name, value in entries.items())
 
 
 def format_list_lines(entries: Sequence[Any]) -> str:
-    """The lines of a list of values."""
+    """Return the lines of a list literal."""
     return "\n".join(f"    {entry!r}," for entry in entries)

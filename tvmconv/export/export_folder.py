@@ -1,4 +1,4 @@
-"""A kernel as a folder: source, binary, library, a description for programs and one for people."""
+"""Export of a kernel to a folder with source, binary, library, JSON description and README."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LIBRARY_NAME = "kernel.so"
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written.
+    """Result of an export.
 
     Attributes:
-        files: in the order in which they were written.
-        library_error: why there is no shared library among them; None if there is one.
+        files: Written files in order.
+        library_error: Reason why no shared library was written; None if there is one.
     """
 
     files: tuple[Path, ...]
@@ -39,30 +39,31 @@ class ExportResult:
 def export(kernel: Kernel, folder: Path, *, verification: Verification | None = None) -> ExportResult:
     """Write a kernel to a folder.
 
-    The files are `kernel.cu` and `kernel.cubin`, or `kernel.cl`; `kernel.so` for CUDA, where a C++ compiler can link
-    it and every argument lies in global memory (TVM's wheel has no OpenCL runtime that could run one); `kernel.json`,
-    and a `README_NAME.md` of the call whose examples run. Files of these names that an earlier export wrote are
+    The files are `kernel.cu` and `kernel.cubin` for CUDA or `kernel.cl` for OpenCL, `kernel.json`, and a `README.md`
+    with examples that run. CUDA kernels also get `kernel.so` if a C++ compiler can link it and all arguments are in
+    global memory. For OpenCL, TVM's wheel has no runtime that could load a library. Files of an earlier export are
     replaced.
 
     Args:
-        kernel: what to export.
-        folder: where to; made if it is not there.
-        verification: of this very kernel.
+        kernel: Kernel to export.
+        folder: Target folder, which is created if necessary.
+        verification: Verification of this kernel.
+
+    Returns:
+        The written files.
 
     Raises:
         CompileError: NVRTC rejects the kernel.
-        Error: the folder has a README of something else, or a kernel for another kind of device.
-        OSError: the folder cannot be written.
+        Error: The folder contains another README, or a kernel for another kind of device.
+        OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / README_NAME).exists() and not (folder / JSON_NAME).exists():
-        raise Error(f"{folder / README_NAME} is of something else than a kernel: name another folder")
+        raise Error(f"{folder / README_NAME} does not belong to an exported kernel: expected another folder")
     if (kind := _read_exported_kind(folder)) not in (None, kernel.device.kind):
-        raise Error(
-            f"{folder} holds a kernel for {kind}, not for {kernel.device.kind}: name another folder, or empty it"
-        )
+        raise Error(f"{folder} holds a kernel for {kind}, not for {kernel.device.kind}: expected another folder")
     for name in (*(file_format.name for file_format in list_formats()), README_NAME, JSON_NAME):
-        (folder / name).unlink(missing_ok=True)  # of an earlier export
+        (folder / name).unlink(missing_ok=True)  # from an earlier export
     written_formats: list[ExportFormat] = []
     error_by_name: dict[str, str] = {}
     for file_format in list_formats():
@@ -82,7 +83,7 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
 
 
 def _read_exported_kind(folder: Path) -> str | None:
-    """Return the kind of device that the kernel in a folder is for; None where no export is there."""
+    """Return the device kind of the kernel in a folder; None if the folder contains no export."""
     try:
         return str(json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))["target"]["kind"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -90,15 +91,15 @@ def _read_exported_kind(folder: Path) -> str | None:
 
 
 def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[str, Any]:
-    """What `kernel.json` says: all that it takes to call the kernel, and what is known of it.
+    """Return the content of `kernel.json`, which describes the call and the origin of a kernel.
 
-    `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
-    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `kernel_descriptions` are the device
-    functions in the order of their launches; `parameters` names those arguments and `scratch` memory that one takes the
-    address or the texture object of, in its order; for those at the places that `tensor_maps` tells it takes a tensor
-    map (`tvmconv.tensor_map`). The first `prepared` of them read nothing but the weight: who calls again with the same
-    one may leave them out. What a single step has is beside `kernel_descriptions`, too. Times are in seconds.
-    `compile_arch` is the architecture that `kernel.cu` has to be compiled for, where it is not `arch`.
+    `arguments` are those of the library's `main` in order, each with its memory scope ("space": `global`, `constant` or
+    `texture`) and, for CUDA's constant memory, the symbol to fill. `steps` are the device functions in launch order.
+    Their `parameters` name the arguments and `scratch` buffers whose addresses or texture objects they take, in order;
+    `tensor_maps` lists the positions that take a tensor map instead (`tvmconv.tensor_map`). The first `prepared` device
+    functions read only weights, so that later calls with the same weights can skip them. The entries of a single device
+    function are repeated at the top level. `target.code` is the architecture to compile `kernel.cu` for. Times are in
+    seconds.
     """
     from importlib import metadata
 

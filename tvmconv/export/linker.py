@@ -1,4 +1,4 @@
-"""A CUDA kernel and its host code as one shared library that TVM's runtime loads."""
+"""Linking of a CUDA kernel and its host code to a shared library for TVM's runtime."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tvmconv.errors import CompileError
 if TYPE_CHECKING:
     from tvmconv.compiler.lowered_module import LoweredModule
 
-_ERROR_HEADING = "Compilation error:"  # TVM's, in a line of its own before what the compiler said
+_ERROR_HEADING = "Compilation error:"  # line before the compiler's output in TVM's errors
 
 
 def link_library(lowered: LoweredModule, path: Path) -> None:
-    """Write a shared library whose `main` takes the PrimFunc's arguments as DLPack tensors. Needs no GPU.
+    """Write a shared library whose `main` takes the PrimFunc's arguments as DLPack tensors; this needs no GPU.
 
-    The library holds the host code for this machine's kind of processor and the cubin; `tvm.runtime.load_module` loads
-    it where TVM's CUDA runtime is.
+    The library contains the cubin and host code for the type of this machine's processor. `tvm.runtime.load_module`
+    loads it if TVM's CUDA runtime is available.
 
     Args:
-        lowered: a CUDA kernel.
-        path: the library, `*.so`.
+        lowered: Lowered module of a CUDA kernel.
+        path: Path of the library, `*.so`.
 
     Raises:
-        CompileError: there is no C++ compiler to link with, or it fails; NVRTC rejects the kernel, or an argument does
-            not lie in global memory.
+        CompileError: No C++ compiler is available or it fails, NVRTC rejects the kernel, or an argument is not in
+            global memory.
     """
     from tvm.support import cc
 
@@ -45,7 +45,7 @@ def link_library(lowered: LoweredModule, path: Path) -> None:
 
 
 def _pack_imports(host: Any, is_system_lib: bool, prefix: str, folder: Path, image: bytes) -> str:
-    """The object file of the module's imports, as `tvm.runtime.Module.export_library` asks for it."""
+    """Write the object file of the module's imports for `tvm.runtime.Module.export_library`, and return its path."""
     import tvm_ffi
 
     pack_imports = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")
@@ -59,9 +59,9 @@ def _pack_imports(host: Any, is_system_lib: bool, prefix: str, folder: Path, ima
 
 
 def replace_source_with_cubin(blob: bytes, source: bytes, image: bytes) -> bytes:
-    """TVM's packed imports with the machine code in place of its text.
+    """Replace CUDA source in TVM's packed imports by machine code.
 
-    Where its CUDA runtime is not loaded, TVM packs a kernel's text, to be compiled wherever the library is loaded. The
+    Without its CUDA runtime, TVM packs the source of a kernel, which would be compiled when the library is loaded. The
     layout is that of `SerializeModuleToBytes` (tvm/src/target/codegen.cc) and `CUDAModuleNode::SaveToBytes`
     (tvm/src/backend/cuda/runtime/cuda_module.cc); strings, bytes and payloads follow their length, a little-endian
     uint64::
@@ -69,12 +69,12 @@ def replace_source_with_cubin(blob: bytes, source: bytes, image: bytes) -> bytes
         length | import tree | "cuda" (the kind) | payload length | "cuda" or "cubin" (the format) | functions | code
 
     Args:
-        blob: the imports, a single CUDA module.
-        source: the module's text.
-        image: the cubin.
+        blob: Packed imports with a single CUDA module.
+        source: Source of the module.
+        image: Cubin.
     """
     code = _add_length_prefix(source)
-    if not blob.endswith(code):  # TVM packed the machine code by itself
+    if not blob.endswith(code):  # TVM has already packed machine code
         return blob
     kind = _add_length_prefix(b"cuda")
     header, _, tail = blob[8 : -len(code)].partition(kind)

@@ -1,4 +1,4 @@
-"""The README of an exported kernel: what it computes, and how to call it, with examples that run as they are."""
+"""README of an exported kernel, with complete examples of calls."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ROLE_BY_SCOPE = {
 
 
 def format_readme(workload: Workload, description: Mapping[str, Any], files: Sequence[ExportFormat]) -> str:
-    """The page as Markdown.
+    """Return the README as Markdown.
 
     Args:
-        workload: what the kernel computes.
-        description: as `kernel.json` has them.
-        files: the files beside the page, without `kernel.json`.
+        workload: Workload of the kernel.
+        description: Content of `kernel.json`.
+        files: Other exported files except `kernel.json`.
     """
     target = description["target"]
     target_text = f"CUDA, {target['code']}" if target["kind"] == "cuda" else "OpenCL"
@@ -35,7 +35,7 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
         f"# {workload.text}",
         f"Schedule `{description['schedule']}` of tvmconv {description['versions']['tvmconv']}, "
         f"compiled for {target_text}.",
-        _describe_workload(workload),
+        (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip(),
         "## Arguments",
         _format_arguments(description),
         "## Launch",
@@ -46,24 +46,14 @@ def format_readme(workload: Workload, description: Mapping[str, Any], files: Seq
         "\n".join(
             [
                 *(f"* `{file_format.name}`: {file_format.description}" for file_format in files),
-                f"* `{JSON_NAME}`: all that this page says, for programs",
+                f"* `{JSON_NAME}`: the content of this page for programs",
             ]
         ),
         "## Call",
         "Each example is complete and runs in this folder.",
     ]
-    examples = [
-        paragraph
-        for file_format in reversed(files)
-        if file_format.example
-        for paragraph in file_format.example(description)
-    ]
+    examples = [text for file in reversed(files) if file.example for text in file.example(description)]
     return "\n\n".join([*sections, *examples]) + "\n"
-
-
-def _describe_workload(workload: Workload) -> str:
-    """The workload's own words on what it computes: its docstring up to the attributes."""
-    return (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip()
 
 
 def _format_arguments(description: Mapping[str, Any]) -> str:
@@ -75,11 +65,13 @@ def _format_arguments(description: Mapping[str, Any]) -> str:
         role = "written, every element" if argument is output else _ROLE_BY_SCOPE[argument["space"]]
         table_lines.append(f"| {name} | {argument['dtype']} | {shape} | {role} |")
         if argument["symbol"]:
-            notes.append(f"{name} is no parameter: it is copied to the symbol `{argument['symbol']}` before a launch.")
+            notes.append(
+                f"{name} is not a parameter: it is copied to the symbol `{argument['symbol']}` before a launch."
+            )
         if argument["space"] == "texture":
             notes.append(
-                f"The texture object over {name} is two-dimensional, as high as its first axis and as wide as all "
-                "behind it, of single elements (no filter, coordinates not normalised), with a border of zeros."
+                f"The texture object over {name} is two-dimensional, with its first axis as height and all others as "
+                "width. It returns single elements (no filtering, unnormalized coordinates), and zero outside."
             )
     return "\n".join(table_lines) + "\n\n" + " ".join(notes)
 
@@ -90,8 +82,8 @@ def _format_launch(description: Mapping[str, Any]) -> str:
     if len(lines) > 1:
         lines = [f"{number}. {kernel}" for number, kernel in enumerate(lines, 1)]
         buffer = [f"{buffer['name']} ({buffer['bytes']:,} bytes)" for buffer in description["scratch"]]
-        workspace_note = f"; memory on the device that one leaves for the next: {', '.join(buffer)}" if buffer else ""
-        lines.insert(0, f"{len(lines)} device functions, one after another{workspace_note}.\n")
+        workspace_note = f" They share device memory: {', '.join(buffer)}." if buffer else ""
+        lines.insert(0, f"{len(lines)} device functions are launched one after another.{workspace_note}\n")
     knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in description["config"].items())
     return "\n".join(lines) + (f"\n\nKnobs: {knobs}." if knobs else "")
 
@@ -100,7 +92,7 @@ def _format_kernel(kernel: Mapping[str, Any], textures: Sequence[str]) -> str:
     grid, block = ("·".join(map(str, kernel[name])) for name in ("grid", "block"))
     clusters = ""
     if max(kernel["cluster"]) > 1:
-        clusters = f" in clusters of {'·'.join(map(str, kernel['cluster']))} blocks, which a launch need not tell"
+        clusters = f" in clusters of {'·'.join(map(str, kernel['cluster']))} blocks, which the code fixes"
     registers = "" if kernel["registers"] is None else f", {kernel['registers']} registers a thread"
     dynamic = f"{kernel['dynamic_shared_bytes']:,} bytes of" if kernel["dynamic_shared_bytes"] else "no"
     parameter_kinds = ["texture object" if name in textures else "address" for name in kernel["parameters"]]
@@ -123,14 +115,12 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
             f"{measured['device']}, {_format_date(measured['timestamp'])}: from the tuning log that chose this kernel."
         ]
         if measured["relative_error"] is not None:
-            sentences.append(
-                f"Its relative L2 error then, against a float64 reference: {measured['relative_error']:.2g}."
-            )
+            error = f"{measured['relative_error']:.2g}"
+            sentences.append(f"The relative L2 error against a float64 reference was {error}.")
     if verified:
         error = f"{verified['relative_error']:.2g}"
-        sentences.append(
-            f"Run and compared with a float64 reference on {verified['device']}: relative L2 error {error}."
-        )
+        reference = f"a float64 reference on {verified['device']}"
+        sentences.append(f"These files were run and compared with {reference}: relative L2 error {error}.")
     else:
         sentences.append("These files were compiled without being run.")
     return " ".join(sentences)
@@ -139,5 +129,5 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
 def _format_date(timestamp: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc).date().isoformat()
-    except (OverflowError, OSError, ValueError):  # somebody else's log
+    except (OverflowError, OSError, ValueError):  # an untrusted log may contain any timestamp
         return "at an unknown date"

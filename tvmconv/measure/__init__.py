@@ -1,1 +1,1 @@
-"""Measuring: configs built, verified and timed in processes that may die of it."""
+"""Building, verification and timing of configs in separate processes, which may crash."""

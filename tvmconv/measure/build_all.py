@@ -1,4 +1,4 @@
-"""Kernels of many workloads, built by as many processes as there are processors."""
+"""Parallel builds of kernels for many workloads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tvmconv.registry import Schedule
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
-BUILD_SECONDS, BUILD_MEMORY_BYTES = 60.0, 4 << 30  # that a build may take
+BUILD_SECONDS, BUILD_MEMORY_BYTES = 60.0, 4 << 30  # limits of one build
 POLL_SECONDS = 0.1
 NO_TIME_MESSAGE = "not built: no time left"
 
 
 @dataclass(frozen=True)
 class BuilderInput:
-    """What to build: a schedule and a config, for a workload."""
+    """A schedule and a config to build for a workload."""
 
     workload: Workload
     schedule: Schedule
@@ -38,27 +38,26 @@ def build_all(
     deadline: Deadline | None = None,
     num_needed: int = 0,
 ) -> list[BuilderResult]:
-    """Build, and say for each choice what came of it.
+    """Build kernels in parallel and return the result for each input.
 
-    Where there is but one process to do it, and no deadline, this process does it.
+    With a single worker and no deadline, the builds run in this process.
 
     Args:
-        inputs: what to build.
-        device: what for.
-        num_workers: how many processes; by default one less than there are processors.
-        on_progress: is called with the number of those that are done.
-        deadline: when builds that have not ended are given up, as `NO_TIME_MESSAGE` tells; the first choices are built
-            first. With a deadline this has to be called in a block of `tvmconv.measure.workers.pool`.
-        num_needed: how many of the first choices are waited for until the deadline's cut-off.
+        inputs: Kernels to build.
+        device: Device that they are built for.
+        num_workers: Number of processes; by default one less than the number of processors.
+        on_progress: Function that is called with the number of finished builds.
+        deadline: Time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
+            deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
+        num_needed: Number of first inputs for which the deadline's cut-off applies instead.
 
     Raises:
-        Error: the processes do not start.
+        Error: The processes do not start.
     """
     if not inputs:
         return []
-    schedules = {
-        _make_schedule_key(builder_input): builder_input.schedule for builder_input in inputs
-    }  # names are those of an operator
+    schedules = {_make_schedule_key(builder_input): builder_input.schedule for builder_input in inputs}
+    # Schedule names are unique per operator only.
     setup = BuilderSetup(inputs[0].workload, schedules, device, BUILD_MEMORY_BYTES)
     pool_size = min(resolve_num_workers(num_workers), len(inputs))
     if deadline is None and pool_size == 1:
@@ -69,9 +68,7 @@ def build_all(
     timed_out = BuilderResult(None, ErrorKind.BUILD_TIMEOUT, NO_TIME_MESSAGE)
     if deadline is not None:
         pool.prestart(BUILDER_MODULE, BUILDER_MODULE, pool_size)
-        if not pool.wait_for_worker(
-            BUILDER_MODULE, deadline.cut_off.remaining_seconds if num_needed else deadline.remaining_seconds
-        ):
+        if not pool.wait_for_worker(BUILDER_MODULE, (deadline.cut_off if num_needed else deadline).remaining_seconds):
             return [timed_out] * len(inputs)
     builder_pool, results = BuilderPool(setup, pool_size, BUILD_SECONDS), dict[int, BuilderResult]()
     try:

@@ -1,4 +1,4 @@
-"""The builder process: configs in, programs out, one after another."""
+"""Builder process, which receives configs and returns executables."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 
-WARM_UP_WORKLOAD, WARM_UP_ARCH = "conv2d:1x1x2x2,1x1x1x1", "sm_90"  # what is built to load the compilers
+WARM_UP_WORKLOAD, WARM_UP_ARCH = "conv2d:1x1x2x2,1x1x1x1", "sm_90"  # kernel that loads the compilers
 
 
 @dataclass(frozen=True)
 class BuilderSetup:
-    """What a builder process builds, whatever the config.
+    """Setup of a builder process for all configs.
 
     Attributes:
-        workload: what to compute, where a config does not come with another.
-        schedules: how, each under its name or another; their functions are found by module and name.
-        device: what to build for; need not be present.
-        memory_limit_bytes: bytes that a build may allocate.
+        workload: Workload of configs that come without one.
+        schedules: Schedules by name or other key; other processes find their functions by module and name.
+        device: Device to build for, which need not be present.
+        memory_limit_bytes: Memory that one build may allocate, in bytes.
     """
 
     workload: Workload
@@ -49,14 +49,14 @@ class BuilderSetup:
 
 @dataclass(frozen=True)
 class BuilderResult:
-    """What came of a config.
+    """Result of a build.
 
     Attributes:
-        executable: for the device; None for an error.
-        error: what went wrong.
-        message: of an error, one line.
-        phases: milliseconds by phase.
-        seconds: wall time.
+        executable: Executable for the device; None after an error.
+        error: Kind of error.
+        message: One-line message of the error.
+        phases: Milliseconds by phase.
+        seconds: Wall time of the build.
     """
 
     executable: Executable | None = None
@@ -69,26 +69,30 @@ class BuilderResult:
 def build_executable(
     setup: BuilderSetup, schedule_name: str, config: Config, workload: Workload | None = None
 ) -> BuilderResult:
-    """Build one config of a schedule; never raises but for want of memory.
+    """Build one config of a schedule and return the result, including any error.
+
+    Args:
+        setup: Setup of the process.
+        schedule_name: Key of the schedule in the setup.
+        config: Value of each knob.
+        workload: Workload to compute; that of the setup by default.
 
     Raises:
-        MemoryError: the build allocates more than there is.
+        MemoryError: The build exceeds the available memory.
     """
     from tvmconv.compiler import lowering as lowering
 
     phase_timer, device = PhaseTimer(), setup.device
     start = time.monotonic()
 
-    def make_failure(kind: ErrorKind, error: BaseException) -> BuilderResult:
-        return BuilderResult(None, kind, describe_error(error), phase_timer.milliseconds, time.monotonic() - start)
+    def make_failure(kind: ErrorKind, message: str) -> BuilderResult:
+        return BuilderResult(None, kind, message, phase_timer.milliseconds, time.monotonic() - start)
 
     try:
-        target = device.make_target()
-        schedule = setup.schedules[schedule_name]
-        result = lowering.lower_schedule(
-            workload or setup.workload, schedule, config, target, device.limits, device.text, phase_timer.phase
-        )
-        lowered = result.lowered
+        workload, schedule, target = workload or setup.workload, setup.schedules[schedule_name], device.make_target()
+        lowered = lowering.lower_schedule(
+            workload, schedule, config, target, device.limits, device.text, phase_timer.phase
+        ).lowered
         with phase_timer.phase("codegen"):
             _ = lowered.source
         with phase_timer.phase("compile"):
@@ -96,23 +100,20 @@ def build_executable(
     except MemoryError:
         raise
     except CompileError as error:
-        return make_failure(ErrorKind.COMPILE_HOST, error)
+        return make_failure(ErrorKind.COMPILE_HOST, describe_error(error))
     except ScheduleFailure as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        return BuilderResult(
-            None, ErrorKind.INSTANTIATION, error.reason, phase_timer.milliseconds, time.monotonic() - start
-        )
-    except BaseException as error:  # a schedule is anybody's code, and may even call sys.exit
-        return make_failure(ErrorKind.INSTANTIATION, error)
+        return make_failure(ErrorKind.INSTANTIATION, error.reason)
+    except BaseException as error:  # a schedule is user code, which may even call sys.exit
+        return make_failure(ErrorKind.INSTANTIATION, describe_error(error))
     return BuilderResult(executable, phases=phase_timer.milliseconds, seconds=time.monotonic() - start)
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `BuilderSetup` comes in, and None goes back or why it fails; then a `BuilderResult` for each schedule's
-    name and config, and perhaps workload.
+    """Serve builds: answer each `BuilderSetup` with None or an error text, and each job with a `BuilderResult`.
 
-    Another task may come at any time: the configs after it are its own.
+    A job is a tuple of schedule name, config and optional workload. A new setup applies to all later jobs.
     """
     setup, initial_bytes, message_stream = None, 0, iterate_messages(connection)
     preload_compilers()
@@ -128,7 +129,7 @@ def main(connection: Connection) -> None:
             setup, current_bytes = message, _get_allocated_bytes()
             initial_bytes = initial_bytes or current_bytes
             if current_bytes - initial_bytes > setup.memory_limit_bytes / 2:
-                return  # what builds left behind has grown too much to go on with
+                return  # earlier builds leaked too much memory
             _limit_memory(current_bytes + setup.memory_limit_bytes)
             connection.send(None)
             continue
@@ -137,7 +138,7 @@ def main(connection: Connection) -> None:
             connection.send(build_executable(setup, *message))
             continue
         except MemoryError:
-            pass  # the build's memory goes with the error; but this process may be short of it ever after
+            pass  # leaving the handler frees the build's memory; the process may still stay short of memory, so it ends
         message = f"the build allocates more than {setup.memory_limit_bytes / 2**30:.3g} GiB"
         connection.send(FinalMessage(BuilderResult(None, ErrorKind.COMPILE_HOST, message)))
         return
@@ -145,31 +146,28 @@ def main(connection: Connection) -> None:
 
 @functools.cache
 def preload_compilers() -> None:
-    """Load what every build needs, before the clock of the first one runs and before anybody asks.
+    """Load TVM and NVRTC with a small build, so that the first timed build does not include their loading.
 
-    TVM and NVRTC load much of themselves when they are first used, for which a small build is made.
+    Both libraries load many parts on first use.
     """
-    with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+    with contextlib.suppress(Exception):  # a real build reports the error
         import_tvm()
         from tvmconv import devices, registry, workloads
         from tvmconv.compiler import lowering as lowering
 
         workload, device = workloads.parse(WARM_UP_WORKLOAD), devices.find_device(WARM_UP_ARCH)
         schedule = registry.schedules(workload)[0]
-        _ = lowering.lower_schedule(
-            workload, schedule, {}, device.make_target(), device.limits, device.text
-        ).lowered.executable
+        target = device.make_target()
+        _ = lowering.lower_schedule(workload, schedule, {}, target, device.limits, device.text).lowered.executable
 
 
 def _get_allocated_bytes() -> int:
-    """What this process has allocated."""
+    """Return the virtual memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Let this process allocate so many bytes in all, or as many as it may; another task may set another limit."""
+    """Set the soft limit of this process's virtual memory, at most to the hard limit; it can be changed again."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS,
-        (max_bytes if hard_limit == resource.RLIM_INFINITY else min(max_bytes, hard_limit), hard_limit),
-    )
+    soft_limit = max_bytes if hard_limit == resource.RLIM_INFINITY else min(max_bytes, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (soft_limit, hard_limit))

@@ -1,4 +1,4 @@
-"""Who builds: processes, of which each builds one config at a time and may die of it."""
+"""Pool of builder processes, each of which builds one config at a time and may crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 BUILDER_MODULE = "tvmconv.measure.builder"
-START_SECONDS = 120.0  # for loading TVM on a busy machine
+START_SECONDS = 120.0  # time limit for loading TVM on a busy machine
 EXIT_MESSAGES = {
     ExitCause.CRASH: "the builder process {how}",
     ExitCause.START_TIMEOUT: "the builder process does not start in {limit:g} s",
@@ -26,20 +26,20 @@ EXIT_MESSAGES = {
 
 
 def resolve_num_workers(num_workers: int | None) -> int:
-    """Return the number of builder processes: `num_workers`, or one less than this process may have processors."""
+    """Return `num_workers` or, if it is None, one less than the number of processors available to this process."""
     return max(1, len(os.sched_getaffinity(0)) - 1) if num_workers is None else num_workers
 
 
 class BuilderPool:
-    """Builds configs in processes of their own.
+    """Pool of processes that build configs.
 
-    A config that hangs, crashes its process or allocates without end costs that process, which is started again, and
-    becomes one `BuilderResult` with the error. What that process had not begun is for whichever builder comes to it.
+    A config that hangs, crashes its process or allocates too much memory results in one `BuilderResult` with the error.
+    The process is restarted, and its queued configs go to other builders.
 
     Args:
-        setup: what is built.
-        num_workers: number of processes; none where nothing is to be built.
-        timeout_seconds: seconds for one build.
+        setup: Setup of all builders.
+        num_workers: Number of processes; 0 if nothing is built.
+        timeout_seconds: Time limit of one build.
     """
 
     def __init__(self, setup: BuilderSetup, num_workers: int, timeout_seconds: float) -> None:
@@ -48,57 +48,53 @@ class BuilderPool:
         limits = WorkerLimits(START_SECONDS, timeout_seconds)
         self._builders: list[SupervisedWorker] = []
         for _ in range(num_workers):
-            self._builders.append(
-                SupervisedWorker(BUILDER_MODULE, lambda: setup, limits, EXIT_MESSAGES, pool_key=BUILDER_MODULE)
-            )
+            worker = SupervisedWorker(BUILDER_MODULE, lambda: setup, limits, EXIT_MESSAGES, pool_key=BUILDER_MODULE)
+            self._builders.append(worker)
 
     def submit(self, tag: int, schedule: str, config: Config, workload: Workload | None = None) -> None:
-        """Queue a config of a schedule of the task; `tag` comes back with what it becomes.
+        """Queue a build.
 
         Args:
-            tag: a number of its own.
-            schedule: its name in the task.
-            config: its knobs.
-            workload: what to compute; by default the task's.
+            tag: Unique number, which is returned with the result.
+            schedule: Key of the schedule in the setup.
+            config: Value of each knob.
+            workload: Workload to compute; that of the setup by default.
         """
         self._queued_jobs.append(Job(tag, (schedule, config, workload)))
 
     def poll(self) -> list[tuple[int, BuilderResult]]:
-        """Deal out what is queued; what has ended since the last call, by tag.
+        """Send queued builds to the processes, and return tags and results of builds that ended since the last call.
 
         Raises:
-            HostError: the builder processes do not start.
-            Error: they cannot load a schedule.
+            HostError: The builder processes do not start.
+            Error: They cannot load a schedule.
         """
-        results = [
-            (job.tag, _make_builder_result(answer)) for builder in self._builders for job, answer in builder.poll()
-        ]
+        answers = [answer for builder in self._builders for answer in builder.poll()]
+        results = [(job.tag, _make_builder_result(answer)) for job, answer in answers]
         for builder in self._builders:
             if builder.exit_info:
                 self._restart_builder(builder, builder.exit_info)
-        for num_free_slots in range(MAX_QUEUED_JOBS, 0, -1):  # first to those that have nothing to do
+        for num_free_slots in range(MAX_QUEUED_JOBS, 0, -1):  # idle processes first
             for builder in self._builders:
                 if self._queued_jobs and builder.num_free_slots == num_free_slots:
                     builder.submit(self._queued_jobs.popleft())
         return results
 
     def wait_handles(self) -> Sequence[Connection]:
-        """What becomes readable when `poll` has something to tell."""
+        """Return the connections that become readable when `poll` has results."""
         return [connection for builder in self._builders for connection in builder.wait_handles()]
 
     def close(self) -> None:
-        """End all processes, or hand them on; see `tvmconv.measure.workers.pool`."""
+        """End all processes or return them to `tvmconv.measure.workers.pool`."""
         for builder in self._builders:
             builder.close()
 
     def _restart_builder(self, builder: SupervisedWorker, exit_info: ExitInfo) -> None:
-        """Start a builder anew, unless there is no sense in it."""
+        """Restart a builder, or raise an error if that is pointless."""
         if exit_info.cause is ExitCause.REFUSED:
-            schedules = self._setup.schedules
-            plugin_names = [
-                name for name, schedule in schedules.items() if not schedule.function.__module__.startswith(BUILT_IN)
-            ]
-            names = " or ".join(plugin_names or schedules)
+            modules = {name: schedule.function.__module__ for name, schedule in self._setup.schedules.items()}
+            plugin_names = [name for name, module in modules.items() if not module.startswith(BUILT_IN)]
+            names = " or ".join(plugin_names or modules)
             raise Error(f"a builder process cannot load schedule {names}: {exit_info.reason}")
         if builder.is_hopeless:
             raise HostError(f"the builder processes do not start: {exit_info.reason}")
@@ -107,7 +103,7 @@ class BuilderPool:
 
 
 def _make_builder_result(answer: Any) -> BuilderResult:
-    """What a builder says of a config, or what it means that its process ended over it."""
+    """Return the result of a builder, or make one from the end of its process."""
     if not isinstance(answer, ExitInfo):
         return answer
     kind = ErrorKind.BUILD_TIMEOUT if answer.cause is ExitCause.JOB_TIMEOUT else ErrorKind.COMPILE_HOST

@@ -1,7 +1,7 @@
-"""Faults of the environment: failures that say nothing about the config at which they were seen.
+"""Environment faults: failures that are not caused by the measured config.
 
-A full disk, a missing compiler or a lost device makes every program fail, and one that is known to be right as well.
-The texts of some failures name such a fault; of the others a control decides (`tvmconv.measure.pipeline`).
+A full disk, a missing compiler or a lost device makes every kernel fail, including correct ones. The messages of some
+failures name such a fault. In other cases a control kernel decides (`tvmconv.measure.pipeline`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvmconv.measure.results import ErrorKind
 DOUBTFUL_RUN_KINDS = frozenset({ErrorKind.RUNTIME, ErrorKind.COMPILE_DEVICE})
 DOUBTFUL_BUILD_KINDS = frozenset({ErrorKind.COMPILE_HOST})
 
-# No config can bring about one of these errors. ENOMEM is not among them: a config may allocate too much.
+# No config can cause these errors. ENOMEM is excluded, because a config may allocate too much memory.
 _ERRNOS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -43,35 +43,35 @@ _LOST_DEVICE = (
 
 _FAULT_SIGNATURES = (*(os.strerror(number) for number in _ERRNOS), *_LOST_DEVICE)
 
-# A program does not send itself these signals: the kernel short of memory, a resource limit or a user does.
+# These signals come from the out-of-memory killer, a resource limit or a user, not from the process itself.
 _SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGXFSZ, signal.SIGXCPU)
 
 
 def is_environment_fault(message: str) -> bool:
-    """Return whether a failure's message names a fault of the host or of the device: no config brings that about."""
+    """Return whether a message names a fault of the host or the device that no config can cause."""
     return any(signature in message for signature in _FAULT_SIGNATURES)
 
 
 def is_external_signal(message: str) -> bool:
-    """Return whether a process ended by a signal that another process or the kernel sent it."""
+    """Return whether a message names a signal that another process or the operating system sent."""
     return any(f"killed by {number.name}" in message for number in _SENT_SIGNALS)
 
 
 def is_retryable(message: str) -> bool:
-    """Return whether the same config may well succeed once the fault that the message names has passed."""
+    """Return whether the config may succeed after the fault in the message has passed."""
     return is_environment_fault(message) or is_external_signal(message)
 
 
 def is_doubtful_run(error: ErrorKind) -> bool:
-    """Return whether a failure on a device may be the environment's rather than the program's."""
+    """Return whether the environment, rather than the kernel, may have caused a failure on a device."""
     return error in DOUBTFUL_RUN_KINDS
 
 
 def is_doubtful_build(error: ErrorKind, message: str) -> bool:
-    """Return whether a failure of a build may be the environment's rather than the config's."""
+    """Return whether the environment, rather than the config, may have caused a build failure."""
     return error in DOUBTFUL_BUILD_KINDS or (error is ErrorKind.INSTANTIATION and is_environment_fault(message))
 
 
 def is_doubtful(error: ErrorKind, message: str) -> bool:
-    """Return whether a recorded failure may be the environment's; see the two functions above."""
+    """Return whether the environment may have caused a recorded failure."""
     return is_doubtful_run(error) or is_doubtful_build(error, message)

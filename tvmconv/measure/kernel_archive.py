@@ -1,4 +1,4 @@
-"""Programs in a file, each with what is known of it: JSON and machine code, nothing that could run by being read."""
+"""Archives of executables with metadata, as JSON and machine code without pickled objects."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from tvmconv.errors import Error
 from tvmconv.files import check_archive, open_regular
 from tvmconv.measure.serialization import decode_executable, encode_executable
 
-MAX_ARCHIVE_BYTES = 1 << 32  # of all programs of a file
+MAX_ARCHIVE_BYTES = 1 << 32  # limit for the unpacked archive
 METADATA_KEY, EXECUTABLE_KEY = "told", "program"
 
 
 def save_kernels(file: Path, kernels: Iterable[tuple[dict[str, Any], Executable]]) -> None:
-    """Write programs, each with what JSON has to say of it."""
+    """Write executables with their metadata, a JSON-serializable dict, to a file."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for index, (metadata, executable) in enumerate(kernels):
             header, code = encode_executable(executable, None)
-            archive.writestr(
-                f"{index}.json", json.dumps({METADATA_KEY: metadata, EXECUTABLE_KEY: header}, ensure_ascii=False)
-            )
+            entry = json.dumps({METADATA_KEY: metadata, EXECUTABLE_KEY: header}, ensure_ascii=False)
+            archive.writestr(f"{index}.json", entry)
             archive.writestr(f"{index}.bin", code)
 
 
 def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
-    """What `save_kernels` wrote, in that order.
+    """Yield metadata and executables of a file that `save_kernels` wrote, in order.
 
     Raises:
-        Error: the file cannot be read, or holds something else.
+        Error: The file cannot be read or is not such an archive.
     """
     try:
         with open_regular(file) as stream, zipfile.ZipFile(stream) as archive:
@@ -42,5 +41,5 @@ def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
                 entry = jsonfile.parse_json(archive.read(f"{index}.json"))
                 executable, _ = decode_executable(entry[EXECUTABLE_KEY].decode(str), archive.read(f"{index}.bin"))
                 yield {name: value.value for name, value in entry[METADATA_KEY].members().items()}, executable
-    except Exception as error:  # for a file that is damaged, archives and decompression raise a dozen kinds
+    except Exception as error:  # zipfile and zlib raise many exception types for damaged files
         raise Error(f"cannot read {file}: {error}") from error

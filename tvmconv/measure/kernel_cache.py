@@ -1,8 +1,8 @@
-"""Programs that were built before, kept on disk: a kernel of a log is there again without a compiler.
+"""On-disk cache of built executables, which allows loading a kernel of a log without a compiler.
 
-A program is kept under all that it is made from: the workload, the schedule, the config, the device, this library's own
-files, and the versions of the compilers. Files are data: a checksum, a header in JSON, and code for the device. Where
-the folder cannot be written, nothing is kept; a file that is damaged is as good as none.
+The key hashes all inputs of a build: workload, schedule, config, device, the source files of this package, and the
+versions of the compilers. A file holds a checksum, a JSON header and device code. Without write access, nothing is
+cached; damaged files are ignored.
 """
 
 from __future__ import annotations
@@ -28,25 +28,23 @@ from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 CACHE_VARIABLE, DISABLED = "TVMCONV_CACHE", "none"
-MAX_FILES = 4000  # files; the oldest go
-CACHE_FILE_PATTERN = re.compile(
-    r"(times-)?[0-9a-f]{64}"
-)  # what their names begin with, in a folder that may have others
+MAX_FILES = 4000  # the oldest files beyond this number are deleted
+CACHE_FILE_PATTERN = re.compile(r"(times-)?[0-9a-f]{64}")  # prefix of cache files; other files are never deleted
 COMPILERS = ("apache-tvm", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
 def find_cache_folder() -> Path | None:
-    """Where programs are kept: in `$TVMCONV_CACHE`, else in the user's cache; None for nowhere."""
+    """Return the folder `$TVMCONV_CACHE` or else one in the user's cache; None if caching is disabled."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return None if named == DISABLED else Path(named)
-    with contextlib.suppress(RuntimeError):  # there is no home
+    with contextlib.suppress(RuntimeError):  # no home directory
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmconv"
     return None
 
 
 def lookup(workload: Workload, schedule: str, config: Config, device: Device) -> Executable | None:
-    """A program that was kept; None if there is none, or a file that it was made from has changed."""
+    """Return a cached executable; None if there is none or the schedule's source file has changed."""
     path = _make_entry_path(workload, schedule, config, device)
     if path is None:
         return None
@@ -59,15 +57,15 @@ def lookup(workload: Workload, schedule: str, config: Config, device: Device) ->
         if any(_make_file_stamp(Path(name)) != stamp for name, stamp in data["sources"].items()):
             return None
         executable, _ = decode_executable(data["program"], code)
-    except Exception:  # a file that was made with the right checksum may still hold anything
+    except Exception:  # a file with a valid checksum may still have any content
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # it is no longer among the oldest
+        os.utime(path)  # marks the file as recently used
     return executable
 
 
 def store(workload: Workload, schedule: Schedule, config: Config, device: Device, executable: Executable) -> None:
-    """Keep a program, if that is possible."""
+    """Write an executable to the cache if possible."""
     path = _make_entry_path(workload, schedule.name, config, device)
     if path is None:
         return
@@ -97,13 +95,11 @@ def _make_entry_path(workload: Workload, schedule: str, config: Config, device: 
 
 @functools.cache
 def hash_sources() -> str:
-    """What changes when this library or a compiler does."""
+    """Return a hash of the source files of this package and the versions of the compilers."""
     folders = [Path(__file__).parents[1], *map(Path, importlib.import_module(BUILT_IN).__path__)]
     files = sorted({file for folder in folders for file in folder.rglob("*.py")})
-    hashed_text = json.dumps(
-        [[str(file), _make_file_stamp(file)] for file in files] + [list(_list_compiler_versions())]
-    )
-    return hashlib.sha256(hashed_text.encode()).hexdigest()
+    stamps = [[str(file), _make_file_stamp(file)] for file in files]
+    return hashlib.sha256(json.dumps([*stamps, list(_list_compiler_versions())]).encode()).hexdigest()
 
 
 def _list_compiler_versions() -> Iterable[str]:
@@ -113,7 +109,7 @@ def _list_compiler_versions() -> Iterable[str]:
 
 
 def _make_file_stamp(file: Path) -> list[int]:
-    """Size and time of a file; nothing if it is not there."""
+    """Return the size and modification time of a file; an empty list if it does not exist."""
     try:
         status = file.stat()
     except OSError:

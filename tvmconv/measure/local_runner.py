@@ -1,4 +1,4 @@
-"""A device of this host, in a process of its own that a kernel may take down with it."""
+"""Runner for a device of this host, in a separate process that a kernel may crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmconv.verification import Problem
 
 RUNNER_PROCESS_MODULE = "tvmconv.measure.runner_process"
 START_SECONDS = 120.0
-RETRY_SECONDS = 1.0  # a GPU takes a moment to recover from a process that was killed
+RETRY_SECONDS = 1.0  # a GPU needs a moment to recover after its process was killed
 EXIT_MESSAGES = {
     ExitCause.CRASH: "the device process {how}",
     ExitCause.START_TIMEOUT: "the device process does not start in {limit:g} s",
@@ -26,21 +26,21 @@ EXIT_MESSAGES = {
 
 
 class LocalRunner:
-    """A device process, as its parent sees it; see `tvmconv.measure.runner.Runner`.
+    """Parent's handle of a runner process; see `tvmconv.measure.runner.Runner`.
 
     Args:
-        device: the device, present on this host.
-        problem: what to verify and to time on.
-        timeout_seconds: seconds for one program.
-        memory_limit_bytes: bytes of host memory that the process may hold.
+        device: Device of this host.
+        problem: Inputs and reference for verification and timing.
+        timeout_seconds: Time limit of one executable.
+        memory_limit_bytes: Host memory that the process may use beyond inputs and reference, in bytes.
     """
 
     def __init__(self, device: Device, problem: Problem, timeout_seconds: float, memory_limit_bytes: int) -> None:
         self.device = device
         self._problem = problem
         self._control_executable: Executable | None = None
-        memory_bytes = memory_limit_bytes + 4 * problem.nbytes  # as sent, as kept, on the CPU
-        # PoCL writes its compiled kernels to files, of which nobody needs any again.
+        memory_bytes = memory_limit_bytes + 4 * problem.nbytes  # pickled, unpickled, and copied to a CPU device
+        # PoCL would keep its compiled kernels in files, which are never reused.
         is_opencl = device.kind == "opencl"
         self._process = SupervisedWorker(
             RUNNER_PROCESS_MODULE,
@@ -54,15 +54,15 @@ class LocalRunner:
 
     @property
     def num_free_slots(self) -> int:
-        """How many more programs to submit now; see `Runner.num_free_slots`."""
+        """Number of executables that can be submitted now; see `Runner.num_free_slots`."""
         return self._process.num_free_slots
 
     def submit(self, tag: int, executable: Executable, best_seconds: float | None) -> None:
-        """Queue a program; see `Runner.submit`."""
+        """Queue an executable; see `Runner.submit`."""
         self._process.submit(Job(tag, (executable, best_seconds)))
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
-        """What has ended; see `Runner.poll`."""
+        """Return finished results; see `Runner.poll`."""
         process = self._process
         results = [(job.tag, self._make_result(job, answer)) for job, answer in process.poll()]
         if process.exit_info:
@@ -73,15 +73,15 @@ class LocalRunner:
         return results
 
     def wait_handles(self) -> Sequence[Connection]:
-        """The process's pipe."""
+        """Return the connection to the process."""
         return self._process.wait_handles()
 
     def close(self) -> None:
-        """End the process, or hand it on; see `tvmconv.measure.workers.pool`."""
+        """End the process or return it to `tvmconv.measure.workers.pool`."""
         self._process.close()
 
     def _make_setup(self) -> RunnerSetup:
-        """The process's first message; the reference is computed when the process is on its way."""
+        """Return the first message to the process; this computes the reference while the process starts."""
         problem = self._problem
         return RunnerSetup(
             self.device.text,
@@ -92,7 +92,7 @@ class LocalRunner:
         )
 
     def _make_result(self, job: Job, answer: Any) -> RunnerResult:
-        """What the process says of a program, or what it means that it ended over it."""
+        """Return the result of the process, or make one from the end of the process."""
         if isinstance(answer, ExitInfo):
             kind = ErrorKind.RUN_TIMEOUT if answer.cause is ExitCause.JOB_TIMEOUT else ErrorKind.RUNTIME
             return RunnerResult(error=kind, message=answer.reason, seconds=answer.seconds)

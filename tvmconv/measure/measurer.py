@@ -1,4 +1,4 @@
-"""Measuring configs: built in worker processes, verified and timed in device processes, whatever they do there."""
+"""Measurement of configs, which are built in builder processes and verified and timed in runner processes."""
 
 from __future__ import annotations
 
@@ -34,36 +34,37 @@ if TYPE_CHECKING:
     from tvmconv.space import Config
     from tvmconv.workloads import Workload
 
-POLL_SECONDS = 0.05  # between two looks at the clock and at the memory of the processes
-CLOSE_SECONDS = 1.0  # for what computes a reference, or waits for a process to start, when nobody wants it any more
+POLL_SECONDS = 0.05  # interval of checks of the processes' time and memory
+CLOSE_SECONDS = 1.0  # longest wait for a reference computation or a starting process that is no longer needed
 RUN_SECONDS = {"cuda": 10.0, "opencl": 60.0}  # PoCL compiles at the first launch, for up to 15 s on two cores
 
 
 class Measurer:
-    """Measures configs of schedules for one workload; a context manager.
+    """Context manager that measures configs of schedules for one workload.
 
-    Configs go in with `submit` and come back measured from `collect_results`, in the order in which they end, each
-    exactly once. Building and timing go on meanwhile, in processes that end with the block (within `standing` they
-    serve the next measurer), or with this process. A config that hangs, crashes, allocates without end or computes
-    something else is a measurement with that error. Builders start at once, what holds a device with the first config.
+    `submit` queues configs, and `collect_results` returns each result exactly once, in the order of completion. Builds
+    and timings run in separate processes, which end with the block or with this process; within
+    `tvmconv.measure.workers.pool.keep_workers_alive` the next measurer reuses them. A config that hangs, crashes,
+    allocates too much memory or computes a wrong output results in a measurement with that error. Builders start
+    immediately, and devices are taken with the first config.
 
     Args:
-        workload: what to compute.
-        schedules: how, one or several; their functions have to be at the top level of modules that can be imported.
-        devices: where to measure: names, devices, or runners of another kind; all of one kind and architecture.
-        workers: processes that build; by default one less than there are processors. With 0 there are none, for trials
-            that were built before.
-        build_timeout: seconds for one build.
-        run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
-        memory_limit: bytes of host memory for one candidate.
-        seed: of the inputs; fresh ones by default.
-        problem: the inputs and the reference instead, of the same workload; or a function that returns them, which is
-            called by a thread of the measurer, so that nobody else waits for a reference.
+        workload: Workload to compute.
+        schedules: One or several schedules; their functions must be at the top level of importable modules.
+        devices: Names, devices or custom runners to measure on, all of one kind and architecture.
+        workers: Number of builder processes; by default one less than the number of processors. With 0, only candidates
+            with an executable can be measured.
+        build_timeout: Time limit of one build in seconds.
+        run_timeout: Time limit of one candidate on the device in seconds; `RUN_SECONDS` of the kind by default.
+        memory_limit: Host memory limit of one candidate in bytes.
+        seed: Seed of the inputs; fresh by default.
+        problem: Inputs and reference of the same workload instead of a seed, or a function that returns them. A thread
+            of the measurer calls the function, so that the caller does not wait for the reference.
 
     Raises:
-        DeviceError: a device is not there, or the devices differ.
-        ScheduleError: another process cannot import a schedule.
-        WorkloadError: inputs and reference do not fit in memory.
+        DeviceError: A device is not available, or the devices differ.
+        ScheduleError: Another process cannot import a schedule.
+        WorkloadError: Inputs and reference do not fit in memory.
     """
 
     def __init__(
@@ -83,17 +84,14 @@ class Measurer:
         for schedule in schedule_list:
             _check_importable(schedule)
         self._first_schedule = schedule_list[0].name
-        self._endpoints = [
-            known_devices.find_device(endpoint) if isinstance(endpoint, str) else endpoint for endpoint in devices
-        ]
+        self._endpoints = [known_devices.find_device(d) if isinstance(d, str) else d for d in devices]
         self._device = _find_common_device(self._endpoints)
         by_name = {schedule.name: schedule for schedule in schedule_list}
         control_schedule = registry.get_baseline_schedule(workload)
-        self._control_candidate = (
-            MeasureCandidate(control_schedule.name, {}) if control_schedule and workers != 0 else None
-        )
+        self._control_candidate = None
         if control_schedule:
             by_name.setdefault(control_schedule.name, control_schedule)
+            self._control_candidate = MeasureCandidate(control_schedule.name, {}) if workers != 0 else None
         self._setup = BuilderSetup(workload, by_name, self._device, memory_limit)
         self._num_workers = resolve_num_workers(workers)
         self._build_timeout = build_timeout
@@ -104,12 +102,12 @@ class Measurer:
 
         self._candidates: queue.SimpleQueue[MeasureCandidate] = queue.SimpleQueue()
         self._pipeline: MeasurePipeline | None = None
-        self._results: queue.SimpleQueue[MeasureResult | None] = queue.SimpleQueue()  # None: no more will come
+        self._results: queue.SimpleQueue[MeasureResult | None] = queue.SimpleQueue()  # None: the thread has failed
         self._error: BaseException | None = None
         self._is_closing = False
-        self._is_ready = threading.Event()  # all processes were started
+        self._is_ready = threading.Event()  # set when all processes were started
         self._wake_receiver, self._wake_sender = Pipe(duplex=False)
-        # A thread keeps the devices busy while a tuner thinks.
+        # A thread keeps the devices busy while a tuner computes.
         self._thread = threading.Thread(target=self._run, name="measurer", daemon=True)
         self._thread.start()
 
@@ -118,7 +116,7 @@ class Measurer:
 
     @property
     def num_workers(self) -> int:
-        """How many processes build."""
+        """Number of builder processes."""
         return self._num_workers
 
     def __exit__(self, *_: object) -> None:
@@ -126,50 +124,47 @@ class Measurer:
 
     @property
     def num_pending(self) -> int:
-        """How many configs were submitted that have not been handed out."""
+        """Number of submitted configs without a collected result."""
         return self._num_submitted - self._num_returned
 
     @property
     def phase_means(self) -> dict[str, float]:
-        """Where the time of a trial goes: mean milliseconds by phase, over the trials that came to it."""
+        """Mean milliseconds by phase over the trials that reached the phase."""
         return self._phase_means.compute_means()
 
     @property
     def fastest_candidates(self) -> list[MeasureCandidate]:
-        """Those that were fastest so far, the fastest first, to be submitted once more as last timings."""
-        return (
-            [replace(candidate, is_final=True) for candidate in self._pipeline.fastest_candidates]
-            if self._pipeline
-            else []
-        )
+        """Fastest candidates so far, the fastest first, marked for final timings."""
+        candidates = self._pipeline.fastest_candidates if self._pipeline else []
+        return [replace(candidate, is_final=True) for candidate in candidates]
 
     def submit(self, configs: Sequence[Config], schedule: str | None = None) -> None:
-        """Queue configs of a schedule, by default of the first."""
+        """Queue configs of a schedule, which is the first one by default."""
         self.submit_candidates([MeasureCandidate(schedule or self._first_schedule, config) for config in configs])
 
     def submit_candidates(self, candidates: Sequence[MeasureCandidate]) -> None:
-        """Queue configs of any of the schedules, or what was built before.
+        """Queue candidates of any of the schedules, with or without an executable.
 
         Raises:
-            Error: something has to be built, and there are no workers.
+            Error: A candidate has no executable, and there are no builder processes.
         """
         if not self._num_workers and any(candidate.executable is None for candidate in candidates):
-            raise Error("nobody builds: without workers only what was built before can be measured")
+            raise Error("cannot build: with 0 workers, expected candidates that were built before")
         for candidate in candidates:
             self._candidates.put(candidate)
         self._num_submitted += len(candidates)
         self._wake_sender.send_bytes(b"more")
 
     def collect_results(self, timeout: float) -> list[MeasureResult]:
-        """What came of configs since the last call.
+        """Return the results since the last call.
 
         Args:
-            timeout: seconds to wait for the first; the list is empty when none came, or none is pending.
+            timeout: Seconds to wait for the first result. The list is empty if none arrives or none is pending.
 
         Raises:
-            DeviceError: no device can be measured on any more.
-            HostError: the host or the device lets no program be built or run; what it failed at is not returned.
-            Error: the builder processes do not start.
+            DeviceError: No device is usable any more.
+            HostError: The host or the device cannot build or run any kernel; failures caused by it are not returned.
+            Error: The builder processes do not start.
         """
         results: list[MeasureResult] = []
         while self.num_pending > len(results):
@@ -185,10 +180,10 @@ class Measurer:
         return results
 
     def close(self) -> None:
-        """End all processes, whatever they are doing, or hand them on; what was not handed out is lost.
+        """End all processes or return them to the pool; uncollected results are lost.
 
-        Where a reference is being computed, or a process being started, this waits `CLOSE_SECONDS` at most: what there
-        is of processes ends later, when that is done.
+        The method waits at most `CLOSE_SECONDS` for a reference computation or a starting process. In that case the
+        processes end later.
         """
         self._is_closing = True
         if not self._wake_receiver.closed:
@@ -199,14 +194,12 @@ class Measurer:
                 self._wake_sender.close()
 
     def _run(self) -> None:
-        """What the thread does: all that speaks to the processes, which live no longer than the thread."""
+        """Run the thread that communicates with the processes; they end with this thread."""
         closables: list[BuilderPool | Runner] = []
         try:
             builder_pool = BuilderPool(self._setup, self._num_workers, self._build_timeout)
             closables.append(builder_pool)
-            wait(
-                [self._wake_receiver]
-            )  # for the first configs, while builders start: until then a device is for others
+            wait([self._wake_receiver])  # take a device only when the first configs arrive
             if self._is_closing:
                 return
             problem = self._problem() if callable(self._problem) else self._problem
@@ -260,7 +253,7 @@ def _check_importable(schedule: Schedule) -> None:
 
 
 def _find_common_device(endpoints: Sequence[Device | Runner]) -> Device:
-    """The device to build for, the first one; raises DeviceError if another needs another build, or has other times."""
+    """Return the first device; raise DeviceError if executables or times of another device are not compatible."""
     devices = [endpoint if isinstance(endpoint, Device) else endpoint.device for endpoint in endpoints]
     if not devices:
         raise DeviceError("no device to measure on: expected one such as cuda:0 or opencl:0")
@@ -280,7 +273,7 @@ def _find_common_device(endpoints: Sequence[Device | Runner]) -> Device:
 
 
 def _collect_versions(device: Device) -> dict[str, str]:
-    """Of the software that makes and runs the kernels."""
+    """Return the versions of the software that builds and runs the kernels."""
     versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm")}
     if device.kind != "cuda":
         return {**versions, "pyopencl": metadata.version("pyopencl")}

@@ -1,4 +1,4 @@
-"""How long the phases of a trial take."""
+"""Timing of the phases of a trial."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PHASES = ("apply", "lower", "codegen", "compile", "queue", "load", "verify", "ti
 
 
 class PhaseTimer:
-    """Milliseconds by phase.
+    """A timer of phases.
 
     Attributes:
-        milliseconds: of every phase that was entered, also of one that failed.
+        milliseconds: Duration of every entered phase by name, including failed ones.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block."""
+        """Time the block as a phase."""
         start = time.perf_counter()
         try:
             yield
@@ -38,11 +38,11 @@ class PhaseMeans:
         self._counts: dict[str, int] = defaultdict(int)
 
     def add(self, milliseconds: Mapping[str, float]) -> None:
-        """Count one trial's phases in."""
+        """Add the phases of one trial."""
         for phase, phase_ms in milliseconds.items():
             self._sums[phase] += phase_ms
             self._counts[phase] += 1
 
     def compute_means(self) -> dict[str, float]:
-        """Mean over the trials that came to the phase, in the order in which a trial passes them."""
+        """Return the mean over the trials that reached a phase, by phase in the order of `PHASES`."""
         return {phase: self._sums[phase] / self._counts[phase] for phase in PHASES if self._counts[phase]}

@@ -1,9 +1,9 @@
-"""The way of a config: through the builders, through a device, to what came of it.
+"""Pipeline that passes candidates through the builders and a device to their results.
 
-A failure that may be the environment's (`tvmconv.measure.faults`) is held back until it is known whose it is. Where
-another program runs, or another config is built, after it, the failure is the config's own. Where none does, a control
-decides: a program that was right before, or the naive schedule. If the control fails too, the place is lost, and no
-measurement is made of what was held back.
+A failure that the environment may have caused (`tvmconv.measure.faults`) is held back until its cause is known. If
+another kernel runs, or another config is built, after it, the config caused the failure. If none does, a control
+decides: an executable that was correct before, or the naive schedule. If the control fails too, the device or the host
+is considered lost, and no results are returned for the failures.
 """
 
 from __future__ import annotations
@@ -30,21 +30,18 @@ if TYPE_CHECKING:
     from tvmconv.measure.builder_pool import BuilderPool
     from tvmconv.space import Config
 
-MAX_UNEXPLAINED_FAILURES = (
-    8  # failures of one device, or of the builders, before a control decides although there is other work
-)
+MAX_UNEXPLAINED_FAILURES = 8  # failures of a device or of the builders after which a control runs before other work
 
 
 @dataclass(frozen=True)
 class MeasureCandidate:
-    """A config to be measured.
+    """A config to measure.
 
     Attributes:
-        schedule: the schedule's name, among those of the task.
-        config: values by knob name.
-        is_final: whether it is a last timing, as `Benchmark.time_final` does it; these are taken by the first device
-            alone.
-        executable: what it was built to before; None for what has to be built.
+        schedule: Key of the schedule in the setup.
+        config: Value of each knob.
+        is_final: Time it as `Benchmark.time_final` does; only the first device takes such candidates.
+        executable: Executable of an earlier build; None if it has to be built.
     """
 
     schedule: str
@@ -55,14 +52,14 @@ class MeasureCandidate:
 
 @dataclass
 class _InFlight:
-    """A config on its way.
+    """A candidate in the pipeline.
 
     Attributes:
-        candidate: the config.
-        builder_result: what the builders made of it.
-        runner: the device that it is on; None before.
-        sent_at: when it was dealt to the device.
-        is_retry: whether it failed before by a fault that was not its own.
+        candidate: Candidate.
+        builder_result: Result of its build.
+        runner: Runner that it was submitted to; None before.
+        sent_at: Time of its submission to the runner.
+        is_retry: Whether an environment fault made it fail before.
     """
 
     candidate: MeasureCandidate
@@ -74,11 +71,11 @@ class _InFlight:
 
 @dataclass
 class _UnexplainedFailures:
-    """The failures of one device, or of the builders, of which it is not known yet whether they are the configs' own.
+    """Failures of one device or of the builders with unknown cause.
 
     Attributes:
-        failures: the trials' tags, each with what came of it.
-        control_tag: the tag of the control that will decide; None as long as none is on its way.
+        failures: Tags and results of the failed trials.
+        control_tag: Tag of the control in progress; None without one.
     """
 
     failures: list[tuple[int, RunnerResult | BuilderResult]] = field(default_factory=list)
@@ -86,21 +83,21 @@ class _UnexplainedFailures:
 
     @property
     def reason(self) -> str:
-        """The message that says most: one that names the environment, else the first."""
+        """First message that names an environment fault, or else the first message."""
         messages = [result.message for _, result in self.failures]
         return next((message for message in messages if faults.is_environment_fault(message)), messages[0])
 
 
 class MeasurePipeline:
-    """Deals configs to builders and programs to devices, and tells what came of each config.
+    """Distributes candidates to builders and executables to runners, and collects the results.
 
     Args:
-        setup: what is built.
-        builder_pool: what builds them.
-        runners: the devices.
-        versions: of the software that makes and runs the kernels.
-        phase_means: where the phases of each trial are counted in.
-        control_candidate: a config that is known to be right, of a schedule of the task; None if there is none.
+        setup: Setup of the builders.
+        builder_pool: Builders.
+        runners: Runners of the devices.
+        versions: Versions of the software that builds and runs the kernels.
+        phase_means: Statistics to which the phases of each trial are added.
+        control_candidate: Candidate that is known to be correct; None if there is none.
     """
 
     def __init__(
@@ -123,19 +120,17 @@ class MeasurePipeline:
         self._fastest: list[tuple[float, MeasureCandidate]] = []
         self._pending_error: Error | None = None
         self._control_candidate = control_candidate
-        self._control_executable: Executable | None = (
-            None  # of this workload, and right on a device: what a control runs
-        )
+        self._control_executable: Executable | None = None  # was correct on a device before
         self._run_failures = {id(runner): _UnexplainedFailures() for runner in self._runners}
         self._build_failures = _UnexplainedFailures()
 
     @property
     def fastest_candidates(self) -> list[MeasureCandidate]:
-        """Those trials that were fastest so far, as built: `NUM_FINALISTS` at most, the fastest first."""
+        """The at most `NUM_FINALISTS` fastest candidates so far with their executables, the fastest first."""
         return [candidate for _, candidate in self._fastest]
 
     def submit(self, candidate: MeasureCandidate) -> None:
-        """Queue a config."""
+        """Queue a candidate."""
         tag, self._next_tag = self._next_tag, self._next_tag + 1
         self._in_flight[tag] = _InFlight(candidate)
         if candidate.executable is None:
@@ -144,15 +139,15 @@ class MeasurePipeline:
             self._in_flight[tag].builder_result = BuilderResult(candidate.executable)
             self._ready_executables.append((tag, candidate.executable))
             if candidate.is_final and self._control_candidate is None:
-                self._control_executable = candidate.executable  # it is among the fastest, and so was right before
+                self._control_executable = candidate.executable  # a finalist was correct before
 
     def poll(self) -> list[MeasureResult]:
-        """Move everything on that can be; what came of what has ended.
+        """Advance all candidates that can advance, and return the results of those that ended.
 
         Raises:
-            DeviceError: the last device is lost.
-            HostError: a program that is known to be right fails as well.
-            Error: the builders do not start.
+            DeviceError: The last device is lost.
+            HostError: The control failed.
+            Error: The builders do not start.
         """
         if self._pending_error:
             raise self._pending_error
@@ -166,21 +161,20 @@ class MeasurePipeline:
                 results += self._handle_build(tag, builder_result)
             results += self._resolve_build_failures()
         except HostError as error:
-            self._pending_error = error  # raised next time: there are others to return
+            self._pending_error = error  # raised by the next call, after the results of this one
         for runner in list(self._runners):
             with self._drop_if_lost(runner):
                 results += self._resolve_run_failures(runner)
                 while runner.num_free_slots > 0 and (entry := self._take_next_executable(runner)):
                     tag, executable = entry
-                    self._in_flight[tag].runner, self._in_flight[tag].sent_at = runner, time.monotonic()
-                    runner.submit(
-                        tag, executable, None if self._in_flight[tag].candidate.is_final else self._best_seconds
-                    )
+                    in_flight = self._in_flight[tag]
+                    in_flight.runner, in_flight.sent_at = runner, time.monotonic()
+                    runner.submit(tag, executable, None if in_flight.candidate.is_final else self._best_seconds)
         return results
 
     @contextlib.contextmanager
     def _drop_if_lost(self, runner: Runner) -> Iterator[None]:
-        """Go on without a device that turns out to be lost; the next `poll` raises if it was the last one."""
+        """Remove a runner whose device is lost in the block; the next `poll` raises if it was the last one."""
         try:
             yield
         except (DeviceError, HostError) as error:
@@ -192,7 +186,7 @@ class MeasurePipeline:
         return self._fastest[0][0] if self._fastest else math.inf
 
     def _take_next_executable(self, runner: Runner) -> tuple[int, Executable] | None:
-        """The next program that a device may have; last timings are compared, and are all for the first one."""
+        """Return the next executable for a runner; final timings must be comparable, so the first runner takes all."""
         for index, (tag, _) in enumerate(self._ready_executables):
             if runner is self._runners[0] or not self._in_flight[tag].candidate.is_final:
                 entry = self._ready_executables[index]
@@ -201,14 +195,12 @@ class MeasurePipeline:
         return None
 
     def wait_handles(self) -> list[Connection | int]:
-        """What becomes readable when `poll` has something to do."""
-        return [
-            *self._builder_pool.wait_handles(),
-            *(handle for runner in self._runners for handle in runner.wait_handles()),
-        ]
+        """Return the objects that become readable when `poll` has something to do."""
+        runner_handles = (handle for runner in self._runners for handle in runner.wait_handles())
+        return [*self._builder_pool.wait_handles(), *runner_handles]
 
     def _requeue_from(self, runner: Runner) -> None:
-        """Let the other devices have what a lost one did not come to, and what failed on it."""
+        """Remove a lost runner and queue its pending and failed executables for the other runners."""
         self._runners.remove(runner)
         runner.close()
         self._run_failures[id(runner)] = _UnexplainedFailures()
@@ -219,10 +211,10 @@ class MeasurePipeline:
                 self._ready_executables.appendleft((tag, entry.builder_result.executable))
 
     def _handle_build(self, tag: int, builder_result: BuilderResult) -> list[MeasureResult]:
-        """Queue a program; the measurements of those configs of which it is clear now that they cannot be built.
+        """Queue a built executable, and return the results of configs that certainly cannot be built.
 
         Raises:
-            HostError: the control cannot be built.
+            HostError: The control cannot be built.
         """
         failures = self._build_failures
         is_doubtful = faults.is_doubtful_build(builder_result.error, builder_result.message)
@@ -231,7 +223,7 @@ class MeasurePipeline:
             if is_doubtful:
                 reason = failures.reason if failures.failures else builder_result.message
                 raise HostError(f"no kernel can be built, not even of schedule {self._control_schedule_name}: {reason}")
-            if builder_result.executable is None:  # it says nothing: the schedule is not for this device, or too slow
+            if builder_result.executable is None:  # inconclusive: the schedule does not support the device
                 self._control_candidate = None
             self._control_executable = self._control_executable or builder_result.executable
             return self._accept_build_failures()
@@ -246,12 +238,11 @@ class MeasurePipeline:
         return self._accept_build_failures()
 
     def _make_build_failure(self, tag: int, builder_result: BuilderResult) -> MeasureResult:
-        return self._make_result(
-            tag, self._setup.device, RunnerResult(error=builder_result.error, message=builder_result.message)
-        )
+        result = RunnerResult(error=builder_result.error, message=builder_result.message)
+        return self._make_result(tag, self._setup.device, result)
 
     def _accept_build_failures(self) -> list[MeasureResult]:
-        """What comes of builds that failed, now that others succeed: the failures are their own."""
+        """Attribute failed builds to their configs, because other builds succeed; retry or return them."""
         failures, self._build_failures.failures = self._build_failures.failures, []
         results = []
         for tag, builder_result in failures:
@@ -266,7 +257,7 @@ class MeasurePipeline:
         return results
 
     def _resolve_build_failures(self) -> list[MeasureResult]:
-        """Build the control where builds fail and nothing else decides whose fault that is."""
+        """Build the control if builds failed and no other build can decide the cause."""
         failures = self._build_failures
         if not failures.failures or failures.control_tag is not None:
             return []
@@ -282,22 +273,21 @@ class MeasurePipeline:
         return []
 
     def _submit_control(self) -> None:
-        """Queue the control at the builders, unless it is there."""
-        if self._build_failures.control_tag is None and self._control_candidate is not None:
-            self._build_failures.control_tag, self._next_tag = self._next_tag, self._next_tag + 1
-            self._builder_pool.submit(
-                self._build_failures.control_tag, self._control_candidate.schedule, self._control_candidate.config
-            )
+        """Queue the build of the control unless it is in progress."""
+        failures, control = self._build_failures, self._control_candidate
+        if failures.control_tag is None and control is not None:
+            failures.control_tag, self._next_tag = self._next_tag, self._next_tag + 1
+            self._builder_pool.submit(failures.control_tag, control.schedule, control.config)
 
     @property
     def _control_schedule_name(self) -> str:
         return self._control_candidate.schedule if self._control_candidate else ""
 
     def _handle_run(self, tag: int, runner: Runner, runner_result: RunnerResult) -> list[MeasureResult]:
-        """What came of a program, and of those whose failures it explains.
+        """Return the result of an executable, and the results of failures whose cause it decides.
 
         Raises:
-            HostError: it is the control, and fails.
+            HostError: The executable is the control, and it failed.
         """
         failures = self._run_failures[id(runner)]
         is_doubtful = faults.is_doubtful_run(runner_result.error)
@@ -316,10 +306,10 @@ class MeasurePipeline:
         return [*self._accept_run_failures(runner), self._make_run_result(tag, runner, runner_result)]
 
     def _accept_run_failures(self, runner: Runner) -> list[MeasureResult]:
-        """What comes of programs that failed, now that another runs: the failures are their own.
+        """Attribute failed runs to their executables, because another one runs; retry or return them.
 
         Raises:
-            HostError: one failed twice by what no config can bring about.
+            HostError: An executable failed twice with an environment fault.
         """
         unexplained = self._run_failures[id(runner)]
         for tag, runner_result in unexplained.failures:
@@ -339,7 +329,7 @@ class MeasurePipeline:
         return results
 
     def _resolve_run_failures(self, runner: Runner) -> list[MeasureResult]:
-        """Run the control where programs fail and nothing else decides whose fault that is."""
+        """Run the control if executables failed and no other one can decide the cause."""
         failures = self._run_failures[id(runner)]
         if not failures.failures or failures.control_tag is not None:
             return []
@@ -350,7 +340,7 @@ class MeasurePipeline:
         if len(failures.failures) < MAX_UNEXPLAINED_FAILURES and not is_idle:
             return []
         if self._control_executable is None:
-            if self._control_candidate is None:  # nothing is known to be right
+            if self._control_candidate is None:  # no control is available
                 return self._accept_run_failures(runner)
             self._submit_control()
         elif runner.num_free_slots > 0:
@@ -359,7 +349,7 @@ class MeasurePipeline:
         return []
 
     def _make_run_result(self, tag: int, runner: Runner, runner_result: RunnerResult) -> MeasureResult:
-        """The measurement of a program that was run."""
+        """Make the result of a candidate that was run."""
         entry = self._in_flight[tag]
         queue_ms = (time.monotonic() - entry.sent_at) * 1e3 - sum(runner_result.phases.values())
         self._phase_means.add({**runner_result.phases, "queue": queue_ms})
@@ -388,12 +378,12 @@ class MeasurePipeline:
 
 
 def format_target(device: Device) -> str:
-    """A device's target as AutoTVM writes it: "cuda -arch=sm_90", "opencl"."""
+    """Return the target of a device in AutoTVM's notation, such as "cuda -arch=sm_90" or "opencl"."""
     return f"{device.kind} -arch={device.arch}" if device.arch else device.kind
 
 
 def _collect_resources(executable: Executable | None) -> dict[str, int]:
-    """What a program takes, under the names of `MeasureResult.resources`; of several steps the most that one takes."""
+    """Return `MeasureResult.resources` of an executable: the maximum over its device functions."""
     if executable is None:
         return {}
     kernels = executable.kernels

@@ -1,4 +1,4 @@
-"""Inputs and references, computed by a thread of its own before they are asked for."""
+"""Prefetching of inputs and references in a background thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tvmconv.workloads import Workload
 
 
 class ProblemPrefetcher:
-    """Fresh problems for workloads; of those that were announced, the inputs and references are there already.
+    """Source of new problems for workloads, which computes announced ones in advance.
 
-    A reference in float64 takes a second for a large convolution: it is computed while a search waits for builders and
-    devices. The threads that compute never keep a process from ending.
+    The float64 reference of a large convolution takes a second, during which a search can wait for builders and
+    devices. The threads are daemons and never delay the end of the process.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class ProblemPrefetcher:
         self._last_future: Future[Problem] | None = None
 
     def prefetch(self, workload: Workload, mode: str = "auto") -> None:
-        """Announce that a problem will be wanted.
+        """Start the computation of a problem.
 
         Args:
-            workload: what is computed.
-            mode: whether all outputs are verified, or a sample; one of `tvmconv.verification.VERIFICATION_MODES`.
+            workload: Workload of the problem.
+            mode: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
         """
         if (workload, mode) in self._futures:
             return
@@ -34,24 +34,23 @@ class ProblemPrefetcher:
             previous = None
             future.set_running_or_notify_cancel()
         self._last_future = self._futures[workload, mode] = future
-        threading.Thread(
-            target=_compute_problem, args=(workload, mode, future, previous), name="problems", daemon=True
-        ).start()
+        arguments = workload, mode, future, previous
+        threading.Thread(target=_compute_problem, args=arguments, name="problems", daemon=True).start()
 
     def get(self, workload: Workload, mode: str = "auto") -> Problem:
-        """A problem that nobody else has; waits for one that is being prepared, but for none whose turn has not come.
+        """Return a new problem; wait for a computation in progress, but not for one that is still queued.
 
-        Arguments as for `prefetch`.
+        The arguments are those of `prefetch`.
 
         Raises:
-            WorkloadError: inputs and reference do not fit in this machine's memory.
+            WorkloadError: Inputs and reference do not fit in this machine's memory.
         """
         future = self._futures.pop((workload, mode), None)
         return Problem(workload, mode=mode) if future is None or future.cancel() else future.result()
 
 
 def _compute_problem(workload: Workload, mode: str, future: Future[Problem], previous: Future[Problem] | None) -> None:
-    """Compute a problem once an earlier one was computed, unless somebody could not wait for that."""
+    """Compute a problem after the previous one, unless its future was cancelled meanwhile."""
     if previous is not None:
         wait([previous])
         if not future.set_running_or_notify_cancel():
@@ -59,7 +58,7 @@ def _compute_problem(workload: Workload, mode: str, future: Future[Problem], pre
     try:
         problem = Problem(workload, mode=mode)
         _ = problem.expected_output
-    except BaseException as error:  # `take` raises it
+    except BaseException as error:  # `get` raises it
         future.set_exception(error)
     else:
         future.set_result(problem)

@@ -1,4 +1,4 @@
-"""What comes of a config: how its measurement ends, what a device tells of its program, what is known in the end."""
+"""Results of measurements."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from enum import IntEnum
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
-NUM_FINALISTS, NUM_FINAL_ROUNDS = (
-    5,
-    2,
-)  # how many of the fastest are timed once more at the end, and how often each in turn
-MAX_EXTRA_FINAL_ROUNDS = 2  # further rounds of those whose rounds do not agree
+NUM_FINALISTS, NUM_FINAL_ROUNDS = 5, 2  # number of fastest candidates in the final timing, and rounds of it
+MAX_EXTRA_FINAL_ROUNDS = 2  # further rounds of candidates whose rounds disagree
 
 
 class ErrorKind(IntEnum):
-    """How a measurement ended, under AutoTVM's numbers (`MeasureErrorNo`)."""
+    """Outcome of a measurement, with the numbers of AutoTVM's `MeasureErrorNo`."""
 
     NONE = 0
     INSTANTIATION = 1
@@ -33,21 +30,21 @@ class ErrorKind(IntEnum):
 
 
 def compute_cost_seconds(error: ErrorKind, times: Sequence[float]) -> float:
-    """Seconds a launch, the median of the repeats; `math.inf` for an error, or where nothing was timed."""
+    """Return the median of the repeats in seconds per launch; `math.inf` after an error or without times."""
     return statistics.median(times) if error is ErrorKind.NONE and times else math.inf
 
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """What came of a program on a device.
+    """Result of an executable on a device.
 
     Attributes:
-        times: seconds a launch, one number a repeat; empty for an error.
-        deviation: relative L2 error against the float64 reference; None where the kernel did not come to its end.
-        error: what went wrong.
-        message: of an error, one line.
-        phases: milliseconds by phase ("load", "verify", "time").
-        seconds: wall time that the device was taken for.
+        times: Seconds per launch, one number per repeat; empty after an error.
+        deviation: Relative L2 error against the float64 reference; None if the kernel did not finish.
+        error: Kind of error.
+        message: One-line message of the error.
+        phases: Milliseconds by phase ("load", "verify", "time").
+        seconds: Wall time on the device.
     """
 
     times: tuple[float, ...] = ()
@@ -59,7 +56,7 @@ class RunnerResult:
 
 
 def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
-    """What came of a program that was measured several times: all times, or the first error."""
+    """Merge several results of one executable to a result with all times or the first error."""
     for result in results:
         if result.error is not ErrorKind.NONE:
             return result
@@ -72,20 +69,20 @@ def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """One config that was measured, or that failed on the way.
+    """Result of a candidate that was measured or that failed.
 
     Attributes:
-        workload: what was computed.
-        schedule: the schedule's name.
-        config: values by knob name, as they were proposed.
-        device: the device's name, such as "NVIDIA H200".
-        target: what the programs are built for, such as "cuda -arch=sm_90" or "opencl".
-        runner_result: what came of it; of a config that was not built, why.
-        seconds: on the clock to build and to run.
-        timestamp: when it ended, in seconds since 1970.
-        resources: registers, spills, shared_bytes, threads, blocks, as far as known.
-        versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
-        is_final: whether it is a last timing, as `Benchmark.time_final` does it.
+        workload: Workload that was computed.
+        schedule: Name of the schedule.
+        config: Value of each knob as proposed.
+        device: Name of the device, such as "NVIDIA H200".
+        target: Target of the build, such as "cuda -arch=sm_90" or "opencl".
+        runner_result: Result on the device, or the error of the build.
+        seconds: Wall time of build and run.
+        timestamp: End of the measurement in seconds since 1970.
+        resources: Known ones of registers, spills, shared_bytes, threads and blocks.
+        versions: Versions of the software that built and ran the kernel (tvmconv, tvm, nvrtc, ...).
+        is_final: Whether it is a final timing by `Benchmark.time_final`.
     """
 
     workload: Workload
@@ -102,5 +99,5 @@ class MeasureResult:
 
     @property
     def cost(self) -> float:
-        """Seconds a launch; `math.inf` for what failed."""
+        """Seconds per launch; `math.inf` after an error."""
         return compute_cost_seconds(self.runner_result.error, self.runner_result.times)

@@ -1,4 +1,4 @@
-"""A worker of another host as a runner: a process of its own holds the connection, and is ended when that hangs."""
+"""Runner for a worker on another host, whose connection is held by a process that can be killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tvmconv.measure.results import RunnerResult
 from tvmconv.measure.workers.supervisor import ExitCause, ExitInfo, Job, SupervisedWorker, WorkerLimits
 from tvmconv.verification import Problem
 
-START_SECONDS = rpc.MAX_WAIT_SECONDS + 60.0  # for a worker to be free, and to compute inputs and reference
-ANSWER_SECONDS = 30.0  # beyond a program's own limit: the worker may have to start its device process anew
+START_SECONDS = rpc.MAX_WAIT_SECONDS + 60.0  # a worker must become free and compute inputs and reference
+ANSWER_SECONDS = 30.0  # beyond the limit of the executable; the worker may have to restart its runner process
 TIMEOUT_MESSAGE = "it has not answered for {limit:g} s"
 EXIT_MESSAGES = {
     ExitCause.CRASH: "the process with its connection ended",
@@ -25,16 +25,16 @@ EXIT_MESSAGES = {
 
 
 class RPCRunner:
-    """A worker, as the search sees it; see `tvmconv.measure.runner.Runner`.
+    """Local handle of a worker; see `tvmconv.measure.runner.Runner`.
 
-    The worker verifies and times like the host that it is, with a device process that a kernel may take down. When it
-    is gone, `poll` raises, and what it had is for another runner.
+    The worker verifies and times in its own runner process. If the worker is lost, `poll` raises, and other runners
+    take its executables.
 
     Args:
-        device: where the tracker is, and what the worker's device must be.
-        problem: what to verify and to time on; the worker draws the same inputs from its seed.
-        timeout_seconds: seconds for one program.
-        memory_limit_bytes: bytes of host memory that the worker's device process may hold.
+        device: Device of the worker, with the address of the tracker.
+        problem: Inputs and reference; the worker generates the same inputs from its seed.
+        timeout_seconds: Time limit of one executable.
+        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class RPCRunner:
 
     @property
     def num_free_slots(self) -> int:
-        """How many more programs to submit now; see `Runner.num_free_slots`."""
+        """Number of executables that can be submitted now; see `Runner.num_free_slots`."""
         return self._process.num_free_slots
 
     def submit(self, tag: int, executable: Executable, best_seconds: float | None) -> None:
-        """Queue a program; see `Runner.submit`."""
+        """Queue an executable; see `Runner.submit`."""
         self._process.submit(Job(tag, (executable, best_seconds)))
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
-        """What has ended; see `Runner.poll`."""
+        """Return finished results; see `Runner.poll`."""
         answers = self._process.poll()
         results = [(job.tag, answer) for job, answer in answers if not isinstance(answer, ExitInfo)]
         if self._process.exit_info and not results:
@@ -65,16 +65,16 @@ class RPCRunner:
         return results
 
     def wait_handles(self) -> Sequence[Connection]:
-        """The process's pipe."""
+        """Return the connection to the process."""
         return self._process.wait_handles()
 
     def close(self) -> None:
-        """End the connection, and with it what the worker is doing for it."""
+        """Close the connection, which also ends the session of the worker."""
         self._process.close()
 
 
 def main(connection: Connection) -> None:
-    """The process with the connection: programs in, outcomes out; a text tells what ended it."""
+    """Run the process with the connection: answer executables with results, and end with an error text."""
     device, request = connection.recv()
     try:
         session = rpc.connect_worker(device.tracker, device.key)
@@ -87,10 +87,7 @@ def main(connection: Connection) -> None:
         connection.send(None)
         while True:
             executable, best_seconds = connection.recv()
-            connection.send(
-                serialization.decode_result(
-                    measure_remotely(*serialization.encode_executable(executable, best_seconds))
-                )
-            )
-    except (DeviceError, RuntimeError) as error:  # TVM's errors have no class of their own in common
+            answer = measure_remotely(*serialization.encode_executable(executable, best_seconds))
+            connection.send(serialization.decode_result(answer))
+    except (DeviceError, RuntimeError) as error:  # TVM's errors have no common base class
         connection.send(get_first_line(error))

@@ -1,4 +1,4 @@
-"""A worker: one of TVM's RPC servers, with functions that measure programs on a device of this host."""
+"""Worker: a TVM RPC server with functions that measure executables on a device of this host."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POLL_SECONDS = 0.05
 
 
 class WorkerSession:
-    """What a worker's functions do; TVM forks a process for each session, and each has a runner of its own.
+    """Functions of a worker; TVM forks a process with its own runner for each session.
 
     Args:
-        device: to measure on.
+        device: Device to measure on.
     """
 
     def __init__(self, device: Device) -> None:
@@ -35,17 +35,17 @@ class WorkerSession:
         self._runner: LocalRunner | None = None
 
     def describe(self) -> str:
-        """What the device is; see `rpc.describe_device`."""
+        """Return the description of the device; see `rpc.describe_device`."""
         return rpc.describe_device(self._device)
 
     def open(self, request_text: str) -> None:
-        """Start a device process for a `wire.SessionRequest`."""
+        """Start a runner process for an encoded `serialization.SessionRequest`."""
         request = serialization.SessionRequest.decode(request_text)
         problem = Problem(workloads.parse(request.workload), request.seed, mode=request.verify)
         self._runner = LocalRunner(self._device, problem, request.timeout, request.memory_limit)
 
     def measure(self, header: str, code: bytes) -> str:
-        """Measure a program (`wire.encode_executable`); its outcome (`wire.encode_result`)."""
+        """Measure an executable (`serialization.encode_executable`) and return its encoded result."""
         runner = self._runner
         if runner is None:
             raise DeviceError("no session: call tvmconv.open first")
@@ -64,23 +64,23 @@ class WorkerSession:
 def serve_sessions(
     device: Device, key: str, tracker: rpc.Address, host: str, port: int, on_listening: Callable[[int], None]
 ) -> NoReturn:
-    """Serve sessions until the process is ended.
+    """Serve sessions until the process ends.
 
     Args:
-        device: to measure on.
-        key: to register under.
-        tracker: where to register.
-        host: the address to bind to. Whoever reaches it can run code on this machine: TVM's RPC asks for no password.
-        port: the first port to try, of a hundred.
-        on_listening: is called with the port once the server listens.
+        device: Device to measure on.
+        key: Key to register under.
+        tracker: Host and port of the tracker.
+        host: Address to bind to. Every host that can reach it can run code here, because TVM's RPC has no password.
+        port: First of a hundred ports to try.
+        on_listening: Function that is called with the port once the server listens.
 
     Raises:
-        DeviceError: no port is free, or the address is none of this host.
+        DeviceError: No port is free, or the address does not belong to this host.
     """
     import tvm_ffi
     from tvm.rpc.server import PopenRPCServerState
 
-    rpc.count_workers(tracker, key)  # TVM would try to reach a tracker that is not there for a minute, in silence
+    rpc.count_workers(tracker, key)  # TVM would silently retry a missing tracker for a minute
     session = WorkerSession(device)
     functions = {
         rpc.DESCRIBE_FUNCTION: session.describe,
@@ -89,15 +89,15 @@ def serve_sessions(
     }
     for name, function in functions.items():
         tvm_ffi.register_global_func(name, function, override=True)
-    # TVM makes a directory for each session, and leaves it behind when it is killed.
+    # TVM creates a directory for each session and leaves it behind when it is killed.
     temp_dir = ProcessTempDir("tvmconv-worker-")
     tempfile.tempdir = str(temp_dir.path)
     os.register_at_fork(after_in_child=functools.partial(set_parent_death_signal, os.getpid()))
-    # The listener ends with an error when a session crashes, or the tracker is gone for a minute. It is replaced.
+    # The listener thread ends with an error if a session crashes or the tracker is gone for a minute; it is restarted.
     threading.excepthook = lambda error: None
     working_folder, listening_port = os.getcwd(), None
     while True:
-        # `rpc.Server` would start a process more, to which the functions above would have to be sent.
+        # `rpc.Server` would start another process, which would not have the functions above.
         try:
             server = PopenRPCServerState(host, port, port + 100, tracker_addr=tracker, key=key, silent=True)
         except (OSError, OverflowError, ValueError) as error:
@@ -107,4 +107,4 @@ def serve_sessions(
         listening_port = server.port
         server.thread.join()
         server.sock.close()
-        os.chdir(working_folder)  # out of the crashed session's directory
+        os.chdir(working_folder)  # leave the directory of the crashed session

@@ -1,7 +1,7 @@
-"""What measures built kernels: the protocol behind which a device of this host and a remote one look alike.
+"""Protocol of runners, which measure executables on a local or remote device.
 
-`tvmconv.measure.local_runner.LocalRunner` keeps a device process on this host. A runner of another kind needs the same
-five methods; the `Measurer` deals programs to whichever of its runners is free.
+`tvmconv.measure.local_runner.LocalRunner` manages a runner process on this host. A custom runner implements the same
+methods, and the `Measurer` submits executables to its free runners.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Verifies and times programs for one workload, one after another, on one device.
+    """Runner that verifies and times executables for one workload on one device, one after another.
 
-    No method waits for a program. Every program that was submitted comes back from `poll` exactly once, whatever
-    becomes of it: a runner notices hangs and crashes itself, goes on with the programs that were queued behind, and
-    raises `DeviceError` from `poll` only when the device is lost for all of them. All calls come from one thread.
+    No method waits for an executable. `poll` returns each submitted one exactly once, whatever its outcome. A runner
+    detects hangs and crashes itself and continues with the queued executables. `poll` raises `DeviceError` only if the
+    device is lost for all of them. All calls come from one thread.
     """
 
     @property
     def device(self) -> Device:
-        """What the programs are built for; its `name` goes into the records."""
+        """Device that executables are built for; its `name` is written to the records."""
 
     @property
     def num_free_slots(self) -> int:
-        """How many more programs it takes now, so that the device is never idle; 0 while it starts."""
+        """Number of executables to submit now so that the device is never idle; 0 during the start."""
 
     def submit(self, tag: int, executable: Executable, best_seconds: float | None) -> None:
-        """Queue a program.
+        """Queue an executable.
 
         Args:
-            tag: comes back with the outcome.
-            executable: built for `device`.
-            best_seconds: the best time so far, in seconds a launch; one far above it is not measured to the last digit.
-                None for a last timing, which takes longer.
+            tag: Number that is returned with the result.
+            executable: Executable for `device`.
+            best_seconds: Best time so far in seconds per launch, far above which less time is spent on a measurement.
+                None requests a final timing, which takes longer.
         """
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
-        """What has ended since the last call, by tag; called often, at least every 50 ms.
+        """Return tags and results since the last call; the measurer calls this at least every 50 ms.
 
         Raises:
-            DeviceError: the device is lost.
+            DeviceError: The device is lost.
         """
 
     def wait_handles(self) -> Sequence[Connection | int]:
-        """File descriptors or objects with a `fileno()` that become readable when `poll` has something to tell."""
+        """Return file descriptors, or objects with a `fileno()`, that become readable when `poll` has results."""
 
     def close(self) -> None:
-        """Stop everything, within a second; may be called twice."""
+        """Stop all work within a second; a second call has no effect."""

@@ -1,4 +1,4 @@
-"""The device process: programs in, verified times out, one after another. Loads neither TVM nor PyTorch."""
+"""Runner process, which receives executables and returns verified times; it imports neither TVM nor PyTorch."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmUpMessage:
-    """What a device process may be told first: to bring up its device, for a `RunnerSetup` that will come.
+    """Optional first message to a runner process, which initializes the device before the `RunnerSetup` arrives.
 
     Attributes:
-        device: its name for `tvmconv.devices.lookup`.
+        device: Name of the device for `tvmconv.devices.lookup`.
     """
 
     device: str
@@ -41,15 +41,15 @@ class WarmUpMessage:
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """What a device process measures on, whatever the program.
+    """Setup of a runner process for all executables.
 
     Attributes:
-        device: its name for `tvmconv.devices.lookup`.
-        inputs: of the workload.
-        reference: what its output is compared with.
-        tolerance: the largest relative L2 error of a right kernel.
-        control_executable: a program that was right before, to see first whether the device still is; None if there was
-            none.
+        device: Name of the device for `tvmconv.devices.lookup`.
+        inputs: Inputs of the workload.
+        reference: Reference of the output.
+        tolerance: Largest relative L2 error of a correct output.
+        control_executable: Executable that was correct before, with which the process first checks the device; None to
+            skip the check.
     """
 
     device: str
@@ -62,18 +62,18 @@ class RunnerSetup:
 def measure_executable(
     device: Device, benchmark: Benchmark, executable: Executable, best_seconds: float | None, tolerance: float
 ) -> RunnerResult:
-    """Verify a program, and time it if it is right.
+    """Verify an executable, and time it if its output is correct.
 
     Args:
-        device: where the program runs.
-        benchmark: the workload's arrays there.
-        executable: built for the device.
-        best_seconds: the best time so far, in seconds a launch, or `math.inf`; the kernel is timed as long as it
-            deserves. None for a last timing, as `Benchmark.time_final` does it.
-        tolerance: the largest relative L2 error of a right kernel.
+        device: Device that runs the executable.
+        benchmark: Arrays of the workload on the device.
+        executable: Executable for the device.
+        best_seconds: Best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
+            None requests a final timing by `Benchmark.time_final`.
+        tolerance: Largest relative L2 error of a correct output.
 
     Raises:
-        DeviceLostError: the program took the device from this process.
+        DeviceLostError: The kernel made the device unusable for this process.
     """
     phase_timer = PhaseTimer()
     start = time.monotonic()
@@ -99,25 +99,23 @@ def measure_executable(
         raise
     except CompileError as error:
         return make_result(error=ErrorKind.COMPILE_DEVICE, message=get_first_line(error))
-    except Exception as error:  # a driver in trouble raises what it likes
+    except Exception as error:  # drivers may raise any exception
         return make_result(error=ErrorKind.RUNTIME, message=describe_error(error))
     return make_result(times=times, deviation=comparison.relative_error)
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `RunnerSetup` comes in, and None goes back or why it fails; then an `RunnerResult` for each program and
-    best.
+    """Serve measurements: answer each `RunnerSetup` with None or an error text, and each job with a `RunnerResult`.
 
-    Another setup may come at any time, for the same device: the arrays of the one before it are freed.
+    A job is a tuple of an executable and the best time so far. A new setup for the same device replaces the arrays.
     """
     benchmark: Benchmark | None = None
     for message in iterate_messages(connection):
         if isinstance(message, WarmUpMessage):
-            with contextlib.suppress(Exception):  # whatever is wrong, `RunnerSetup` tells
+            with contextlib.suppress(Exception):  # the answer to `RunnerSetup` reports errors
                 dummy_input = np.zeros(1, np.float32)
-                devices.find_device(message.device).create_benchmark(
-                    [dummy_input], dummy_input.astype(np.float64)
-                ).close()
+                device = devices.find_device(message.device)
+                device.create_benchmark([dummy_input], dummy_input.astype(np.float64)).close()
             continue
         if isinstance(message, RunnerSetup):
             setup = message
@@ -126,13 +124,11 @@ def main(connection: Connection) -> None:
                     benchmark.close()
                 device = devices.find_device(setup.device)
                 benchmark = device.create_benchmark(setup.inputs, setup.reference)
-                if setup.control_executable and (
-                    reason := measure_executable(
-                        device, benchmark, setup.control_executable, 0.0, setup.tolerance
-                    ).message
-                ):
-                    connection.send(f"a program that was right before fails: {reason}")
-                    return
+                if control := setup.control_executable:
+                    reason = measure_executable(device, benchmark, control, 0.0, setup.tolerance).message
+                    if reason:
+                        connection.send(f"a kernel that was correct before fails: {reason}")
+                        return
             except Exception as error:
                 connection.send(describe_error(error))
                 return

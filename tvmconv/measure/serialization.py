@@ -1,4 +1,4 @@
-"""What goes over the network to a worker and back: JSON and machine code, nothing that could run by being read."""
+"""Serialization of messages to and from a worker, as JSON and machine code without pickled objects."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tvmconv.jsonfile import JsonValue
 from tvmconv.measure.results import RunnerResult
 from tvmconv.tensor_map import TensorMap
 
-OPEN_FUNCTION = "tvmconv.open"  # the worker's functions
+OPEN_FUNCTION = "tvmconv.open"  # packed functions of the worker
 MEASURE_FUNCTION = "tvmconv.measure"
-MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 1e-3, 1e6  # seconds
-MAX_GRID_EXTENT = (1 << 31) - 1  # blocks along an axis; a block and a cluster have far fewer
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 1e-3, 1e6
+MAX_GRID_EXTENT = (1 << 31) - 1  # blocks along x; other extents are smaller
 MAX_SHARED_BYTES = 1 << 24
 MAX_ARRAY_ELEMENTS = 1 << 40
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -28,14 +28,14 @@ ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What a session measures programs for.
+    """Request of a session with a worker.
 
     Attributes:
-        workload: its text.
-        seed: of the inputs; the worker draws them and computes the reference by itself.
-        timeout: seconds for one program.
-        memory_limit: bytes of host memory that the worker's device process may hold.
-        verify: whether all outputs are compared, or a sample; one of `tvmconv.verification.VERIFICATION_MODES`.
+        workload: Text of the workload.
+        seed: Seed from which the worker generates the inputs, and computes the reference.
+        timeout: Time limit of one executable in seconds.
+        memory_limit: Host memory that the worker's runner process may use, in bytes.
+        verify: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
     """
 
     workload: str
@@ -45,17 +45,17 @@ class SessionRequest:
     verify: str = "auto"
 
     def encode(self) -> str:
-        """As JSON."""
+        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> SessionRequest:
-        """Read the order that `encode` wrote.
+        """Parse the result of `encode`.
 
         Raises:
-            DeviceError: the text is none, or a number in it is out of range.
+            DeviceError: The text is malformed, or a number in it is out of range.
         """
-        with jsonfile.translate_json_errors("the order is none of tvmconv's", DeviceError):
+        with jsonfile.translate_json_errors("the request is not a session request of tvmconv", DeviceError):
             data = jsonfile.parse_json(text)
             request: SessionRequest = data.decode(cls)
             data["seed"].decode_integer(0)
@@ -65,9 +65,9 @@ class SessionRequest:
 
 
 def encode_executable(executable: Executable, best_seconds: float | None) -> tuple[str, bytes]:
-    """A program and the best time so far (as for `Runner.submit`): a header in JSON, and the code of all steps.
+    """Return a JSON header and the code of an executable; `best_seconds` is that of `Runner.submit`.
 
-    Code that several steps have in common is sent once.
+    Code that several device functions share is included once.
     """
     codes = list(dict.fromkeys(kernel.code for kernel in executable.kernels))
     header = {
@@ -83,7 +83,7 @@ def encode_executable(executable: Executable, best_seconds: float | None) -> tup
 
 
 def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
-    """A step without its code and its resources, which no device asks for."""
+    """Return a device function without its code and its resources, which devices do not need."""
     return {
         "name": kernel.name,
         "grid": kernel.launch.grid,
@@ -100,14 +100,14 @@ def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
 
 
 def decode_executable(header: str, code: bytes) -> tuple[Executable, float | None]:
-    """Read the program and the best time that `encode_executable` wrote.
+    """Parse the executable and the best time that `encode_executable` wrote.
 
     Raises:
-        CompileError: TMA cannot take a tensor map.
-        DeviceError: the header is malformed, a number in it is out of range, a tensor map is of no parameter, or there
-            is not as much code as the header says.
+        CompileError: A tensor map is not supported.
+        DeviceError: The header is malformed, a number in it is out of range, a tensor map is not a parameter, or the
+            size of the code differs from the header.
     """
-    with jsonfile.translate_json_errors("the program is none of tvmconv's", DeviceError):
+    with jsonfile.translate_json_errors("the data are not an executable of tvmconv", DeviceError):
         return _parse_executable(jsonfile.parse_json(header), code)
 
 
@@ -124,22 +124,21 @@ def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float
     )
     header["steps"].check(bool(kernels), "at least one step")
     prepack_count, is_final, best_seconds = (header.get(name) for name in ("prepared", "final", "best"))
-    executable = Executable(
-        kernels, arrays, workspace, prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
-    )
+    num_prepack_kernels = prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
+    executable = Executable(kernels, arrays, workspace, num_prepack_kernels)
     if is_final and is_final.decode(bool):
         return executable, None
     return executable, math.inf if best_seconds is None or best_seconds.value is None else best_seconds.decode_number(0)
 
 
 def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> CompiledKernel:
-    """Read a step.
+    """Parse a device function.
 
     Args:
-        data: what `_kernel_to_dict` wrote.
-        codes: one of which is the step's.
-        num_arrays: how many arguments the program has.
-        num_buffers: how many arguments and scratch arrays it has.
+        data: Result of `_kernel_to_dict`.
+        codes: Distinct codes of the executable.
+        num_arrays: Number of arguments of the executable.
+        num_buffers: Number of arguments and workspace arrays.
     """
     name = data["name"].decode(str)
     arguments = tuple(index.decode_integer(0, num_buffers - 1) for index in data["arguments"].elements())
@@ -147,15 +146,14 @@ def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_
     for position, map_value in (_parse_pair(pair) for pair in data["tensor_maps"].elements()):
         tensor_map = TensorMap.from_dict(map_value.value)
         if not 0 <= position.decode_integer() < len(arguments):
-            raise DeviceError(f"{tensor_map}, is no parameter of {name}: there is none at place {position.value}")
+            count = len(arguments)
+            raise DeviceError(f"{tensor_map}, is at position {position.value}, but {name} has {count} parameters")
         tensor_maps.append((position.decode_integer(), tensor_map))
     constants = (_parse_pair(pair) for pair in data["constants"].elements())
     return CompiledKernel(
         code=codes[data["code"].decode_integer(0, len(codes) - 1)],
         name=name,
-        launch=LaunchConfig(
-            _parse_extents(data["grid"]), _parse_extents(data["block"]), _parse_extents(data["cluster"])
-        ),
+        launch=LaunchConfig(*(_parse_extents(data[name]) for name in ("grid", "block", "cluster"))),
         arguments=arguments,
         shared_bytes=data["shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
         dynamic_shared_bytes=data["dynamic_shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
@@ -173,7 +171,7 @@ def _parse_pair(data: JsonValue) -> tuple[JsonValue, JsonValue]:
 
 
 def _parse_extents(data: JsonValue) -> tuple[int, int, int]:
-    """Read x, y and z of a grid, a block or a cluster."""
+    """Parse x, y and z of a grid, a block or a cluster."""
     data.check(len(data.elements()) == 3, "a list of 3")
     x, y, z = (extent.decode_integer(1, MAX_GRID_EXTENT) for extent in data.elements())
     return x, y, z
@@ -192,7 +190,7 @@ def _parse_array_type(data: JsonValue) -> ArrayType:
 
 
 def encode_result(result: RunnerResult) -> str:
-    """An outcome as JSON; a deviation that is not finite becomes none."""
+    """Return a result as JSON; a deviation that is not finite becomes null."""
     data: dict[str, Any] = asdict(result)
     if result.deviation is not None and not math.isfinite(result.deviation):
         data["deviation"] = None
@@ -200,12 +198,12 @@ def encode_result(result: RunnerResult) -> str:
 
 
 def decode_result(text: str) -> RunnerResult:
-    """Read the outcome that `encode_result` wrote.
+    """Parse the result that `encode_result` wrote.
 
     Raises:
-        DeviceError: the text is none, or no kernel takes such times.
+        DeviceError: The text is malformed, or a time is impossible.
     """
-    with jsonfile.translate_json_errors("the worker's answer is none of tvmconv's", DeviceError):
+    with jsonfile.translate_json_errors("the worker's answer is not a result of tvmconv", DeviceError):
         data = jsonfile.parse_json(text)
         result: RunnerResult = data.decode(RunnerResult)
         for name, value in (("deviation", result.deviation), ("seconds", result.seconds)):

@@ -1,3 +1,3 @@
-"""What TVM finds in place of PyTorch while `tvmconv.tvm_import.import_tvm` imports it."""
+"""Stub that TVM finds instead of PyTorch during `tvmconv.tvm_import.import_tvm`."""
 
 raise ImportError("TVM is imported without PyTorch")

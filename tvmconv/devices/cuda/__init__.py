@@ -1,1 +1,1 @@
-"""NVIDIA GPUs, through CUDA's driver and runtime."""
+"""NVIDIA GPUs through the CUDA driver and runtime."""

@@ -1,4 +1,4 @@
-"""Measuring many kernels on one GPU: verified where their output lies, timed from CUDA graphs."""
+"""Verification of many kernels in the memory of one GPU, and their timing with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tvmconv.devices.cuda.graphs import (
     warm_up,
 )
 from tvmconv.devices.cuda.loaded_kernel import (
+    BoundKernel,
     CudaLoadedKernel,
     DeviceArrays,
     copy_to_device,
@@ -41,14 +42,14 @@ from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, LoadedKernel,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FULL_REPLAY_SECONDS = 5e-3  # of replays, for a kernel that may become the best
+FULL_REPLAY_SECONDS = 5e-3  # replay time for a kernel that may become the best
 MIN_REPLAYS = 3
-FINAL_SECONDS, NUM_FINAL_SAMPLES = 0.05, 20  # of replays in the last timings, and how many of their times are kept
+FINAL_SECONDS, NUM_FINAL_SAMPLES = 0.05, 20  # replay time of final timings, and number of quantiles kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
-# Either all of an output is compared, or a sample, and whether the rest is finite. The results are two numbers in
-# float64: the sum of squared differences, which becomes NaN or infinite where an element is, and the largest difference
-# in the sample, relative to what is allowed there. The bits of non-negative numbers, as integers, have the same order.
+# Kernels that compare the full output, or a sample and whether all elements are finite. The results are two float64
+# numbers: the sum of squared differences, which becomes NaN or infinite if an element is, and the largest difference in
+# the sample relative to the allowed one. atomicMax works on the bits, which order non-negative doubles like integers.
 _THREADS_PER_BLOCK = 256
 _COMPARISON_SOURCE = """
 __device__ void add_up(double mine, double* sum) {
@@ -99,7 +100,7 @@ _ELEMENT_DEFINITIONS = {
 
 @dataclass(frozen=True)
 class _OutputBuffer:
-    """Where kernels write to, and the functions that compare it with the reference."""
+    """Output memory with the device functions that compare it with the reference."""
 
     pointer: int
     nbytes: int
@@ -109,7 +110,7 @@ class _OutputBuffer:
 
 
 class CudaBenchmark(Benchmark):
-    """A workload's arrays in a GPU's memory; see `Benchmark`."""
+    """Arrays of a workload in the memory of a GPU; see `Benchmark`."""
 
     def __init__(
         self, device: NvidiaGpu, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
@@ -117,9 +118,8 @@ class CudaBenchmark(Benchmark):
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
         expected = make_reference(reference)
-        self._full_output = (
-            None if expected.full_output is None else np.ascontiguousarray(expected.full_output, np.float64)
-        )
+        full_output = expected.full_output
+        self._full_output = None if full_output is None else np.ascontiguousarray(full_output, np.float64)
         self._sample = expected.sample
         self._reference_norm = expected.l2_norm
         self._last_busy_at = -math.inf
@@ -132,20 +132,19 @@ class CudaBenchmark(Benchmark):
             self._stream = stack.enter_context(create_stream(device.index))
             self._exit_stack = stack.pop_all()
         self.restore_inputs()
-        _compile_comparison(
-            self._inputs[0].dtype.name, str(device.arch)
-        )  # while the first program is still being built
+        # Compile now, while the first kernel is still being built.
+        _compile_comparison(self._inputs[0].dtype.name, str(device.arch))
 
     @property
     def _reference_arrays(self) -> list[NDArray[Any]]:
-        """The arrays of the reference, which lie at `_reference_pointers`: the whole, then those of the sample."""
+        """Arrays at `_reference_pointers`: the full output if any, then the arrays of the sample if any."""
         arrays: list[NDArray[Any]] = [] if self._full_output is None else [self._full_output]
         if points := self._sample:
             arrays += [points.positions, points.values, points.max_errors]
         return arrays
 
     def restore_inputs(self) -> None:
-        """Copy inputs and reference to the GPU again; see `Benchmark.restore_inputs`."""
+        """Copy inputs and reference to the GPU; see `Benchmark.restore_inputs`."""
         with translate_errors(self._device):
             pointers, arrays = [*self._pointers, *self._reference_pointers], [*self._inputs, *self._reference_arrays]
             for pointer, array in zip(pointers, arrays, strict=True):
@@ -170,13 +169,10 @@ class CudaBenchmark(Benchmark):
         return OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
 
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
-        """Time replays of a CUDA graph, as `CudaLoadedKernel.time` does; see `Benchmark.time`."""
+        """Time replays of a CUDA graph; see `Benchmark.time`."""
         assert isinstance(kernel, CudaLoadedKernel)
         stream = self._stream
-        with (
-            kernel.translate_errors(),
-            kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], stream) as bound,
-        ):
+        with kernel.translate_errors(), self._bind(kernel) as bound:
             capture_launches = make_capture(stream, lambda i: bound.launch())
             (launch_seconds,) = time_between_events(stream, capture_launches(1), 1)
             if launch_seconds >= LONG_LAUNCH_SECONDS:
@@ -187,27 +183,22 @@ class CudaBenchmark(Benchmark):
             (first_seconds,) = time_between_events(stream, replay, 1)
             samples = [first_seconds]
             if fraction := measurement_fraction(first_seconds / launches, best_seconds):
-                # The first replay is not among those that count: the GPU had been waiting for it.
-                samples = time_between_events(
-                    stream, replay, max(MIN_REPLAYS, round(fraction * FULL_REPLAY_SECONDS / first_seconds))
-                )
+                # The first replay does not count, because the GPU was idle before it.
+                count = max(MIN_REPLAYS, round(fraction * FULL_REPLAY_SECONDS / first_seconds))
+                samples = time_between_events(stream, replay, count)
         self._last_busy_at = time.monotonic()
         return tuple(sample / launches for sample in samples)
 
     def time_final(self, kernel: LoadedKernel) -> tuple[float, ...]:
-        """Time replays as a comparison with libraries does; see `Benchmark.time_final`."""
+        """Time replays as in a comparison with libraries; see `Benchmark.time_final`."""
         assert isinstance(kernel, CudaLoadedKernel)
         stream = self._stream
-        with (
-            kernel.translate_errors(),
-            kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], stream) as bound,
-        ):
+        warm_up_seconds = IDLE_WARM_UP_SECONDS if self._is_idle else WARM_UP_SECONDS
+        with kernel.translate_errors(), self._bind(kernel) as bound:
             capture = make_capture(stream, lambda i: bound.launch())
-            min_warm_up_seconds = IDLE_WARM_UP_SECONDS if self._is_idle else WARM_UP_SECONDS
-            replays = time_replays(
-                capture, stream, launch_multiple=1, seconds=FINAL_SECONDS, warm_up_seconds=min_warm_up_seconds
-            )
-            seconds = replays.seconds
+            seconds = time_replays(
+                capture, stream, launch_multiple=1, seconds=FINAL_SECONDS, warm_up_seconds=warm_up_seconds
+            ).seconds
         self._last_busy_at = time.monotonic()
         return tuple(np.quantile(seconds, np.linspace(0, 1, NUM_FINAL_SAMPLES + 1), method="nearest").tolist())
 
@@ -217,11 +208,14 @@ class CudaBenchmark(Benchmark):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the GPU may have lowered its clocks since the last timing; so right after a process has begun."""
+        """Whether the GPU may have lowered its clocks since the last timing, or since the start of the process."""
         return time.monotonic() - self._last_busy_at > IDLE_SECONDS
 
+    def _bind(self, kernel: CudaLoadedKernel) -> BoundKernel:
+        return kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], self._stream)
+
     def _get_output_buffer(self, kernel: CudaLoadedKernel) -> _OutputBuffer:
-        """Memory for a kernel's output, one for each dtype."""
+        """Return the buffer for a kernel's output, which kernels with the same output dtype share."""
         output = kernel.executable.output
         if output.dtype not in self._outputs:
             cubin = _compile_comparison(output.dtype, str(self._device.arch))
@@ -230,45 +224,29 @@ class CudaBenchmark(Benchmark):
         return self._outputs[output.dtype]
 
     def _queue_comparison(self, output: _OutputBuffer, num_elements: int) -> None:
-        """Queue what compares an output of so many elements."""
+        """Queue the device functions that compare an output with `num_elements` elements."""
 
         def launch(function: CudaFunction, count: int, *parameters: int) -> None:
             blocks = min(ceil_div(count, _THREADS_PER_BLOCK), 8 * (self._device.multiprocessors or 1))
             shape = LaunchConfig(grid=(blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
             function.launch(shape, parameters, self._stream)
 
-        reference_pointers, has_full_output = self._reference_pointers, self._full_output is not None
-        if has_full_output:
-            launch(
-                output.squared_error,
-                num_elements,
-                output.pointer,
-                reference_pointers[0],
-                num_elements,
-                self._results_pointer,
-            )
+        pointer, references, results = output.pointer, self._reference_pointers, self._results_pointer
+        if self._full_output is not None:
+            launch(output.squared_error, num_elements, pointer, references[0], num_elements, results)
         else:
-            launch(output.not_finite, num_elements, output.pointer, num_elements, self._results_pointer)
+            launch(output.not_finite, num_elements, pointer, num_elements, results)
         if self._sample is not None:
-            count = self._sample.values.size
-            adds_errors = int(not has_full_output)  # whether the sample's errors are added up
-            launch(
-                output.compare_points,
-                count,
-                output.pointer,
-                *reference_pointers[-3:],
-                count,
-                self._results_pointer,
-                adds_errors,
-            )
+            count, adds_errors = self._sample.values.size, int(self._full_output is None)
+            launch(output.compare_points, count, pointer, *references[-3:], count, results, adds_errors)
 
 
 @functools.cache
 def _compile_comparison(dtype: str, arch: str) -> bytes:
-    """The machine code that compares an output of `dtype` with a reference."""
+    """Return the cubin that compares an output of a dtype with a reference."""
     return nvrtc.compile_cubin(format_comparison_source(dtype), arch).image
 
 
 def format_comparison_source(dtype: str) -> str:
-    """The CUDA text that compares an output of `dtype` with a reference."""
+    """Return the CUDA source that compares an output of a dtype with a reference."""
     return _ELEMENT_DEFINITIONS[dtype] + _COMPARISON_SOURCE

@@ -1,4 +1,4 @@
-"""`cuda:N`: NVIDIA GPUs, and what is known of them."""
+"""Devices `cuda:N`: the NVIDIA GPUs of this machine and their properties."""
 
 from __future__ import annotations
 
@@ -31,50 +31,47 @@ class CudaDevice(NvidiaGpu):
     """An NVIDIA GPU of this machine."""
 
     def load(self, executable: Executable) -> CudaLoadedKernel:
-        """Load a kernel's cubin; errors as in `Device.load`."""
+        """Load the cubin of an executable; see `Device.load`."""
         self.check_block_limits(executable)
         return CudaLoadedKernel(self, executable)
 
     def create_benchmark(
         self, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
     ) -> CudaBenchmark:
-        """Bring inputs and reference into the GPU's memory; see `Device.create_benchmark`."""
+        """Copy inputs and reference to the GPU; see `Device.create_benchmark`."""
         return CudaBenchmark(self, inputs, reference)
 
 
 def list_cuda_devices() -> list[CudaDevice]:
-    """All NVIDIA GPUs, at least one.
+    """Return all NVIDIA GPUs, at least one.
 
     Raises:
-        DeviceNotFoundError: there is none, with the reason.
+        DeviceNotFoundError: There is none; the error has the reason and a remedy.
     """
     try:
         from cuda.bindings import runtime
     except ImportError as error:
         reason = f"cuda-bindings does not import ({get_first_line(error)})"
-        raise DeviceNotFoundError(
-            "cuda", reason, format_install_command("cuda.bindings"), has_driver=has_driver()
-        ) from error
+        remedy = format_install_command("cuda.bindings")
+        raise DeviceNotFoundError("cuda", reason, remedy, has_driver=has_driver()) from error
     status, count = runtime.cudaGetDeviceCount()
     if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
         _, version = runtime.cudaDriverGetVersion()
         if version == 0:
-            raise DeviceNotFoundError(
-                "cuda", "no NVIDIA driver", f"install one on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
-            )
+            remedy = f"install one on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
+            raise DeviceNotFoundError("cuda", "no NVIDIA driver", remedy)
         driver = f"{version // 1000}.{version % 1000 // 10}"
         reason, remedy = f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU_REMEDY}"
         raise DeviceNotFoundError("cuda", reason, remedy, has_driver=True)
     if status != runtime.cudaError_t.cudaSuccess:
         reason = runtime.cudaGetErrorString(status)[1].decode()
-        raise DeviceNotFoundError(
-            "cuda", reason, f"see what nvidia-smi and CUDA_VISIBLE_DEVICES say, or {_NO_GPU_REMEDY}"
-        )
+        remedy = f"check nvidia-smi and CUDA_VISIBLE_DEVICES, or {_NO_GPU_REMEDY}"
+        raise DeviceNotFoundError("cuda", reason, remedy)
     return [_query_device(index) for index in range(count)]
 
 
 def has_driver() -> bool:
-    """Return whether the kernel of this machine has loaded NVIDIA's driver; needs no library."""
+    """Return whether the operating system has loaded NVIDIA's driver."""
     return any(Path(file).exists() for file in DRIVER_FILES)
 
 
@@ -85,7 +82,7 @@ def _query_device(index: int) -> CudaDevice:
     arch = f"sm_{properties.major}{properties.minor}"
     lanes = get_fp32_lanes(arch)
     attribute = runtime.cudaDeviceAttr
-    # Clocks are in kHz, the bus width in bits; memory transfers twice a clock.
+    # Clock rates are in kHz and the bus width in bits; memory transfers data twice per clock.
     clock = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrClockRate, index)) * 1e3
     memory_clock = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMemoryClockRate, index)) * 1e3
     opt_in = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMaxSharedMemoryPerBlockOptin, index))

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, taken where they lie in a GPU's memory (https://dmlc.github.io/dlpack)."""
+"""Import of GPU arrays of other libraries without a copy, through DLPack (https://dmlc.github.io/dlpack)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DLPackArgs:
-    """The arrays of one call.
+    """Arrays of one kernel call.
 
     Attributes:
-        pointers: addresses of the inputs and the output.
-        output: the output, as an array of the first input's library.
-        workspace: addresses of the program's scratch memory, which that library takes back in the stream's order.
-        stream: the stream on which that library is working.
-        owners: what keeps the memory of inputs and scratch from being freed.
+        pointers: Addresses of the inputs and the output.
+        output: Output as an array of the first input's library.
+        workspace: Addresses of the workspace arrays, which that library reuses in stream order.
+        stream: Handle of the library's current stream.
+        owners: Objects that keep the memory of inputs and workspace alive.
     """
 
     pointers: tuple[int, ...]
@@ -37,16 +37,22 @@ class DLPackArgs:
 
 
 def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaGpu) -> DLPackArgs:
-    """Take inputs that speak DLPack without a copy, and let their library allocate the output and scratch memory.
+    """Import inputs through DLPack without a copy, and let their library allocate output and workspace.
+
+    Args:
+        inputs: C-contiguous arrays on the device.
+        executable: Executable that takes the arrays.
+        device: GPU that the arrays must be on.
 
     Raises:
-        DeviceError: an input is no such array, is elsewhere, is not contiguous, or is not what the program takes.
+        DeviceError: An input does not support DLPack, is on another device, is not contiguous, or does not have the
+            shape and dtype of the argument.
     """
     import tvm
 
     try:
         arrays = [tvm.runtime.from_dlpack(array) for array in inputs]
-    except Exception as error:  # each library raises its own
+    except Exception as error:  # each library raises its own exceptions
         raise DeviceError(f"{device.text} cannot take the inputs through DLPack: {get_first_line(error)}") from error
     for i, array in enumerate(arrays):
         if array.device != tvm.cuda(device.index):
@@ -57,9 +63,9 @@ def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaG
     stream, allocate = _find_producer(inputs[0], device.index)
     try:
         output = allocate(executable.output.shape, executable.output.dtype)
-    except (AttributeError, TypeError) as error:  # a library without bfloat16
+    except (AttributeError, TypeError) as error:  # the library has no bfloat16
         library = type(inputs[0]).__module__.partition(".")[0]
-        raise DeviceError(f"{library} has no arrays of {executable.output.dtype}, which the output is") from error
+        raise DeviceError(f"{library} has no arrays of the output's dtype {executable.output.dtype}") from error
     workspace = [tvm.runtime.from_dlpack(allocate((array.nbytes,), "uint8")) for array in executable.workspace]
     arrays.append(tvm.runtime.from_dlpack(output))
     return DLPackArgs(
@@ -72,7 +78,7 @@ def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaG
 
 
 def _find_producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ...], str], Any]]:
-    """For the library that made `array`: the stream it is working on, and how it allocates an array on the GPU."""
+    """Return the current stream of an array's library and its function that allocates an array on the GPU."""
     library = type(array).__module__.partition(".")[0]
     if library == "torch":
         torch = sys.modules["torch"]
@@ -90,26 +96,26 @@ def _find_producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ..
     import tvm
 
     load_tvm_runtime()
-    # To a consumer that names no stream, DLPack's producers hand over in the order of the default one.
+    # A DLPack consumer that names no stream receives the data in the order of the default stream.
     return 0, lambda shape, dtype: tvm.runtime.empty(shape, dtype, tvm.cuda(index))
 
 
 @functools.cache
 def load_tvm_runtime() -> None:
-    """Load TVM's CUDA runtime library, which `import tvm` leaves out silently when it does not find libcudart.
+    """Load TVM's CUDA runtime library, which `import tvm` silently skips if it does not find libcudart.
 
     Raises:
-        DeviceError: it does not load.
+        DeviceError: The library does not load.
     """
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
     try:
-        load_nvidia_dynamic_lib("cudart")  # where the wheels keep it, the dynamic loader does not look
+        load_nvidia_dynamic_lib("cudart")  # the wheel's folder is not on the loader's search path
         import tvm
         from tvm.base import _LOADED_LIBS
         from tvm_ffi.libinfo import load_lib_ctypes
 
-        if "tvm_runtime_cuda" not in _LOADED_LIBS:  # TVM was imported before libcudart was there
+        if "tvm_runtime_cuda" not in _LOADED_LIBS:  # TVM was imported before libcudart was loaded
             paths = tvm.libinfo.package_lib_paths()
             library = load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=paths)
             _LOADED_LIBS["tvm_runtime_cuda"] = library

@@ -1,4 +1,4 @@
-"""A kernel function of a cubin, and its launches."""
+"""Launches of a kernel function from a cubin."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tvmconv.tensor_map import MAP_ALIGNMENT_BYTES, MAP_BYTES
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import LaunchConfig
 
-ParameterValue = int | Sequence[int]  # 64 bits, an address say, or the words of a tensor map
+ParameterValue = int | Sequence[int]  # a 64-bit value such as an address, or the words of a tensor map
 _Slot = ctypes.c_uint64 * (MAP_BYTES // 8)
 
 
 class CudaFunction:
-    """A kernel function in a cubin, for the current device; unloaded when it is no longer used.
+    """A kernel function of a cubin on the current device, which is unloaded with this object.
 
     Args:
-        cubin: its machine code, and perhaps that of others.
-        name: its symbol.
-        dynamic_shared_bytes: shared memory of a block that every launch asks for.
+        cubin: Cubin with the function, and possibly others.
+        name: Symbol of the function.
+        dynamic_shared_bytes: Dynamic shared memory per block of every launch.
     """
 
     def __init__(self, cubin: bytes, name: str, dynamic_shared_bytes: int = 0) -> None:
@@ -33,11 +33,10 @@ class CudaFunction:
         weakref.finalize(self, driver.cuLibraryUnload, library)
         self._library = library
         kernel = check_cuda(driver.cuLibraryGetKernel(library, name.encode()))
-        self._function = check_cuda(
-            driver.cuKernelGetFunction(kernel)
-        )  # loads it, which a graph's capture does not allow
+        # This call loads the function, which is not allowed during a graph capture.
+        self._function = check_cuda(driver.cuKernelGetFunction(kernel))
         self._dynamic_shared_bytes = dynamic_shared_bytes
-        if dynamic_shared_bytes:  # to opt in is needed beyond 48 KiB, static and dynamic together
+        if dynamic_shared_bytes:  # required beyond 48 KiB of static and dynamic memory
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check_cuda(driver.cuFuncSetAttribute(self._function, attribute, dynamic_shared_bytes))
 
@@ -45,24 +44,24 @@ class CudaFunction:
         """Queue the copy of an array to a `__constant__` symbol of the cubin."""
         from cuda.bindings import driver, runtime
 
-        address = check_cuda(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
+        address = check_cuda(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # (address, size)
         kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         check_cuda(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
 
     def launch(self, shape: LaunchConfig, parameters: Sequence[ParameterValue], stream: int) -> None:
-        """Queue one launch."""
+        """Queue one launch; see `prepare_launch`."""
         self.prepare_launch(shape, parameters, stream)()
 
     def prepare_launch(
         self, shape: LaunchConfig, parameters: Sequence[ParameterValue], stream: int, *, use_pdl: bool = False
     ) -> Callable[[], None]:
-        """What queues a launch each time that it is called.
+        """Return a function that queues a launch on each call.
 
         Args:
-            shape: grid and block.
-            parameters: in the function's order.
-            stream: to launch on.
-            use_pdl: whether the kernel may begin before the one before it on the stream has ended, for which it waits
+            shape: Grid and block.
+            parameters: Parameters in the order of the function.
+            stream: Handle of the stream to launch on.
+            use_pdl: Allow the kernel to begin before its predecessor on the stream has ended; the kernel waits for it
                 by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
         """
         params = PackedParams(len(parameters))
@@ -74,9 +73,9 @@ class CudaFunction:
     def make_launcher(
         self, shape: LaunchConfig, stream: int, *, use_pdl: bool = False
     ) -> Callable[[PackedParams], None]:
-        """What queues a launch with the parameters that it is given, which are read before it returns.
+        """Return a function that queues a launch with given parameters, which are copied before it returns.
 
-        Args: as for `prepare_launch`.
+        The arguments are those of `prepare_launch`.
         """
         from cuda.bindings import driver
 
@@ -92,9 +91,7 @@ class CudaFunction:
         launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
 
         def queue_launch(parameters: PackedParams) -> None:
-            result = launch_kernel(
-                config, self._function, parameters.address, 0
-            )  # as long as this is there, so is the function
+            result = launch_kernel(config, self._function, parameters.address, 0)  # `self` keeps the function loaded
             if result[0] != success:
                 check_cuda(result)
 
@@ -102,23 +99,22 @@ class CudaFunction:
 
 
 class PackedParams:
-    """Parameters in memory as a launch reads them: an array of the address of each.
+    """Launch parameters in memory, with the array of their addresses that the driver reads.
 
     Attributes:
-        address: of that array.
+        address: Address of the array.
     """
 
     def __init__(self, num_params: int) -> None:
         memory = ctypes.create_string_buffer(MAP_ALIGNMENT_BYTES + MAP_BYTES * num_params)
         offset = -ctypes.addressof(memory) % MAP_ALIGNMENT_BYTES
-        self._slots = [
-            _Slot.from_buffer(memory, offset + MAP_BYTES * index) for index in range(num_params)
-        ]  # they keep it alive
+        # The slots keep `memory` alive.
+        self._slots = [_Slot.from_buffer(memory, offset + MAP_BYTES * index) for index in range(num_params)]
         self._addresses = (ctypes.c_uint64 * num_params)(*map(ctypes.addressof, self._slots))
         self.address = ctypes.addressof(self._addresses)
 
     def set_param(self, index: int, parameter: ParameterValue) -> None:
-        """Put a parameter at its place."""
+        """Set the value of a parameter."""
         if isinstance(parameter, int):
             self._slots[index][0] = parameter
         else:

@@ -1,4 +1,4 @@
-"""What is known of an NVIDIA GPU, whoever runs kernels on it."""
+"""NVIDIA GPUs, local or remote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NvidiaGpu(Device):
     """An NVIDIA GPU.
 
     Attributes:
-        index: its number, as CUDA counts.
+        index: Device index of CUDA.
     """
 
     index: int
@@ -25,5 +25,5 @@ class NvidiaGpu(Device):
     kind: ClassVar[str] = "cuda"
 
     def make_target(self) -> Target:
-        """The CUDA target of this GPU's architecture."""
+        """Return the CUDA target of this GPU's architecture."""
         return make_cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)

@@ -1,6 +1,6 @@
-"""CUDA graphs and events, to time device work of microseconds without the host in between.
+"""Timing with CUDA graphs and events, which excludes the host's launch overhead.
 
-Kernels and the libraries that they are compared with are timed by the same function here, `time_buffer_sets`.
+`time_buffer_sets` times both generated kernels and the libraries that they are compared with.
 """
 
 from __future__ import annotations
@@ -17,31 +17,28 @@ from typing import Any
 from tvmconv.devices.device import LONG_LAUNCH_SECONDS, BufferSets, Timing
 from tvmconv.errors import DeviceError
 
-EVENT_RESOLUTION_SECONDS = 0.5e-6  # that an event resolves, about
-MIN_REPLAY_SECONDS = 200e-6  # of which that is a quarter of a percent
+EVENT_RESOLUTION_SECONDS = 0.5e-6  # approximate resolution of CUDA events
+MIN_REPLAY_SECONDS = 200e-6  # the event resolution is a quarter of a percent of this time
 MAX_LAUNCHES = 200
 MIN_REPLAYS, MAX_REPLAYS = 20, 1000
-MAX_SLOW_SECONDS, MIN_SLOW_REPLAYS = 0.35, 3  # of those at least, where each takes long: a third of a comparison
-NUM_PROBES, PROBE_SECONDS = (
-    4,
-    10e-3,
-)  # replays that tell how long a launch takes, where the first one takes less than this
-WARM_UP_SECONDS = 0.05  # a GPU that has just been busy keeps its clocks, or raises them within this time
-IDLE_WARM_UP_SECONDS = 0.2  # one that has been idle keeps its low clocks for a part of this time
-MAX_WARM_UP_SECONDS = 0.5  # after which a kernel is timed though its time still changes
-SPAN_SECONDS, MAX_SPAN_REPLAYS = 0.015, 500  # replays in a row, whose fastest tells how fast the GPU runs then
-NUM_STEADY_SPANS, MAX_STEADY_SPREAD = 3, 0.02  # so many spans in a row differ by no more where the clocks are steady
+MAX_SLOW_SECONDS, MIN_SLOW_REPLAYS = 0.35, 3  # replays of slow kernels: fewer than MIN_REPLAYS after this time
+NUM_PROBES, PROBE_SECONDS = 4, 10e-3  # extra replays that estimate the launch time if the first is shorter than this
+WARM_UP_SECONDS = 0.05  # a GPU that was just busy reaches its full clocks within this time
+IDLE_WARM_UP_SECONDS = 0.2  # an idle GPU keeps its low clocks for a part of this time
+MAX_WARM_UP_SECONDS = 0.5  # the warm-up ends after this time even if the launch time still changes
+SPAN_SECONDS, MAX_SPAN_REPLAYS = 0.015, 500  # a span of consecutive replays, of which the fastest is compared
+NUM_STEADY_SPANS, MAX_STEADY_SPREAD = 3, 0.02  # clocks are steady if this many spans differ by at most this fraction
 
 Replay = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class ReplayTiming:
-    """What `time_replays` measured.
+    """Result of `time_replays`.
 
     Attributes:
-        seconds: seconds per launch, one number a replay.
-        launches_per_replay: launches in each replay.
+        seconds: Seconds per launch, one number per replay.
+        launches_per_replay: Number of launches in each replay.
     """
 
     seconds: tuple[float, ...]
@@ -49,10 +46,10 @@ class ReplayTiming:
 
 
 def check_cuda(result: tuple[Any, ...]) -> Any:
-    """The value of a call to cuda-bindings' runtime or driver, whose results begin with an error code.
+    """Return the value in a result of cuda-bindings, which is a tuple that begins with an error code.
 
     Raises:
-        DeviceError: the code is not success.
+        DeviceError: The error code is not success.
     """
     from cuda.bindings import driver, runtime
 
@@ -66,7 +63,7 @@ def check_cuda(result: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def create_stream(index: int) -> Iterator[int]:
-    """A stream of device `index` that does not wait for the default stream; its handle as an int."""
+    """Create a stream that does not synchronize with the default stream, and yield its handle as an int."""
     from cuda.bindings import runtime
 
     check_cuda(runtime.cudaSetDevice(index))
@@ -78,17 +75,17 @@ def create_stream(index: int) -> Iterator[int]:
 
 
 class CudaGraph:
-    """Launches captured once, to be replayed with one call."""
+    """A CUDA graph of captured launches, which one call replays."""
 
     def __init__(self, stream: int, num_launches: int, launch: Callable[[int], None]) -> None:
-        """Capture `launch(0)`, `launch(1)`, ... `launch(num_launches - 1)`, which must work on `stream` only.
+        """Capture `launch(0)`, `launch(1)`, ... `launch(num_launches - 1)`, which must use only `stream`.
 
         Raises:
-            DeviceError: the launches cannot be captured.
+            DeviceError: The launches cannot be captured.
         """
         from cuda.bindings import runtime
 
-        # Thread-local: other threads of the process may go on allocating.
+        # In thread-local mode, other threads of the process can still allocate memory.
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         check_cuda(runtime.cudaStreamBeginCapture(stream, mode))
         try:
@@ -105,34 +102,33 @@ class CudaGraph:
         weakref.finalize(self, runtime.cudaGraphExecDestroy, self._executable)
 
     def replay(self) -> None:
-        """Queue all launches."""
+        """Queue all launches of the graph."""
         from cuda.bindings import runtime
 
         check_cuda(runtime.cudaGraphLaunch(self._executable, self._stream))
 
 
 def make_capture(stream: int, launch: Callable[[int], None]) -> Callable[[int], Replay]:
-    """For `time_replays`: capture a number of launches on `stream` in a graph."""
+    """Return a function for `time_replays` that captures a number of launches on `stream` in a graph."""
     return lambda launches: CudaGraph(stream, launches, launch).replay
 
 
 def time_buffer_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, seconds: float) -> Timing:
-    """Time launches that go through buffer sets in turn.
+    """Time launches that cycle through buffer sets.
 
     Args:
-        capture: from a number of launches to the function that queues them all; they have run before. What launch i
-            works on is set number i modulo `sets.count`.
-        stream: on which they are queued.
-        sets: the buffer sets.
-        seconds: device time to spend, about.
+        capture: Function from a number of launches to a function that queues them; they have run before. Launch i works
+            on set i modulo `sets.num_sets`.
+        stream: Handle of the stream on which they are queued.
+        sets: Buffer sets.
+        seconds: Approximate device time to spend.
 
     Raises:
-        DeviceError: a launch fails.
+        DeviceError: A launch failed.
     """
     replays = time_replays(capture, stream, launch_multiple=sets.num_sets, seconds=seconds)
-    method = (
-        f"CUDA graph of {replays.launches_per_replay} launches, {len(replays.seconds)} replays, {sets.describe('L2')}"
-    )
+    counts = f"{replays.launches_per_replay} launches, {len(replays.seconds)} replays"
+    method = f"CUDA graph of {counts}, {sets.describe('L2')}"
     return Timing(replays.seconds, method, cold=sets.min_cold_bytes > 0)
 
 
@@ -144,21 +140,21 @@ def time_replays(
     seconds: float,
     warm_up_seconds: float | None = None,
 ) -> ReplayTiming:
-    """Time replays of a number of launches on a stream, with an event between any two replays.
+    """Time replays of a number of launches, with an event between consecutive replays.
 
     A replay has as many launches as take `MIN_REPLAY_SECONDS`, at most `MAX_LAUNCHES`, rounded up to `launch_multiple`.
 
     Args:
-        capture: from a number of launches to the function that queues them all; their kernel has run before.
-        stream: on which they are queued.
-        launch_multiple: number of buffer sets that the launches go through in turn.
-        seconds: device time to spend, about; launches of `LONG_LAUNCH_SECONDS` are replayed once, without a warm-up.
-        warm_up_seconds: as for `warm_up`.
+        capture: Function from a number of launches to a function that queues them; the kernel has run before.
+        stream: Handle of the stream on which they are queued.
+        launch_multiple: Number of buffer sets that the launches cycle through.
+        seconds: Approximate device time to spend. Launches of `LONG_LAUNCH_SECONDS` are replayed once, without warm-up.
+        warm_up_seconds: Minimum duration of the warm-up; `WARM_UP_SECONDS` by default.
 
     Raises:
-        DeviceError: a launch fails.
+        DeviceError: A launch failed.
     """
-    # Of an idle GPU, a launch seems to take many times as long as it does.
+    # The warm-up also gives the launch time, because a launch on an idle GPU seems to take many times as long.
     replay_seconds = warm_up(capture(launch_multiple), stream, warm_up_seconds)
     if replay_seconds / launch_multiple >= LONG_LAUNCH_SECONDS:
         return ReplayTiming((replay_seconds / launch_multiple,), launch_multiple)
@@ -168,23 +164,21 @@ def time_replays(
 
 
 def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
-    """The seconds that each replay takes, after a warm-up.
+    """Return the seconds of each replay after a warm-up.
 
     Args:
-        replay: queues what is timed on the stream.
-        stream: on which it is queued.
-        seconds: device time to spend, about.
+        replay: Function that queues the timed work.
+        stream: Handle of the stream on which it is queued.
+        seconds: Approximate device time to spend.
     """
     replay_seconds = warm_up(replay, stream)
-    return (
-        [replay_seconds]
-        if replay_seconds >= LONG_LAUNCH_SECONDS
-        else time_between_events(stream, replay, _count_replays(seconds, replay_seconds))
-    )
+    if replay_seconds >= LONG_LAUNCH_SECONDS:
+        return [replay_seconds]
+    return time_between_events(stream, replay, _count_replays(seconds, replay_seconds))
 
 
 def _count_replays(seconds: float, replay_seconds: float) -> int:
-    """How many replays to time within about so many seconds, when one takes `replay_seconds`."""
+    """Return the number of replays to time within about `seconds`."""
     min_replays = min(max(MAX_SLOW_SECONDS / replay_seconds, MIN_SLOW_REPLAYS), MIN_REPLAYS)
     return int(min(max(seconds / replay_seconds, min_replays), MAX_REPLAYS))
 
@@ -192,30 +186,28 @@ def _count_replays(seconds: float, replay_seconds: float) -> int:
 def capture_until_long_enough(
     capture: Callable[[int], Replay], stream: int, *, launch_multiple: int
 ) -> tuple[Replay, int]:
-    """A replay that lasts long enough to be timed, and its number of launches; arguments as for `time_replays`."""
+    """Return a replay that is long enough to be timed and its number of launches; see `time_replays`."""
     probe = capture(launch_multiple)
     (launch_seconds,) = time_between_events(stream, probe, 1)
-    if launch_seconds < PROBE_SECONDS:  # the shortest of several: any may have been held up
+    if launch_seconds < PROBE_SECONDS:  # a single probe may have been delayed
         launch_seconds = min(time_between_events(stream, probe, NUM_PROBES))
-    launch_seconds /= launch_multiple
-    launches = launch_multiple * math.ceil(
-        min(max(MIN_REPLAY_SECONDS / launch_seconds, 1), MAX_LAUNCHES) / launch_multiple
-    )
+    min_launches = min(max(MIN_REPLAY_SECONDS * launch_multiple / launch_seconds, 1), MAX_LAUNCHES)
+    launches = launch_multiple * math.ceil(min_launches / launch_multiple)
     return (probe if launches == launch_multiple else capture(launches)), launches
 
 
 def warm_up(replay: Replay, stream: int, seconds: float | None = None) -> float:
-    """Replay until the GPU's clocks are steady: until several spans of replays in a row take alike.
+    """Replay until consecutive spans of replays take equally long, so that the GPU's clocks are steady.
 
-    A replay of `IDLE_WARM_UP_SECONDS` or more is its own warm-up, and is not repeated.
+    A replay of `IDLE_WARM_UP_SECONDS` or more is sufficient warm-up and is not repeated.
 
     Args:
-        replay: queues what is timed on the stream.
-        stream: on which it is queued.
-        seconds: how long to replay at least, `WARM_UP_SECONDS` by default; at most it is `MAX_WARM_UP_SECONDS`.
+        replay: Function that queues the timed work.
+        stream: Handle of the stream on which it is queued.
+        seconds: Minimum duration, `WARM_UP_SECONDS` by default; the maximum is `MAX_WARM_UP_SECONDS`.
 
     Returns:
-        The seconds of the fastest replay in the last span.
+        Seconds of the fastest replay in the last span.
     """
     min_seconds = WARM_UP_SECONDS if seconds is None else seconds
     start = time.perf_counter()
@@ -233,14 +225,14 @@ def warm_up(replay: Replay, stream: int, seconds: float | None = None) -> float:
 
 
 def _is_steady(spans: Sequence[float]) -> bool:
-    """Return whether there are `NUM_STEADY_SPANS` spans that differ by no more than allowed, or than events resolve."""
+    """Return whether `NUM_STEADY_SPANS` spans differ by at most `MAX_STEADY_SPREAD` or the event resolution."""
     if len(spans) < NUM_STEADY_SPANS:
         return False
     return max(spans) - min(spans) <= max(MAX_STEADY_SPREAD * min(spans), EVENT_RESOLUTION_SECONDS)
 
 
 def time_between_events(stream: int, replay: Replay, count: int) -> list[float]:
-    """Seconds between the events around each of `count` replays, queued without waiting in between."""
+    """Return the seconds of each of `count` replays, which are queued without waiting in between."""
     from cuda.bindings import runtime
 
     events: list[Any] = []
@@ -252,10 +244,7 @@ def time_between_events(stream: int, replay: Replay, count: int) -> list[float]:
             replay()
             check_cuda(runtime.cudaEventRecord(event, stream))
         check_cuda(runtime.cudaStreamSynchronize(stream))
-        return [
-            check_cuda(runtime.cudaEventElapsedTime(start_event, stop_event)) / 1e3
-            for start_event, stop_event in pairwise(events)
-        ]
+        return [check_cuda(runtime.cudaEventElapsedTime(start, stop)) / 1e3 for start, stop in pairwise(events)]
     finally:
         for event in events:
             runtime.cudaEventDestroy(event)

@@ -1,4 +1,4 @@
-"""Kernels one after another on one GPU, as a network has them: each on arrays of its own, all in one CUDA graph."""
+"""Chains of kernels on one GPU as in a network, each with its own arrays and all in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -21,44 +21,40 @@ if TYPE_CHECKING:
 
 
 def find_linked_inputs(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> list[bool]:
-    """Whether each kernel's first input can be what the one before it leaves: of the same shape and dtype.
+    """Return for each kernel whether its first input can be the output of the previous kernel.
 
     Args:
-        inputs: the first input of each, in their order.
-        outputs: the output of each.
+        inputs: First input of each kernel.
+        outputs: Output of each kernel.
     """
-    return [
-        False,
-        *(previous_output == next_input for previous_output, next_input in zip(outputs[:-1], inputs[1:], strict=True)),
-    ]
+    return [False, *(previous == following for previous, following in zip(outputs[:-1], inputs[1:], strict=True))]
 
 
 class KernelChain:
-    """Kernels with their arrays, in the order of their launches.
+    """Kernels with their arrays, in launch order.
 
-    Every kernel has weights, other inputs and an output of its own, equal kernels as well: as many bytes go through the
-    cache as in the network. Its first input is the output of the kernel before it where that fits.
+    Every kernel has its own weights, other inputs and output, even if kernels are equal, so that the cache traffic is
+    that of the network. The first input is the output of the previous kernel if shapes and dtypes match.
 
     Attributes:
-        executables: the kernels.
-        reads_previous_output: whether each reads what the one before it wrote.
-        overlaps_previous: whether each begins before the one before it has ended, where that is asked for: those do
-            that wait for its end by themselves. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and
-            Synchronization".
+        executables: Executables in launch order.
+        reads_previous_output: Whether each kernel reads the output of its predecessor.
+        overlaps_previous: Whether each kernel can begin before its predecessor has ended, because it waits for the end
+            by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
     """
 
     def __init__(
         self, device: CudaDevice, executables: Sequence[Executable], inputs: Sequence[Sequence[NDArray[Any]]]
     ) -> None:
-        """Load the kernels, and copy their inputs to the GPU.
+        """Load the kernels and copy their inputs to the GPU.
 
         Args:
-            device: where.
-            executables: the kernels; those that are the same object are loaded once.
-            inputs: of each all `arrays` but the output, also where the first is not read.
+            device: GPU of the chain.
+            executables: Executables in launch order; an object that occurs repeatedly is loaded once.
+            inputs: All `arrays` of each executable except the output, including a first input that is not read.
 
         Raises:
-            DeviceError: a kernel cannot be loaded, or memory ran out.
+            DeviceError: A kernel cannot be loaded, or memory ran out.
         """
         self._device = device
         self.executables = list(executables)
@@ -71,22 +67,20 @@ class KernelChain:
         ]
         loaded: dict[int, CudaLoadedKernel] = {}
         self._outputs: list[int] = []
-        self._bound_kernels: dict[bool, list[BoundKernel]] = {False: [], True: []}  # by whether they overlap
+        self._bound_kernels: dict[bool, list[BoundKernel]] = {False: [], True: []}  # by `use_pdl`
         with self._translate_errors(), ExitStack() as stack:
             self._arrays = stack.enter_context(DeviceArrays())
             self._stream = stack.enter_context(create_stream(device.index))
             for index, (executable, arrays) in enumerate(zip(self.executables, inputs, strict=True)):
-                can_share = not any(
-                    compiled_kernel.constants for compiled_kernel in executable.kernels
-                )  # else it has constant memory of its own
+                # A kernel with arrays in constant memory must be loaded once per set of arrays.
+                can_share = not any(kernel.constants for kernel in executable.kernels)
                 kernel = loaded.get(id(executable)) if can_share else None
                 kernel = loaded[id(executable)] = kernel or device.load(executable)
-                first_pointer = (
-                    self._outputs[-1] if self.reads_previous_output[index] else self._arrays.upload(arrays[0])
-                )
-                other_pointers = [self._arrays.upload(array) for array in arrays[1:]]
+                reads_previous = self.reads_previous_output[index]
+                first = self._outputs[-1] if reads_previous else self._arrays.upload(arrays[0])
+                others = [self._arrays.upload(array) for array in arrays[1:]]
                 self._outputs.append(self._arrays.allocate(executable.output.nbytes))
-                pointers = [first_pointer, *other_pointers, self._outputs[-1]]
+                pointers = [first, *others, self._outputs[-1]]
                 for use_pdl, bound_kernels in self._bound_kernels.items():
                     bound_kernel = kernel.bind(pointers, self._stream, use_pdl=use_pdl, has_predecessor=index > 0)
                     bound_kernels.append(stack.enter_context(bound_kernel))
@@ -99,10 +93,10 @@ class KernelChain:
         self.close()
 
     def run(self, *, use_pdl: bool = False) -> list[NDArray[Any]]:
-        """Launch all once; the output of each, which was full of NaN before.
+        """Launch all kernels once, on outputs filled with NaN, and return the output of each.
 
         Args:
-            use_pdl: whether kernels that can begin before the one before them has ended.
+            use_pdl: Let kernels begin before their predecessor has ended if they support it.
         """
         from cuda.bindings import runtime
 
@@ -117,11 +111,11 @@ class KernelChain:
         return results
 
     def time(self, *, use_pdl: bool = False, seconds: float = 0.5) -> Timing:
-        """Time replays of a CUDA graph of all kernels, once each; they have run before.
+        """Time replays of a CUDA graph that launches every kernel once; the kernels have run before.
 
         Args:
-            use_pdl: as for `run`.
-            seconds: device time to spend, about.
+            use_pdl: Let kernels overlap, as for `run`.
+            seconds: Approximate device time to spend.
         """
         with self._translate_errors():
             graph = CudaGraph(self._stream, 1, lambda _: self._launch_all(use_pdl))
@@ -141,10 +135,10 @@ class KernelChain:
 
 
 def make_chain_timing(samples: Sequence[float], num_kernels: int) -> Timing:
-    """The times of a chain's graph.
+    """Return the timing of a chain's graph.
 
     Args:
-        samples: seconds a replay.
-        num_kernels: how many there are in it.
+        samples: Seconds of each replay.
+        num_kernels: Number of kernels in the chain.
     """
     return Timing(tuple(samples), f"one CUDA graph of {num_kernels} kernels, {len(samples)} replays", cold=False)

@@ -1,4 +1,4 @@
-"""A kernel on an NVIDIA GPU: loaded and launched through CUDA's driver, which needs nothing of TVM."""
+"""Kernels on an NVIDIA GPU, loaded and launched through the CUDA driver without TVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CudaLoadedKernel(LoadedKernel):
-    """A kernel on an NVIDIA GPU."""
+    """An executable that is loaded on an NVIDIA GPU; see `LoadedKernel`."""
 
     device: NvidiaGpu
 
@@ -32,9 +32,7 @@ class CudaLoadedKernel(LoadedKernel):
         self.device = device
         self.executable = executable
         with self.translate_errors():
-            self._functions = [
-                CudaFunction(kernel.code, kernel.name, kernel.dynamic_shared_bytes) for kernel in executable.kernels
-            ]
+            self._functions = [CudaFunction(k.code, k.name, k.dynamic_shared_bytes) for k in executable.kernels]
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once on the default stream; see `LoadedKernel.run`."""
@@ -44,21 +42,18 @@ class CudaLoadedKernel(LoadedKernel):
             pointers = arrays.upload_all(inputs, self.executable.output)
             with self.bind(pointers, stream=0) as bound:
                 bound.launch()
-                arrays.download(pointers[-1], output)  # waits for the kernel, and meets its errors
+                arrays.download(pointers[-1], output)  # waits for the kernel and raises its errors
         return output
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:
-        """Run on the GPU's own arrays; see `LoadedKernel.call_dlpack`.
+        """Run on arrays in GPU memory; see `LoadedKernel.call_dlpack`.
 
-        An input that is read through a texture makes the call wait for the kernel's end.
+        The call waits for the kernel if an input is read through a texture.
         """
-        dlpack_args = import_dlpack(inputs, self.executable, self.device)
-        with (
-            self.translate_errors(),
-            self.bind(dlpack_args.pointers, dlpack_args.stream, dlpack_args.workspace) as bound,
-        ):
+        args = import_dlpack(inputs, self.executable, self.device)
+        with self.translate_errors(), self.bind(args.pointers, args.stream, args.workspace) as bound:
             bound.launch()
-        return dlpack_args.output
+        return args.output
 
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time launches captured in a CUDA graph; see `LoadedKernel.time`."""
@@ -72,7 +67,7 @@ class CudaLoadedKernel(LoadedKernel):
             def launch(i: int) -> None:
                 bound[i % sets.num_sets].launch()
 
-            # A launch fails here, if it does, and not within a capture, where errors say less.
+            # A faulty launch fails here instead of in a capture, where errors are less specific.
             (first,) = time_between_events(stream, lambda: launch(0), 1)
             if first >= LONG_LAUNCH_SECONDS:
                 return Timing((first,), f"CUDA events around 1 launch, {sets.describe('L2')}", cold)
@@ -87,16 +82,15 @@ class CudaLoadedKernel(LoadedKernel):
         use_pdl: bool = True,
         has_predecessor: bool = False,
     ) -> BoundKernel:
-        """Make ready to launch on the program's `arrays`, in their order, at these addresses; within
-        `translate_errors`.
+        """Prepare launches on arrays at given addresses; call it within `translate_errors`.
 
         Args:
-            pointers: of the arrays.
-            stream: to launch on.
-            workspace: addresses of the program's scratch memory; by default, fresh memory full of NaN.
-            use_pdl: whether a step that can begins before the step before it has ended.
-            has_predecessor: whether there is one before the first step, too: another kernel's, launched right before
-                it.
+            pointers: Addresses of the executable's `arrays`, in their order.
+            stream: Handle of the stream to launch on.
+            workspace: Addresses of the executable's workspace arrays; by default new memory filled with NaN.
+            use_pdl: Let a device function begin before its predecessor has ended if it supports this.
+            has_predecessor: Whether another kernel is launched right before, which the first device function may
+                overlap.
         """
         return BoundKernel(
             self.executable,
@@ -109,17 +103,16 @@ class CudaLoadedKernel(LoadedKernel):
         )
 
     def translate_errors(self) -> AbstractContextManager[None]:
-        """`translate_errors` with this kernel's launch in its errors."""
+        """Return a context of `translate_errors` that adds this kernel's launch shape to messages."""
         return translate_errors(self.device, f", launched as {self.executable.launch_text}")
 
 
 class BoundKernel:
-    """A kernel with its arrays where it reads them.
+    """A loaded kernel that is bound to arrays, ready to be launched.
 
-    What it reads from constant memory was copied there, on the stream, what it reads through textures has texture
-    objects, what TMA copies has tensor maps, and it has scratch memory of its own, in which is what the steps make that
-    are prepared. All launches of a loaded kernel
-    share its constant memory: it is bound to one set of constants at a time.
+    The constructor copies constant-memory arguments on the stream, creates texture objects and tensor maps, allocates
+    the workspace, and launches the prepack kernels once. All launches of a loaded kernel share its constant memory, so
+    it can be bound to one set of constants at a time.
     """
 
     def __init__(
@@ -170,33 +163,32 @@ class BoundKernel:
         self.close()
 
     def launch(self) -> None:
-        """Queue one launch of every step on the stream, but for those that are prepared."""
+        """Queue one launch of every device function except the prepack kernels."""
         for launch in self._launches:
             launch()
 
     def close(self) -> None:
-        """Free texture objects and scratch memory, when the stream's work that uses them is done."""
+        """Free texture objects and workspace after the work of the stream that uses them."""
         from cuda.bindings import runtime
 
         if self._synchronizes_on_close:
-            runtime.cudaStreamSynchronize(self._stream)  # its errors are met by whoever waits for the results
+            runtime.cudaStreamSynchronize(self._stream)  # the reader of the results reports errors
         self._resources.close()
 
 
 def _make_parameters(
     kernel: CompiledKernel, addresses: Mapping[int, int], texture_handles: Mapping[int, int]
 ) -> list[ParameterValue]:
-    """What a step takes: addresses, texture objects and tensor maps, of what lies at these addresses."""
-    parameters: list[ParameterValue] = [
-        texture_handles[i] if i in kernel.textures else addresses[i] for i in kernel.arguments
-    ]
+    """Return the parameters of a device function: addresses, texture objects and tensor maps."""
+    values = {**addresses, **{i: texture_handles[i] for i in kernel.textures}}
+    parameters: list[ParameterValue] = [values[i] for i in kernel.arguments]
     for position, tensor_map in kernel.tensor_maps:
         parameters[position] = encode_tensor_map(tensor_map, addresses[kernel.arguments[position]])
     return parameters
 
 
 class DeviceArrays:
-    """Arrays in the current device's memory, freed together at the end of a `with` block."""
+    """Arrays in the memory of the current device, which the end of a `with` block frees."""
 
     def __init__(self) -> None:
         self._pointers: list[int] = []
@@ -208,26 +200,26 @@ class DeviceArrays:
         self.free_all()
 
     def allocate(self, nbytes: int) -> int:
-        """The address of fresh memory."""
+        """Allocate memory and return its address."""
         from cuda.bindings import runtime
 
         self._pointers.append(int(check_cuda(runtime.cudaMalloc(nbytes))))
         return self._pointers[-1]
 
     def upload(self, array: NDArray[Any]) -> int:
-        """The address of a copy of `array`."""
+        """Copy an array to new memory and return its address."""
         pointer = self.allocate(array.nbytes)
         copy_to_device(pointer, array)
         return pointer
 
     def allocate_nan_filled(self, array: ArrayType, stream: int) -> int:
-        """The address of memory for an array, which is filled with NaN on the stream."""
+        """Allocate memory for an array, queue its filling with NaN on the stream, and return its address."""
         pointer = self.allocate(array.nbytes)
         fill_nan(pointer, array.nbytes, stream)
         return pointer
 
     def upload_all(self, inputs: Sequence[NDArray[Any]], output: ArrayType) -> list[int]:
-        """The addresses of copies of the inputs, and of an output full of NaN."""
+        """Copy the inputs, allocate an output filled with NaN, and return all addresses."""
         from cuda.bindings import runtime
 
         pointers = [*(self.upload(array) for array in inputs), self.allocate_nan_filled(output, stream=0)]
@@ -235,14 +227,14 @@ class DeviceArrays:
         return pointers
 
     def download(self, pointer: int, array: NDArray[Any]) -> None:
-        """Fill `array` from the device, after all work of the default stream."""
+        """Copy device memory to `array` after all work of the default stream."""
         from cuda.bindings import runtime
 
         kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         check_cuda(runtime.cudaMemcpy(array.ctypes.data, pointer, array.nbytes, kind))
 
     def free_all(self) -> None:
-        """Free all; after a lost device there is nothing to free, and no error of that is reported."""
+        """Free all arrays; errors are ignored, because a lost device has nothing to free."""
         from cuda.bindings import runtime
 
         while self._pointers:
@@ -250,18 +242,16 @@ class DeviceArrays:
 
 
 def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
-    """Copy an array to the device, and wait until it is there."""
+    """Copy an array to device memory and wait for the end of the copy."""
     from cuda.bindings import runtime
 
-    dense = np.ascontiguousarray(array)
-    check_cuda(
-        runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
-    )
-    check_cuda(runtime.cudaStreamSynchronize(0))  # the copy of pageable memory returns before its last bytes arrive
+    dense, kind = np.ascontiguousarray(array), runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+    check_cuda(runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, kind))
+    check_cuda(runtime.cudaStreamSynchronize(0))  # cudaMemcpy from pageable memory may return early
 
 
 def fill_nan(pointer: int, nbytes: int, stream: int) -> None:
-    """Queue the filling of floating-point memory with NaN, which all bits set are."""
+    """Queue the filling of memory with set bits, which are NaN in every floating-point dtype."""
     from cuda.bindings import runtime
 
     check_cuda(runtime.cudaMemsetAsync(pointer, 0xFF, nbytes, stream))
@@ -269,17 +259,17 @@ def fill_nan(pointer: int, nbytes: int, stream: int) -> None:
 
 @contextmanager
 def translate_errors(device: NvidiaGpu, context: str = "") -> Iterator[None]:
-    """Make `device` the current one, and name it in the errors of CUDA.
+    """Make a GPU the current device, and add its name to CUDA errors of the block.
 
-    A kernel's fault (an illegal address, say) ends the process's CUDA context for good.
+    A kernel fault such as an illegal address makes the CUDA context of the process unusable.
 
     Args:
-        device: the GPU.
-        context: what is said after an error's text.
+        device: GPU to use.
+        context: Text that is appended to messages.
 
     Raises:
-        DeviceLostError: the context has ended.
-        DeviceError: any other error of CUDA.
+        DeviceLostError: The CUDA context is unusable.
+        DeviceError: Another CUDA error occurred.
     """
     from cuda.bindings import runtime
 

@@ -1,4 +1,4 @@
-"""Tensor maps as a kernel takes them, encoded by CUDA's driver."""
+"""Encoding of tensor maps by the CUDA driver."""
 
 from __future__ import annotations
 
@@ -14,30 +14,27 @@ _SWIZZLE_NAMES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> tuple[int, ...]:
-    """The structure's words of 64 bits.
-
-    Nothing is read through the map outside the array but zeros.
+    """Return a `CUtensorMap` as 64-bit words; copies read zeros outside the array.
 
     Args:
-        tensor_map: the map.
-        pointer: where its array lies: at a multiple of 16 bytes.
+        tensor_map: Tensor map.
+        pointer: Address of the array, a multiple of 16 bytes.
 
     Raises:
-        DeviceError: the driver does not take it.
+        DeviceError: The driver rejects the map.
     """
     from cuda.bindings import driver
 
     function = driver.cuTensorMapEncodeIm2col if tensor_map.is_im2col else driver.cuTensorMapEncodeTiled
     try:
-        return tuple(
-            int(word) for word in check_cuda(function(*_make_driver_arguments(driver, tensor_map, pointer))).opaque
-        )
+        encoded = check_cuda(function(*_make_driver_arguments(driver, tensor_map, pointer)))
+        return tuple(int(word) for word in encoded.opaque)
     except DeviceError as error:
         raise DeviceError(f"{error}: {tensor_map}, over an array at {pointer:#x}") from error
 
 
 def _make_driver_arguments(driver: Any, tensor_map: TensorMap, pointer: int) -> tuple[Any, ...]:
-    """What the driver's function for such a map is called with."""
+    """Return the arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col."""
 
     def to_uint64s(numbers: tuple[int, ...]) -> list[Any]:
         return [driver.cuuint64_t(number) for number in numbers]

@@ -1,4 +1,4 @@
-"""A dense array in a GPU's memory, seen through a texture object."""
+"""Texture objects over dense arrays in GPU memory."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from tvmconv.errors import DeviceError
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import ArrayType
 
-# What the devices so far report as cudaDevAttrTextureAlignment and cudaDevAttrTexturePitchAlignment.
+# Values of cudaDevAttrTextureAlignment and cudaDevAttrTexturePitchAlignment on all devices so far.
 BASE_ALIGNMENT_BYTES, ROW_ALIGNMENT_BYTES = 512, 32
 
 
 class TextureObject:
-    """A texture object over an array of float32: as high as its first axis, as wide as all behind it.
+    """A texture object over a float32 array, with the first axis as height and all others as width.
 
-    Fetches are of single elements, by coordinates that are not normalised, and zero outside. The object lies over the
-    array itself where its rows are aligned as texture units ask, else over a copy with longer rows. For the current
-    device.
+    Fetches return single elements at unnormalized coordinates, and zero outside. The object uses the array's memory if
+    it meets the alignment of texture units, and otherwise a copy with padded rows, on the current device.
 
     Attributes:
-        handle: the object, as a kernel takes it.
+        handle: Texture object as a kernel parameter.
     """
 
     def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
-        """Make the object, and queue the copy on the stream if one is needed.
+        """Create the object, and queue a copy of the array on the stream if the alignment requires one.
 
         Raises:
-            DeviceError: the array is larger than a texture may be, or memory runs out.
+            DeviceError: The array exceeds the texture limits of the device, or memory ran out.
         """
         from cuda.bindings import runtime
 
@@ -44,12 +43,9 @@ class TextureObject:
             self._copy = int(check_cuda(runtime.cudaMalloc(height * pitch_bytes)))
         try:
             if self._copy is not None:
+                target = self._copy, pitch_bytes
                 kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-                check_cuda(
-                    runtime.cudaMemcpy2DAsync(
-                        self._copy, pitch_bytes, pointer, row_bytes, row_bytes, height, kind, stream
-                    )
-                )
+                check_cuda(runtime.cudaMemcpy2DAsync(*target, pointer, row_bytes, row_bytes, height, kind, stream))
             self.handle = _create_texture_object(self._copy or pointer, pitch_bytes, width, height)
         except DeviceError:
             self._free_copy()
@@ -62,7 +58,7 @@ class TextureObject:
         self.close()
 
     def close(self) -> None:
-        """Free the object and its copy, which no kernel may be reading any more."""
+        """Free the object and its copy, after all kernels that read them."""
         from cuda.bindings import runtime
 
         runtime.cudaDestroyTextureObject(self.handle)
@@ -77,7 +73,7 @@ class TextureObject:
 
 
 def _check_size(width: int, height: int) -> None:
-    """Raise DeviceError for more elements along an axis than a texture of the current device may have."""
+    """Raise DeviceError if a texture exceeds the limits of the current device."""
     from cuda.bindings import runtime
 
     device = check_cuda(runtime.cudaGetDevice())
@@ -97,9 +93,8 @@ def _create_texture_object(pointer: int, pitch_bytes: int, width: int, height: i
     resource_desc.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
     image = resource_desc.res.pitch2D
     image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch_bytes, width, height
-    image.desc = check_cuda(
-        runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat)
-    )
+    channel_kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat
+    image.desc = check_cuda(runtime.cudaCreateChannelDesc(32, 0, 0, 0, channel_kind))
     texture_desc = runtime.cudaTextureDesc()
     texture_desc.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
     texture_desc.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint

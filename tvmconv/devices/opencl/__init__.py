@@ -1,1 +1,1 @@
-"""OpenCL devices, through pyopencl."""
+"""OpenCL devices through pyopencl."""

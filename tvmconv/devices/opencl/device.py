@@ -1,4 +1,4 @@
-"""`opencl:N`: any OpenCL device through pyopencl; with PoCL, which comes from PyPI, the CPU is one."""
+"""Devices `opencl:N`: all OpenCL devices that pyopencl finds; with PoCL from PyPI, this includes the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.executable import Executable
     from tvmconv.devices.comparison import ReferenceOutput
 
-PROBE_BYTES = 1 << 20  # more than what is cached of a kernel
+PROBE_BYTES = 1 << 20  # more than the cached data of a kernel
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OpenclDevice(Device):
     """An OpenCL device.
 
     Attributes:
-        index: its number in `list_opencl_devices()`.
+        index: Index in `list_opencl_devices()`.
     """
 
     index: int
@@ -40,7 +40,7 @@ class OpenclDevice(Device):
     kind: ClassVar[str] = "opencl"
 
     def make_target(self) -> Target:
-        """The OpenCL target with this device's limits."""
+        """Return the OpenCL target with the limits of this device."""
         from tvm.target import Target
 
         return Target(
@@ -54,22 +54,22 @@ class OpenclDevice(Device):
         )
 
     def load(self, executable: Executable) -> OpenclLoadedKernel:
-        """Compile a kernel with the device's own compiler; errors as in `Device.load`."""
+        """Compile an executable with the compiler of the device; see `Device.load`."""
         self.check_block_limits(executable)
         return OpenclLoadedKernel(self, executable, _get_queue(self.index))
 
     def create_benchmark(
         self, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
     ) -> OpenclBenchmark:
-        """Bring the inputs into the device's memory; see `Device.create_benchmark`."""
+        """Copy the inputs to the device; see `Device.create_benchmark`."""
         return OpenclBenchmark(self, _get_queue(self.index), inputs, reference)
 
 
 def list_opencl_devices() -> list[OpenclDevice]:
-    """All OpenCL devices, at least one: GPUs first, then the others; among each, in the order of their platforms.
+    """Return all OpenCL devices, at least one: GPUs first, and otherwise in the order of their platforms.
 
     Raises:
-        DeviceNotFoundError: there is none, with the reason.
+        DeviceNotFoundError: There is none; the error has the reason and a remedy.
     """
     return [
         OpenclDevice(
@@ -96,9 +96,8 @@ def _query_devices() -> tuple[Any, ...]:
     try:
         import pyopencl as cl
     except ImportError as error:
-        raise DeviceNotFoundError(
-            "opencl", f"pyopencl does not import ({get_first_line(error)})", _INSTALL_COMMAND
-        ) from error
+        reason = f"pyopencl does not import ({get_first_line(error)})"
+        raise DeviceNotFoundError("opencl", reason, _INSTALL_COMMAND) from error
     patch_cpu_name()
     try:
         all_devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
@@ -113,14 +112,14 @@ _INSTALL_COMMAND = 'pip install "pyopencl[pocl]"'
 
 
 def use_writable_caches() -> None:
-    """Keep PoCL and PyOpenCL from caches that cannot be written to; call it before PyOpenCL is first imported.
+    """Redirect the caches of PoCL and PyOpenCL if their folders are not writable, before PyOpenCL is imported.
 
-    PoCL finds no device or ends the process without a cache, and gets one in the temporary directory. PyOpenCL raises
-    AttributeError, and does without. Variables that are set already are left alone.
+    PoCL finds no device or aborts the process without a cache, so it gets a temporary folder. PyOpenCL raises
+    AttributeError, so its cache is disabled. Environment variables that are already set stay unchanged.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # there is no home directory
+    except RuntimeError:  # no home directory
         caches = None
     if "POCL_CACHE_DIR" not in os.environ and not (caches and _is_writable(caches / "pocl" / "kcache")):
         temp_dir = ProcessTempDir("pocl-")
@@ -131,7 +130,7 @@ def use_writable_caches() -> None:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether a file of `PROBE_BYTES` can be written to a folder, which is made if need be."""
+    """Return whether a file of `PROBE_BYTES` can be written to a folder, which is created if necessary."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -144,8 +143,8 @@ def _is_writable(folder: Path) -> bool:
 
 @functools.cache
 def _get_queue(index: int) -> Any:
-    """The device's queue with profiling, one a process."""
-    device = _query_devices()[index]  # which prepares the import of PyOpenCL
+    """Return the command queue of a device, with profiling; there is one per device and process."""
+    device = _query_devices()[index]  # also prepares the import of PyOpenCL
     import pyopencl as cl
 
     context = cl.Context([device])

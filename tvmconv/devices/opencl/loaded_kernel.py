@@ -1,6 +1,6 @@
-"""Kernels on an OpenCL device, one at a time or measured one after another.
+"""Execution and measurement of kernels on an OpenCL device.
 
-TVM's wheel generates OpenCL and has no runtime for it, so launch shape and parameters are set here.
+TVM's wheel generates OpenCL but has no OpenCL runtime, so this module sets parameters and launch shapes itself.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from tvmconv.compiler.executable import Executable
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 1000
-MAX_SLOW_SECONDS = 1.0  # after which fewer samples do, too
-BENCHMARK_SECONDS, MAX_BENCHMARK_SAMPLES = 0.2, 20  # for a kernel that may become the best
+MAX_SLOW_SECONDS = 1.0  # after this time MIN_SAMPLES are enough
+BENCHMARK_SECONDS, MAX_BENCHMARK_SAMPLES = 0.2, 20  # limits for a kernel that may become the best
 
 
 class OpenclLoadedKernel(LoadedKernel):
-    """A kernel on an OpenCL device."""
+    """An executable that is loaded on an OpenCL device; see `LoadedKernel`."""
 
     def __init__(self, device: Device, executable: Executable, queue: Any) -> None:
         import pyopencl as cl
@@ -49,9 +49,9 @@ class OpenclLoadedKernel(LoadedKernel):
         self.executable = executable
         self._queue = queue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", cl.CompilerWarning)  # PoCL's compiler speaks of unused variables
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # PoCL warns of unused variables
             try:
-                # No cache of pyopencl's besides the driver's own: it would need a home directory to write to.
+                # The driver has its own cache; that of pyopencl would need a writable home directory.
                 built_programs = {
                     code: cl.Program(queue.context, read_source_header() + code.decode()).build(cache_dir=False)
                     for code in {kernel.code for kernel in executable.kernels}
@@ -68,7 +68,7 @@ class OpenclLoadedKernel(LoadedKernel):
             return self.run_on_buffers(upload_arrays(self._queue, [*inputs, output]), output)
 
     def run_on_buffers(self, buffers: Sequence[Any], output: NDArray[Any]) -> NDArray[Any]:
-        """Run once on buffers on the device, and fill `output` from the last of them; within `translate_errors`."""
+        """Run once on device buffers, copy the last one to `output` and return it; within `translate_errors`."""
         self._launch_kernels([*buffers, *self.allocate_workspace(buffers)])[-1].wait()
         download_array(self._queue, output, buffers[-1])
         return output
@@ -82,55 +82,54 @@ class OpenclLoadedKernel(LoadedKernel):
         with self.translate_errors():
             arrays = [upload_arrays(self._queue, [*inputs, output]) for _ in range(sets.num_sets)]
             buffers = [[*array_set, *self.allocate_workspace(array_set)] for array_set in arrays]
-            self._launch_kernels(buffers[-1])[-1].wait()  # PoCL compiles for the work-group's size at the first launch
+            self._launch_kernels(buffers[-1])[-1].wait()  # PoCL compiles for the work-group size at the first launch
             while _needs_more_samples(samples, seconds):
                 samples.append(self.time_launch(buffers[len(samples) % sets.num_sets]))
         method = f"OpenCL profiling events of {len(samples)} launches, {sets.describe('cache')}"
         return Timing(tuple(samples), method, cold)
 
     def time_launch(self, buffers: Sequence[Any]) -> float:
-        """Seconds that one launch takes, from the begin of its first step that is timed to the end of its last.
+        """Return the seconds from the start of the first timed device function to the end of the last.
 
-        At least a nanosecond: a device's clock may not tick meanwhile. Within `translate_errors`.
+        The result is at least a nanosecond, because the device's clock may be coarse. Call it within
+        `translate_errors`.
 
         Args:
-            buffers: of the program's `arrays` and its `allocate_workspace`.
+            buffers: Buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
         """
         events = self._launch_kernels(buffers)
         events[-1].wait()
         return max(events[-1].profile.end - events[0].profile.start, 1) / 1e9
 
     def allocate_workspace(self, buffers: Sequence[Any]) -> list[Any]:
-        """Fresh scratch memory, full of NaN but for what the prepared steps make of the program's `arrays`."""
+        """Allocate the workspace, filled with NaN, and launch the prepack kernels on it and the `arrays`."""
         workspace = upload_arrays(self._queue, [nan_filled(array) for array in self.executable.workspace])
         self._launch_kernels([*buffers, *workspace], range(self.executable.num_prepack_kernels))
         return workspace
 
     def _launch_kernels(self, buffers: Sequence[Any], kernel_indices: range | None = None) -> list[Any]:
-        """Queue steps, by default all but those that are prepared; their events.
+        """Queue device functions and return their events.
 
         Args:
-            buffers: of the program's `arrays` and its `allocate_workspace`.
-            kernel_indices: their numbers.
+            buffers: Buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
+            kernel_indices: Indices of the device functions; all except the prepack kernels by default.
         """
         import pyopencl as cl
 
+        if kernel_indices is None:
+            kernel_indices = range(self.executable.num_prepack_kernels, len(self.executable.kernels))
         events: list[Any] = []
-        for index in (
-            range(self.executable.num_prepack_kernels, len(self.executable.kernels))
-            if kernel_indices is None
-            else kernel_indices
-        ):
+        for index in kernel_indices:
             compiled_kernel, kernel = self.executable.kernels[index], self._kernels[index]
             grid, block = compiled_kernel.launch.grid, compiled_kernel.launch.block
             kernel.set_args(*(buffers[i] for i in compiled_kernel.arguments))
             work_items = tuple(blocks * threads for blocks, threads in zip(grid, block, strict=True))
-            events.append(cl.enqueue_nd_range_kernel(self._queue, kernel, work_items, block))  # in the queue's order
+            events.append(cl.enqueue_nd_range_kernel(self._queue, kernel, work_items, block))
         return events
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turn errors of OpenCL into a DeviceError of one line."""
+        """Translate OpenCL errors of the block to a one-line DeviceError."""
         import pyopencl as cl
 
         try:
@@ -141,7 +140,7 @@ class OpenclLoadedKernel(LoadedKernel):
 
 
 class OpenclBenchmark(Benchmark):
-    """A workload's arrays in an OpenCL device's memory; see `Benchmark`."""
+    """Arrays of a workload in the memory of an OpenCL device; see `Benchmark`."""
 
     def __init__(
         self,
@@ -157,7 +156,7 @@ class OpenclBenchmark(Benchmark):
         self.restore_inputs()
 
     def restore_inputs(self) -> None:
-        """Copy the inputs again; see `Benchmark.restore_inputs`."""
+        """Copy the inputs to the device; see `Benchmark.restore_inputs`."""
         import pyopencl as cl
 
         try:
@@ -188,13 +187,13 @@ class OpenclBenchmark(Benchmark):
         return tuple(samples)
 
     def close(self) -> None:
-        """Free the device's memory."""
+        """Free the memory on the device."""
         for buffer in self._buffers:
             buffer.release()
 
 
 def _needs_more_samples(samples: Sequence[float], seconds: float) -> bool:
-    """Whether a timing that shall take about so many seconds needs more samples than these."""
+    """Return whether a timing of about `seconds` needs more samples."""
     if not samples:
         return True
     if samples[0] >= LONG_LAUNCH_SECONDS:
@@ -204,17 +203,17 @@ def _needs_more_samples(samples: Sequence[float], seconds: float) -> bool:
 
 
 def read_source_header() -> str:
-    """Return what precedes every program: the text of the file that `TVMCONV_OPENCL_HEADER` names, or nothing.
+    """Return the text that precedes every OpenCL program: the file that `TVMCONV_OPENCL_HEADER` names, or nothing.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     name = os.environ.get("TVMCONV_OPENCL_HEADER")
     return f"{Path(name).read_text(encoding='utf-8')}\n" if name else ""
 
 
 def upload_arrays(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
-    """Copies of the arrays on the device of `queue`."""
+    """Copy arrays to new buffers on the device of `queue`."""
     import pyopencl as cl
 
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -222,18 +221,18 @@ def upload_arrays(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
 
 
 def download_array(queue: Any, array: NDArray[Any], buffer: Any) -> None:
-    """Fill a C-contiguous array from a buffer."""
+    """Copy a buffer to a C-contiguous array."""
     import pyopencl as cl
 
     cl.enqueue_copy(queue, _view_bytes(array), buffer)
 
 
 def _view_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of an array: bfloat16 is none of the types that Python's buffers know."""
+    """Return an array as bytes, because Python's buffer protocol has no bfloat16."""
     return array.reshape(-1).view(np.uint8)
 
 
 def _find_first_error(log: str) -> str:
-    """The first line of a build log that tells an error."""
+    """Return the first line of a build log with an error."""
     lines = [line.strip() for line in log.splitlines() if "error:" in line]
     return (lines or log.strip().splitlines())[0]

@@ -1,10 +1,10 @@
-"""A patch of PoCL, in the memory of this process, for processors that are younger than its LLVM.
+"""In-memory patch of PoCL for processors that are newer than its LLVM.
 
-The defect: PoCL 3.0, which pyopencl[pocl] installs, compiles for the processor that its LLVM 14 detects. LLVM calls a
-processor that it does not know "generic". Clang refuses that as the name of an x86 processor, and every kernel fails
-with "unknown target CPU 'generic'" (pocl/pocl issue 1049). No variable and no build option of PoCL 3.0 sets the name,
-and its other CPU device asks the same function. So `patch_cpu_name` replaces that function by one that returns
-"x86-64-v3". Only libraries that lie beside pyopencl's own are patched, and only where they return "generic".
+PoCL 3.0, which pyopencl[pocl] installs, compiles for the processor that its LLVM 14 detects. LLVM calls an unknown
+processor "generic". Clang does not accept that name for x86, so every kernel fails with "unknown target CPU 'generic'"
+(pocl/pocl issue 1049). No environment variable or build option of PoCL 3.0 sets the name. `patch_cpu_name` therefore
+replaces the detection function by one that returns "x86-64-v3". It patches only libraries in pyopencl's wheel, and only
+if they return "generic".
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import platform
 from importlib.util import find_spec
 from pathlib import Path
 
-UNKNOWN_CPU, SUBSTITUTE_CPU = b"generic", b"x86-64-v3"  # AVX2, which PoCL's library of functions is compiled for
+UNKNOWN_CPU, SUBSTITUTE_CPU = b"generic", b"x86-64-v3"  # AVX2, for which PoCL's built-in library is compiled
 _REQUIRED_FEATURES = frozenset({"avx2", "bmi2", "fma"})
 _PROT_ALL = 7  # PROT_READ | PROT_WRITE | PROT_EXEC
-_cpu_name_buffer = ctypes.create_string_buffer(SUBSTITUTE_CPU)  # its address stays
+_cpu_name_buffer = ctypes.create_string_buffer(SUBSTITUTE_CPU)  # module-level, so that its address stays valid
 
 
 def patch_cpu_name(unknown_name: bytes = UNKNOWN_CPU) -> None:
-    """Let PoCL's wheel compile for x86-64-v3 where its LLVM does not know the processor; call it before PoCL is used.
+    """Let PoCL's wheel compile for x86-64-v3 if its LLVM does not know the processor; call it before using PoCL.
 
     Args:
-        unknown_name: what LLVM calls such a processor.
+        unknown_name: Name that LLVM gives to an unknown processor.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return
@@ -40,14 +40,14 @@ def patch_cpu_name(unknown_name: bytes = UNKNOWN_CPU) -> None:
 
 
 def _find_libraries() -> list[Path]:
-    """PoCL's libraries that lie beside pyopencl's own."""
+    """Return the paths of PoCL's libraries in pyopencl's wheel."""
     spec = find_spec("pyopencl")
     folders = spec.submodule_search_locations if spec else None
     return [file for folder in folders or () for file in sorted(Path(folder, ".libs").glob("libpocl-*.so"))]
 
 
 def _read_cpu_features() -> set[str]:
-    """What the processor has, by the names of Linux."""
+    """Return the names of the processor's features in /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())
@@ -55,16 +55,11 @@ def _read_cpu_features() -> set[str]:
 
 
 def _make_strdup_stub() -> bytes:
-    """Machine code: `return strdup(_cpu_name_buffer)`, as whoever asks frees what it is given."""
+    """Return machine code for `return strdup(_cpu_name_buffer)`; the caller of the function frees the result."""
     name_address, strdup_address = ctypes.addressof(_cpu_name_buffer), _get_address(ctypes.CDLL(None).strdup)
     # mov rdi, name; mov rax, strdup; jmp rax
-    return (
-        b"\x48\xbf"
-        + name_address.to_bytes(8, "little")
-        + b"\x48\xb8"
-        + strdup_address.to_bytes(8, "little")
-        + b"\xff\xe0"
-    )
+    name, strdup = name_address.to_bytes(8, "little"), strdup_address.to_bytes(8, "little")
+    return b"\x48\xbf" + name + b"\x48\xb8" + strdup + b"\xff\xe0"
 
 
 def _get_address(function: object) -> int:
@@ -72,7 +67,7 @@ def _get_address(function: object) -> int:
 
 
 def _patch_code(address: int, code: bytes) -> None:
-    """Overwrite machine code of this process; nothing is done where the system does not let one."""
+    """Overwrite machine code of this process, or do nothing if the system does not allow it."""
     page = address // mmap.PAGESIZE * mmap.PAGESIZE
     length = address + len(code) - page
     protect = ctypes.CDLL(None).mprotect

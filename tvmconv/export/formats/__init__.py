@@ -1,4 +1,4 @@
-"""The files that an export writes, a format a module; a new one is a new module here with a `FORMAT`."""
+"""File formats of an export; each module of this package with a `FORMAT` adds one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvmconv.export.formats.base import ExportFormat
 
 @functools.cache
 def list_formats() -> tuple[ExportFormat, ...]:
-    """All formats, by their rank."""
+    """Return all formats, sorted by `order`."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     all_formats = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
     return tuple(sorted(all_formats, key=lambda file_format: file_format.order))

@@ -1,4 +1,4 @@
-"""What a format of an export is."""
+"""Description of an export format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class ExportFormat:
     """One file of an export.
 
     Attributes:
-        name: of the file.
-        description: what it is, for the README.
-        kinds: of devices whose kernels have it.
-        write: `f(kernel, path)`; raises `CompileError` where the kernel has no such file.
-        example: `f(facts)`, paragraphs of Markdown on a call with the file, of what `kernel.json` has; None for none.
-        order: its place among the files; of the examples, the last comes first, which asks least of the caller.
-        optional: whether the export goes on without it where it cannot be written.
+        name: File name.
+        description: Short description for the README.
+        kinds: Kinds of devices that have such a file.
+        write: Function `f(kernel, path)`; raises `CompileError` if the file cannot be made for the kernel.
+        example: Function `f(description)` from the content of `kernel.json` to Markdown paragraphs with an example of
+            a call; None for no example.
+        order: Position among the files. Examples appear in reverse order, so that the simplest call is the first.
+        optional: Whether the export continues if the file cannot be made.
     """
 
     name: str

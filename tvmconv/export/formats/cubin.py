@@ -1,4 +1,4 @@
-"""`kernel.cubin`: the machine code, and its call with the CUDA driver alone."""
+"""Format `kernel.cubin`: machine code, with an example of a call through the CUDA driver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ with open("kernel.cubin", "rb") as cubin:
 memory = {{
 {memory}
 }}
-{maps}steps = [  # function, grid, block, bytes of dynamic shared memory, and its parameters in its own order
+{maps}steps = [  # function, grid, block, bytes of dynamic shared memory, parameters in order
 {steps}
 ]
 for name, grid, block, shared, parameters in steps:
@@ -62,7 +62,7 @@ print({output}.shape, np.linalg.norm({output}.astype("float64")))
 _TEXTURE = """
 def texture(array):
     rows = array.reshape(len(array), -1)
-    pitched = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 128)))  # each row begins at a multiple of 512 bytes
+    pitched = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 128)))  # aligns each row to 512 bytes
     resource, reading = driver.CUDA_RESOURCE_DESC(), driver.CUDA_TEXTURE_DESC()
     resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_PITCH2D
     image = resource.res.pitch2D
@@ -87,13 +87,13 @@ def tensor_map(array, dtype, extents, strides, box, steps, swizzle, lower, upper
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    if lower:  # pixels under a filter's tap, channels × pixels at a time
+    if lower:  # pixels under a filter tap, channels × pixels per copy
         channels, pixels = (few(n) for n in box)
         encoded = check(driver.cuTensorMapEncodeIm2col(*lies, list(lower), list(upper), channels, pixels, *read))
     else:
         encoded = check(driver.cuTensorMapEncodeTiled(*lies, [few(n) for n in box], *read))
     words = np.zeros(16 + 8, "uint64")
-    start = -words.ctypes.data % 64 // 8  # it lies at a multiple of 64 bytes
+    start = -words.ctypes.data % 64 // 8  # aligned to 64 bytes
     words[start : start + 16] = [int(word) for word in encoded.opaque]
     return words[start : start + 16]
 
@@ -110,14 +110,14 @@ check(driver.cuMemcpyHtoD(address, {name}.ctypes.data, {name}.nbytes))
 
 
 def write_file(kernel: Kernel, path: Path) -> None:
-    """Write the machine code; raises `CompileError` when NVRTC rejects the kernel."""
+    """Write the machine code; raises `CompileError` if NVRTC rejects the kernel."""
     path.write_bytes(kernel.cubin.image)
 
 
 def format_example(description: Mapping[str, Any]) -> list[str]:
-    """The call with the driver."""
+    """Return the example of a call through the CUDA driver."""
     memory = {
-        argument["name"]: _format_upload(argument["space"], argument["name"])
+        argument["name"]: f"{'texture' if argument['space'] == 'texture' else 'upload'}({argument['name']})"
         for argument in description["arguments"]
         if not argument["symbol"]
     }
@@ -153,13 +153,8 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
     return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
 
 
-def _format_upload(scope: str, name: str) -> str:
-    """How an argument is brought to the GPU."""
-    return f"texture({name})" if scope == "texture" else f"upload({name})"
-
-
 def _name_parameters(number: int, kernel: Mapping[str, Any]) -> list[str]:
-    """What a step is passed, by its names in the example."""
+    """Return the names of a device function's parameters in the example."""
     names = list(kernel["parameters"])
     for tensor_map in kernel["tensor_maps"]:
         names[tensor_map["parameter"]] = _make_map_name(number, tensor_map)
@@ -171,7 +166,7 @@ def _make_map_name(number: int, tensor_map: Mapping[str, Any]) -> str:
 
 
 def _format_tensor_map(name: str, tensor_map: Mapping[str, Any]) -> str:
-    """How an argument's map is encoded."""
+    """Return the expression that encodes the tensor map of an argument."""
     values = ", ".join(f"{key}={value!r}" for key, value in tensor_map.items() if key != "parameter")
     return f'tensor_map(memory["{name}"], {values})'
 

@@ -1,4 +1,4 @@
-"""`kernel.cu`: the generated CUDA text."""
+"""Format `kernel.cu`: generated CUDA source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def write_file(kernel: Kernel, path: Path) -> None:
-    """Write the text."""
+    """Write the CUDA source."""
     path.write_text(kernel.source, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""`kernel.so`: machine code and host code as one library, and its call with TVM's runtime."""
+"""Format `kernel.so`: library of machine code and host code, with an example of a call through TVM's runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMPLE = """\
 import numpy as np
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
-load_nvidia_dynamic_lib("cudart")  # before TVM, which leaves out its CUDA runtime where it does not find this library
+load_nvidia_dynamic_lib("cudart")  # before TVM, which skips its CUDA runtime without this library
 import tvm
 {imports}
 random = np.random.default_rng(0)
@@ -35,14 +35,14 @@ print({output}.shape, np.linalg.norm({output}.astype("float64")))
 
 
 def write_file(kernel: Kernel, path: Path) -> None:
-    """Link the library; raises `CompileError` where nothing links it, or TVM's runtime could not call it."""
+    """Link the library; raises `CompileError` if it cannot be linked or TVM's runtime could not call it."""
     if kernel.device.kind != "cuda":
         raise CompileError("TVM's wheel has no OpenCL runtime")
     link_library(kernel.lowered_module, path)
 
 
 def format_example(description: Mapping[str, Any]) -> list[str]:
-    """The call with TVM."""
+    """Return the example of a call through TVM's runtime."""
     versions = description["versions"]
     install = (
         f'`pip install "apache-tvm=={versions["apache-tvm"]}" "apache-tvm-ffi>=0.1.14.post0,<0.1.15" cuda-pathfinder '
@@ -51,7 +51,7 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
     return [
         f"With TVM ({install}):",
         fill_example(_EXAMPLE, description, "tvm.runtime.tensor({}, gpu)"),
-        "A tensor of another library goes in without a copy through `tvm.runtime.from_dlpack`.",
+        "`tvm.runtime.from_dlpack` passes a tensor of another library without a copy.",
     ]
 
 

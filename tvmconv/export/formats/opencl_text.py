@@ -1,4 +1,4 @@
-"""`kernel.cl`: the generated OpenCL text, and its call with pyopencl."""
+"""Format `kernel.cl`: generated OpenCL source, with an example of a call through pyopencl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ flags = cl.mem_flags.READ_WRITE
 memory = {{
 {memory}
 }}
-steps = [  # function, work-items in all and of a group, and its parameters in its own order
+steps = [  # function, global and local work size, parameters in order
 {steps}
 ]
 for name, work_items, group, parameters in steps:
@@ -40,19 +40,19 @@ cl.enqueue_copy(queue, {output}.view("uint8"), memory["{output}"])
 print({output}.shape, np.linalg.norm({output}.astype("float64")))
 """
 _ON_NEW_PROCESSORS = """\
-On a CPU through PoCL, `error: unknown target CPU 'generic'` says that PoCL is older than the processor, as the PoCL 3.0
-of `pyopencl[pocl]` may be. Install a newer PoCL of the system (Debian: `pocl-opencl-icd`) and uninstall
+On a CPU with PoCL, `error: unknown target CPU 'generic'` means that PoCL is older than the processor, as PoCL 3.0 of
+`pyopencl[pocl]` may be. In this case install a newer PoCL (Debian: `pocl-opencl-icd`) and uninstall
 `pocl-binary-distribution`."""
 _COPY_BUFFER_FORMAT = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
 
 
 def write_file(kernel: Kernel, path: Path) -> None:
-    """Write the text."""
+    """Write the OpenCL source."""
     path.write_text(kernel.source, encoding="utf-8")
 
 
 def format_example(description: Mapping[str, Any]) -> list[str]:
-    """The call with pyopencl."""
+    """Return the example of a call through pyopencl."""
     memory = {
         **{argument["name"]: _COPY_BUFFER_FORMAT.format(argument["name"]) for argument in description["arguments"]},
         **{buffer["name"]: f"cl.Buffer(context, flags, {buffer['bytes']})" for buffer in description["scratch"]},

@@ -1,1 +1,1 @@
-"""The package workers."""
+"""Worker processes: start, supervision and reuse."""

@@ -1,8 +1,8 @@
-"""A process from which builders are forked: it has loaded TVM, all schedules and the compilers, as each would have to.
+"""Fork server: a process with loaded TVM, schedules and compilers, from which builders are forked.
 
-That takes seconds of a core; where many do it at once, several times as long. A fork is safe as long as no other thread
-may hold a lock: TVM and NVRTC compile in the thread that calls them, BLAS sees to its own, and CUDA's driver is not
-loaded.
+Loading takes seconds of a core, and several times as long if many processes do it at once. Forking is safe if no other
+thread may hold a lock: TVM and NVRTC compile in the calling thread, BLAS handles forks itself, and the CUDA driver is
+not loaded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FORK_COMMAND, END_COMMAND = "fork", "end"
 
 
 class BuilderForkServer:
-    """The process, as its parent sees it; may be used from several threads.
+    """Parent's handle of the fork server, which is thread-safe.
 
-    The kernel ends it together with the thread that started it, and with it all that was forked from it.
+    The operating system ends the server and all forked processes together with the thread that started it.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class BuilderForkServer:
         self._is_open = True
 
     def fork(self, module: str, descriptor: int) -> ForkedProcess:
-        """A process that runs `main` of a module; waits until everything is loaded.
+        """Fork a process that runs `main` of a module, after everything is loaded.
 
         Args:
-            module: the module's full name.
-            descriptor: its end of a pipe.
+            module: Full name of the module.
+            descriptor: File descriptor of the process's end of a pipe.
 
         Raises:
-            Error: the process is no more.
+            Error: The fork server has ended.
         """
         with self._lock:
             try:
@@ -56,24 +56,24 @@ class BuilderForkServer:
             return ForkedProcess(self, pid)
 
     def end_process(self, pid: int) -> int:
-        """End a process that was forked, if it has not ended; its exit status."""
+        """End a forked process if it is alive, and return its exit status."""
         with self._lock:
             try:
                 self._child.connection.send((END_COMMAND, pid))
                 return self._child.connection.recv()
             except (EOFError, OSError):
-                return -signal.SIGKILL  # it went with the zygote
+                return -signal.SIGKILL  # it ended with the fork server
             finally:
                 self._live_pids.discard(pid)
                 self._close_if_unused()
 
     def stop_loading(self) -> None:
-        """End it now if nothing that was forked from it is alive; a `fork` that waits for it raises Error."""
-        if not self._live_pids:  # without the lock, which that `fork` holds
-            os.kill(self._child.pid, signal.SIGKILL)  # alive, or waited for by nobody yet
+        """End the server now if no forked process is alive; a waiting `fork` then raises Error."""
+        if not self._live_pids:  # without the lock, which the waiting `fork` holds
+            os.kill(self._child.pid, signal.SIGKILL)  # alive, or a zombie whose PID is still reserved
 
     def close(self) -> None:
-        """End it, as soon as nothing that was forked from it is alive."""
+        """End the server as soon as no forked process is alive."""
         with self._lock:
             self._is_open = False
             self._close_if_unused()
@@ -84,7 +84,7 @@ class BuilderForkServer:
 
 
 class ForkedProcess:
-    """A process that was forked; see `tvmconv.measure.workers.process.ProcessHandle`."""
+    """A forked process; see `tvmconv.measure.workers.process.ProcessHandle`."""
 
     def __init__(self, fork_server: BuilderForkServer, pid: int) -> None:
         self.pid = pid
@@ -92,31 +92,29 @@ class ForkedProcess:
         self._status: int | None = None
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """End the process if it is alive."""
         if self._status is None:
             self._status = self._fork_server.end_process(self.pid)
 
     def wait(self) -> int:
-        """Its exit status; ends it first."""
+        """End the process and return its exit status."""
         self.kill()
         assert self._status is not None
         return self._status
 
 
 def main(connection: Connection) -> None:
-    """Serve: fork, or end what was forked."""
-    from tvmconv.measure.builder import (
-        preload_compilers,  # not before: to start this process shall take its parent nothing
-    )
+    """Serve requests to fork processes and to end them."""
+    from tvmconv.measure.builder import preload_compilers  # not imported in the parent, which need not load it
 
     preload_compilers()
     gc.collect()
-    gc.freeze()  # pages that are shared stay shared
+    gc.freeze()  # keeps memory pages shared after forks
     own_pid = os.getpid()
     while True:
         command, argument = connection.recv()
         if command == END_COMMAND:
-            os.kill(argument, signal.SIGKILL)  # alive, or waited for by nobody yet
+            os.kill(argument, signal.SIGKILL)  # alive, or a zombie whose PID is still reserved
             connection.send(os.waitstatus_to_exitcode(os.waitpid(argument, 0)[1]))
             continue
         descriptor = reduction.recv_handle(connection)

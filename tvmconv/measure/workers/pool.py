@@ -1,4 +1,4 @@
-"""Processes that outlive a search: those that one has done with stand ready for the next."""
+"""Pool of idle worker processes that successive searches reuse."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from tvmconv.errors import Error, HostError
 from tvmconv.measure.workers.fork_server import BuilderForkServer
 from tvmconv.measure.workers.process import CancelPending, WorkerProcess
 
-FORKED_MODULES = (
-    "tvmconv.measure.builder",
-)  # modules whose processes are forked, from one that has loaded what they need
-POLL_SECONDS = 0.05  # between two looks at what is beginning
+FORKED_MODULES = ("tvmconv.measure.builder",)  # modules whose processes are forked from the fork server
+POLL_SECONDS = 0.05  # interval of checks for starting processes
 
 
 class _IdleWorkerPool:
-    """The processes that nobody has at the moment; one for all threads of this process.
+    """Idle worker processes of all threads of this process.
 
-    The kernel ends a child with the thread that started it, which for a search is a thread of its own. Those that may
-    stand longer are started by a thread that stays as long as this process.
+    The operating system ends a child with the thread that started it, and a search has its own thread. Processes of the
+    pool are therefore started by a thread that lives as long as this process.
     """
 
     def __init__(self) -> None:
@@ -33,12 +31,12 @@ class _IdleWorkerPool:
         self._start_executor = ThreadPoolExecutor(1, "starter")
 
     def enter_context(self) -> None:
-        """One block of `count_idle` more."""
+        """Enter a block of `keep_workers_alive`."""
         with self._lock:
             self._num_contexts += 1
 
     def exit_context(self) -> None:
-        """One block less; after the last nothing stands."""
+        """Leave a block; the last one ends all idle processes."""
         with self._lock:
             self._num_contexts -= 1
             if self._num_contexts:
@@ -53,10 +51,10 @@ class _IdleWorkerPool:
         for child in starting:
             while not child.done():
                 if self._fork_server:
-                    self._fork_server.stop_loading()  # which takes seconds, and what is beginning waits for it
+                    self._fork_server.stop_loading()  # the starting process waits for this loading
                 wait([child], POLL_SECONDS)
             _kill_worker(child)
-        self._start_executor.submit(int).result()  # until all that was to begin has begun
+        self._start_executor.submit(int).result()  # waits for all queued starts
         with self._lock:
             if self._num_contexts:
                 return
@@ -67,7 +65,7 @@ class _IdleWorkerPool:
     def start_worker(
         self, module: str, environment: Mapping[str, str] | None, temp_dir_variable: str | None
     ) -> WorkerProcess:
-        """A new process, which may stand later if that is wanted now."""
+        """Start a process, which can be pooled later if a block is active."""
         if not self._num_contexts:
             return WorkerProcess(module, environment, temp_dir_variable)
         return self._start_executor.submit(self._start_in_thread, module, environment, temp_dir_variable).result()
@@ -75,24 +73,24 @@ class _IdleWorkerPool:
     def _start_in_thread(
         self, module: str, environment: Mapping[str, str] | None, temp_dir_variable: str | None
     ) -> WorkerProcess:
-        """In the starter's thread: a new process, forked where that is possible."""
+        """Start a process in the starter thread, forked if possible."""
         if module not in FORKED_MODULES or environment or temp_dir_variable:
             return WorkerProcess(module, environment, temp_dir_variable)
-        with contextlib.suppress(Error):  # it has ended: then without it
+        with contextlib.suppress(Error):  # the fork server has ended
             return WorkerProcess(module, fork_server=self._get_fork_server())
         return WorkerProcess(module)
 
     def _get_fork_server(self) -> BuilderForkServer:
-        """In the starter's thread: what is forked from, begun if it is not there."""
+        """Return the fork server, started if necessary; runs in the starter thread."""
         self._fork_server = self._fork_server or BuilderForkServer()
         return self._fork_server
 
     def prestart_fork_server(self) -> None:
-        """Begin the process that others will be forked from."""
+        """Start the fork server."""
         self._start_executor.submit(self._get_fork_server)
 
     def prestart(self, pool_key: str, module: str, first_message: object) -> None:
-        """Let a process that nobody had yet stand, as soon as it is there."""
+        """Start a process and add it to the pool."""
 
         def start() -> WorkerProcess:
             child = self._start_in_thread(module, None, None)
@@ -104,7 +102,7 @@ class _IdleWorkerPool:
             self._idle_workers.setdefault(pool_key, []).append(self._start_executor.submit(start))
 
     def wait_for_worker(self, pool_key: str, timeout: float) -> bool:
-        """Wait until one process of this kind is there; False if none is after so many seconds."""
+        """Wait for a pooled process with a key, and return whether there is one within the timeout in seconds."""
         with self._lock:
             children = list(self._idle_workers.get(pool_key, ()))
         starting = [child for child in children if isinstance(child, Future)]
@@ -113,21 +111,21 @@ class _IdleWorkerPool:
         return bool(wait(starting, timeout, FIRST_COMPLETED).done)
 
     def count_idle(self, pool_key: str) -> int:
-        """How many processes of this kind stand."""
+        """Return the number of pooled processes with a key."""
         with self._lock:
             return len(self._idle_workers.get(pool_key, ()))
 
     def acquire(self, pool_key: str) -> WorkerProcess | None:
-        """The process of this kind that was handed on last, if there is any."""
+        """Take the most recently released process with a key from the pool; None if there is none."""
         with self._lock:
             children = self._idle_workers.get(pool_key)
             child = children.pop() if children else None
-        with contextlib.suppress(HostError):  # it did not start: whoever needs one starts another
+        with contextlib.suppress(HostError):  # it did not start; the caller starts another
             return _await_worker(child) if child else None
         return None
 
     def release(self, pool_key: str, child: WorkerProcess) -> bool:
-        """Let a process stand; False if nobody wants it to."""
+        """Add a process to the pool; return False if no block is active."""
         with self._lock:
             if self._num_contexts:
                 child.send(CancelPending())
@@ -136,12 +134,12 @@ class _IdleWorkerPool:
 
 
 def _await_worker(child: WorkerProcess | Future[WorkerProcess]) -> WorkerProcess:
-    """A process, once it is there."""
+    """Wait for the start of a process and return it."""
     return child.result() if isinstance(child, Future) else child
 
 
 def _kill_worker(child: WorkerProcess | Future[WorkerProcess]) -> None:
-    """End a process; one that did not start needs no end."""
+    """End a process; ignore one that did not start."""
     with contextlib.suppress(HostError):
         _await_worker(child).kill()
 
@@ -150,7 +148,7 @@ _pool = _IdleWorkerPool()
 
 
 def _reset_after_fork() -> None:
-    """In a process that was forked: the children are those of its parent, and the thread is not there."""
+    """Reset the pool in a forked process, which has neither its parent's children nor the starter thread."""
     global _pool
     _pool = _IdleWorkerPool()
 
@@ -160,70 +158,68 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 @contextlib.contextmanager
 def keep_workers_alive() -> Iterator[None]:
-    """Within the block, processes that a `Measurer` is done with stand ready for the next one; at its end they end.
+    """Keep the processes of closed `Measurer`s for reuse by the next one until the end of the block.
 
-    To load TVM takes seconds, and to bring up a device another: worth it around searches that follow one another.
-    Blocks may lie within each other and in several threads; what stands ends with the last of them, or with this
-    process, even when that is killed. Without a block no process outlives its `Measurer`.
+    Loading TVM takes seconds and initializing a device takes one more, which matters for successive searches. Blocks
+    can be nested and used in several threads. The pooled processes end with the last block or with this process, even
+    if it is killed. Without a block, no process outlives its `Measurer`.
     """
     pool = _pool
     pool.enter_context()
     try:
         yield
     finally:
-        if pool is _pool:  # else this process was forked within the block
+        if pool is _pool:  # otherwise this process was forked within the block
             pool.exit_context()
 
 
 def prestart(module: str, pool_key: str, num_workers: int, first_message: object = None) -> None:
-    """Have so many processes stand ready, or nearly so; within a block of `keep_workers_alive` only.
+    """Start processes for the pool; call it only within a block of `keep_workers_alive`.
 
     Args:
-        module: whose `main` runs in them.
-        pool_key: which processes can do the same, as for `release`.
-        num_workers: how many there shall be, those that stand already included.
-        first_message: a message to each; None for none.
+        module: Module whose `main` they run.
+        pool_key: Key of interchangeable processes, as for `release`.
+        num_workers: Required number of pooled processes, including existing ones.
+        first_message: First message to each process; None for no message.
     """
     for _ in range(num_workers - _pool.count_idle(pool_key)):
         _pool.prestart(pool_key, module, first_message)
 
 
 def wait_for_worker(pool_key: str, timeout: float) -> bool:
-    """Wait until one of the processes that stand, or were begun, is there; False if none is after so many seconds.
+    """Wait until a pooled process is started, and return whether there is one within the timeout.
 
     Args:
-        pool_key: which processes can do the same, as for `release`.
-        timeout: in seconds.
+        pool_key: Key of interchangeable processes, as for `release`.
+        timeout: Timeout in seconds.
     """
     return _pool.wait_for_worker(pool_key, timeout)
 
 
 def prestart_fork_server() -> None:
-    """Begin the process that others are forked from, before any of them is wanted; within a block of
-    `keep_workers_alive`.
-    """
+    """Start the fork server in advance; call it only within a block of `keep_workers_alive`."""
     _pool.prestart_fork_server()
 
 
 def start_worker(module: str, environment: Mapping[str, str] | None, temp_dir_variable: str | None) -> WorkerProcess:
-    """A new process; its arguments are those of `WorkerProcess`."""
+    """Start a process with the arguments of `WorkerProcess`."""
     return _pool.start_worker(module, environment, temp_dir_variable)
 
 
 def acquire(pool_key: str) -> WorkerProcess | None:
-    """A process that stands ready, or is about to: it may still be at what it did for another. None if there is none.
+    """Take a process from the pool, which may still be busy with a job of its previous owner; None if there is none.
 
     Args:
-        pool_key: what `release` was told.
+        pool_key: Key of interchangeable processes, as for `release`.
     """
     return _pool.acquire(pool_key)
 
 
 def release(pool_key: str, child: WorkerProcess) -> bool:
-    """Let a process stand ready for whoever comes next; False if it is to be ended instead.
+    """Return a process to the pool; the result is False if the caller must end it instead.
 
     Args:
-        pool_key: which processes can do the same.
-        child: is ready, or will be once it has done what it is doing; its queue is forgotten.
+        pool_key: Key of interchangeable processes.
+        child: Process that was started; its queued jobs are cancelled.
     """
     return _pool.release(pool_key, child)

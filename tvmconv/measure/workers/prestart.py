@@ -1,4 +1,4 @@
-"""Processes that start before there is anything to measure, so that they are ready when there is."""
+"""Start of worker processes before they are needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from tvmconv.measure.workers import pool
 
 
 def prestart_workers(num_builders: int | None, devices: Iterable[Device]) -> None:
-    """Start the processes that build and those that measure on GPUs of this host; in a block of
-    `tvmconv.measure.workers.pool.keep_workers_alive`.
+    """Start builder processes and the runner processes of local GPUs, within `pool.keep_workers_alive`.
 
     Args:
-        num_builders: how many build; by default as many as a `Measurer` has.
-        devices: where to measure.
+        num_builders: Number of builders; that of a `Measurer` by default.
+        devices: Devices to measure on.
     """
-    for device in devices:  # first, as these begin at once, and builders when TVM is loaded
+    for device in devices:  # first, because builders have to wait for the loading of TVM
         if device.kind == "cuda" and not device.text.startswith("rpc:"):
             pool.prestart(RUNNER_PROCESS_MODULE, device.text, 1, WarmUpMessage(device.text))
-    pool.prestart(
-        builder_pool.BUILDER_MODULE, builder_pool.BUILDER_MODULE, builder_pool.resolve_num_workers(num_builders)
-    )
+    module = builder_pool.BUILDER_MODULE
+    pool.prestart(module, module, builder_pool.resolve_num_workers(num_builders))

@@ -1,8 +1,8 @@
-"""Child processes: spoken to over a private pipe, and gone with their parent.
+"""Child processes that communicate over a private pipe and end with their parent.
 
-They are not forked from this process (threads, TVM's compilers and CUDA do not survive it) but start from scratch, or
-are forked from a `tvmconv.measure.workers.fork_server`, in which nothing has happened yet. They do not import the
-parent's main module, so that a script without an `if __name__ == "__main__"` can tune.
+They are started from scratch or forked from `tvmconv.measure.workers.fork_server`, but never from this process, because
+threads, TVM's compilers and CUDA do not survive a fork. They do not import the parent's main module, so that a script
+without `if __name__ == "__main__"` can tune.
 """
 
 from __future__ import annotations
@@ -35,56 +35,54 @@ _MAX_REASON_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class CancelPending:
-    """A message to a child: those before it, of which it has not begun any, count no more."""
+    """A message to a child that cancels all earlier messages that it has not begun to process."""
 
 
 @dataclass(frozen=True)
 class FinalMessage:
-    """A child's last message: it ends after it, and what it was sent meanwhile is not to blame."""
+    """The last message of a child before it ends, so that its queued jobs are not blamed for the end."""
 
     message: Any
 
 
 class ProcessHandle(Protocol):
-    """A process that was started; `subprocess.Popen` is one."""
+    """Protocol of a started process, which `subprocess.Popen` implements."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process ID."""
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """End the process if it is alive."""
 
     def wait(self) -> int:
-        """Its exit status once it has ended, or a signal's number with a minus."""
+        """Wait for the end of the process and return its exit status, or the negative number of a signal."""
 
 
 class ForkServer(Protocol):
-    """What processes can be forked from."""
+    """Protocol of a fork server."""
 
     def fork(self, module: str, descriptor: int) -> ProcessHandle:
-        """A process that runs `serve` with `main` of a module and its own copy of a file descriptor."""
+        """Fork a process that runs `serve` with `main` of a module and its own copy of a file descriptor."""
 
 
 class WorkerProcess:
-    """A process that runs `main(connection)` of a module, as its parent sees it.
+    """Parent's handle of a process that runs `main(connection)` of a module.
 
-    The kernel ends it together with the thread that started it, even when that is killed: start it in a thread that
-    stays.
+    The operating system ends the process together with the thread that started it, so that thread must live as long.
+    Standard error of the process is kept as far as it fits into a pipe, because libraries report there why they abort.
 
     Args:
-        module: the module's full name.
-        environment: environment variables beside those of this process.
-        temp_dir_variable: the variable for a directory that is there as long as the process; None for no directory.
-        fork_server: forks it, with its own environment; None for a process that starts from scratch.
-
-    What it writes to its standard error is kept, as far as it fits into a pipe: libraries say there why they abort.
+        module: Full name of the module.
+        environment: Environment variables in addition to those of this process.
+        temp_dir_variable: Environment variable for a temporary directory of the process; None for no directory.
+        fork_server: Fork server, whose environment the process has; None starts the process from scratch.
 
     Attributes:
-        is_used: whether anybody has given it something to do.
+        is_used: Whether the process has been given work.
 
     Raises:
-        HostError: the process does not start.
+        HostError: The process does not start.
     """
 
     def __init__(
@@ -111,7 +109,9 @@ class WorkerProcess:
                     self._process = self._start_process(
                         module, child_connection.fileno(), {**os.environ, **(environment or {}), **temp_environment}
                     )
-            self._start_sender()
+            self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+            self._sender = threading.Thread(target=self._send_all, daemon=True)
+            self._sender.start()
             cleanup.pop_all()
 
     def _start_process(self, module: str, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -120,7 +120,7 @@ class WorkerProcess:
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
             f"from {module} import main; serve(main, {descriptor}, {os.getpid()})"
         )
-        self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a full pipe shall not stop the process
+        self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a full pipe must not block the process
         try:
             return subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -129,7 +129,7 @@ class WorkerProcess:
                 stderr=stderr,
                 pass_fds=[descriptor],
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the parent, which decides what becomes of its children
+                start_new_session=True,  # only the parent receives Ctrl-C
             )
         except BaseException:
             os.close(self._stderr)
@@ -137,19 +137,14 @@ class WorkerProcess:
         finally:
             os.close(stderr)
 
-    def _start_sender(self) -> None:
-        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, daemon=True)
-        self._sender.start()
-
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process ID."""
         return self._process.pid
 
     @property
     def resident_bytes(self) -> int:
-        """Its memory in RAM; 0 when it has ended."""
+        """Resident memory of the process in bytes; 0 when it has ended."""
         try:
             with open(f"/proc/{self._process.pid}/statm") as statm:
                 return int(statm.read().split()[1]) * _PAGE_BYTES
@@ -157,14 +152,14 @@ class WorkerProcess:
             return 0
 
     def send(self, message: object) -> None:
-        """Queue a message; never waits, and says nothing if the process has ended."""
+        """Queue a message without waiting; a process that has ended is ignored."""
         self._outbox.put(pickle.dumps(message))
 
     def receive_messages(self) -> list[Any]:
-        """The messages that have come in.
+        """Return the received messages.
 
         Raises:
-            EOFError: there is none, and the process has ended.
+            EOFError: There are no messages, and the process has ended.
         """
         messages: list[Any] = []
         try:
@@ -176,12 +171,12 @@ class WorkerProcess:
         return messages
 
     def kill(self) -> str:
-        """End the process, if it has not ended; how it ended, such as "was killed by SIGSEGV"."""
+        """End the process if it is alive, and return how it ended, such as "was killed by SIGSEGV"."""
         self._process.kill()
         status = self._process.wait()
         reason = self._read_error_line()
         self._outbox.put(b"")
-        self._sender.join()  # at once: nobody reads any more
+        self._sender.join()  # returns immediately, because the process no longer reads
         self.connection.close()
         if self._temp_dir:
             self._temp_dir.close()
@@ -189,21 +184,21 @@ class WorkerProcess:
         return f"{ending}: {reason}" if reason else ending
 
     def _read_error_line(self) -> str:
-        """Return the line of the process's standard error that names an error, or its last line; "" if there is none.
+        """Return the line with an error in the process's standard error, its last line, or "" if there is none.
 
-        Reads it once, at the process's end.
+        It is read once, after the end of the process.
         """
         if self._stderr < 0:
             return ""
         try:
             text = os.read(self._stderr, 1 << 16).decode(errors="replace")
-        except OSError:  # BlockingIOError: a process that this one started has the pipe, and it is empty
+        except OSError:  # BlockingIOError: a grandchild keeps the empty pipe open
             text = ""
         os.close(self._stderr)
         self._stderr = -1
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         error_lines = [line for line in lines if re.search(r"error|fatal|terminate called", line, re.IGNORECASE)]
-        if any(line.startswith("Traceback (") for line in lines):  # Python's, whose last line has the error
+        if any(line.startswith("Traceback (") for line in lines):  # the last line of a Python traceback has the error
             error_lines = []
         line = (error_lines or lines[-1:] or [""])[0][:_MAX_REASON_CHARACTERS]
         return "".join(character if character.isprintable() else " " for character in line)
@@ -212,25 +207,25 @@ class WorkerProcess:
         while message := self._outbox.get():
             try:
                 self.connection.send_bytes(message)
-            except (OSError, ValueError):  # it has ended, which `receive_messages` tells
+            except (OSError, ValueError):  # the process has ended, which `receive_messages` reports
                 return
 
 
 @contextlib.contextmanager
 def _translate_os_errors() -> Iterator[None]:
-    """Raise what the operating system says against another process as an HostError of one line."""
+    """Translate errors of the operating system at a process start to a one-line HostError."""
     try:
         yield
     except OSError as error:
         raise HostError(f"cannot start a process: {error.strerror or error}") from error
-    except RuntimeError as error:  # Python's, of a thread; HostError is one, too
+    except RuntimeError as error:  # Python raises it for threads; HostError is a subclass too
         if isinstance(error, Error):
             raise
         raise HostError(f"cannot start a process: {error}") from error
 
 
 def iterate_messages(connection: Connection) -> Iterator[Any]:
-    """In a child: what the parent sends, one after another, without what it says to forget."""
+    """Yield the messages of the parent in a child, without cancelled ones."""
     pending: deque[Any] = deque()
     while True:
         while not pending or connection.poll():
@@ -243,7 +238,7 @@ def iterate_messages(connection: Connection) -> Iterator[Any]:
 
 
 def serve(main: Any, descriptor: int, parent_pid: int) -> None:
-    """Run `main` in a child: die with the parent, leave Ctrl-C to it, and leave no core file."""
+    """Run `main` in a child that ends with its parent, ignores Ctrl-C and leaves no core file."""
     set_parent_death_signal(parent_pid)
     os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -252,17 +247,17 @@ def serve(main: Any, descriptor: int, parent_pid: int) -> None:
     try:
         main(Connection(descriptor))
         status = 0
-    except (EOFError, BrokenPipeError):  # the parent is done with it
+    except (EOFError, BrokenPipeError):  # the parent has closed the connection
         status = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
-        os._exit(status)  # without the destructors of the libraries, which may hang, and nobody needs any more
+        os._exit(status)  # skips the destructors of libraries, which may hang
 
 
 def set_parent_death_signal(parent_pid: int) -> None:
-    """Have the kernel end this process together with the thread that started it, even when that is killed."""
+    """Let the operating system end this process with the thread that started it, even if that is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the line above
+    if os.getppid() != parent_pid:  # the parent ended before the call above
         os._exit(1)

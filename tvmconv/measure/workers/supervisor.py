@@ -1,4 +1,4 @@
-"""A process that does jobs one after another and may hang, crash or swell at any of them, as its parent sees it."""
+"""Supervision of a worker process that may hang, crash or exceed its memory limit at any job."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any
 from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.process import FinalMessage, WorkerProcess
 
-MAX_QUEUED_JOBS = 2  # jobs at a process: the one that it does, and the next, so that it need not wait for its parent
-MAX_FAILED_STARTS = 5  # in a row
-REUSE_TIMEOUT_SECONDS = 5.0  # for a process of another to be free: about as long as a new one takes to start
+MAX_QUEUED_JOBS = 2  # the current job and the next, so that the process never waits for its parent
+MAX_FAILED_STARTS = 5  # consecutive failures after which the process is not restarted
+REUSE_TIMEOUT_SECONDS = 5.0  # limit for a pooled process to become free; a new one starts in about this time
 
 
 class ExitCause(Enum):
-    """Why a process is no more."""
+    """Reason for the end of a process."""
 
-    CRASH = auto()  # it ended
-    START_TIMEOUT = auto()  # it was not ready in time
-    JOB_TIMEOUT = auto()  # a job took too long
-    MEMORY_LIMIT = auto()  # it held too much
-    REFUSED = auto()  # it said that it cannot go on
-    FINAL_MESSAGE = auto()  # it said that a job was its last
+    CRASH = auto()  # the process ended by itself
+    START_TIMEOUT = auto()  # the process was not ready in time
+    JOB_TIMEOUT = auto()  # a job exceeded its time limit
+    MEMORY_LIMIT = auto()  # the process exceeded its memory limit
+    REFUSED = auto()  # the process reported that it cannot continue
+    FINAL_MESSAGE = auto()  # the process announced its end
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What a process may take.
+    """Limits of a process.
 
     Attributes:
-        start_seconds: to become ready.
-        job_seconds: for one job.
-        memory_bytes: of RAM; None for what limits itself.
+        start_seconds: Time limit of the start.
+        job_seconds: Time limit of one job.
+        memory_bytes: Limit of resident memory; None for a process that limits itself.
     """
 
     start_seconds: float
@@ -46,13 +46,13 @@ class WorkerLimits:
 
 @dataclass(frozen=True)
 class ExitInfo:
-    """How a process ended; also what came of the job that it was doing, if that is to blame.
+    """Description of the end of a process, which is also the result of a job that caused it.
 
     Attributes:
-        cause: why.
-        reason: in one line.
-        seconds: how long it had been at its job.
-        was_ready: whether it had started at all.
+        cause: Reason for the end.
+        reason: One-line description.
+        seconds: Time since the start of the current job.
+        was_ready: Whether the process had started successfully.
     """
 
     cause: ExitCause
@@ -63,37 +63,37 @@ class ExitInfo:
 
 @dataclass(frozen=True)
 class Job:
-    """A message to the process, and the tag that comes back with its answer."""
+    """A message to the process with the tag of its answer."""
 
     tag: int
     message: Any
 
 
 class SupervisedWorker:
-    """A process and its queue of jobs, of which it does the first.
+    """A worker process and its queue of jobs, the first of which is in progress.
 
-    The process gets `make_init_message` first, and answers None when it is ready or says in a text why it cannot be;
-    then it answers each job. One that ends, or exceeds a limit and is ended, stays so until `restart`; what it had not
-    begun is done by the process that takes its place, unless it is taken back.
+    The process first receives the initial message, and answers None when it is ready or a text with the reason why it
+    cannot start. Then it answers each job. A process that ends, or that is ended because it exceeded a limit, stays
+    ended until `restart`. The new process takes over jobs that had not begun, unless they are reclaimed.
 
-    Within a block of `tvmconv.measure.workers.pool`, a process that is ready is not ended by `close` but handed on, and
-    one that stands ready is taken instead of starting a new one. It may still be at a job of another, whose answer is
-    for nobody; if that takes long, or ends it, a new process replaces it: that is nobody's fault here.
+    Within a block of `pool.keep_workers_alive`, `close` returns a ready process to the pool, and a pooled process is
+    used instead of a new one. It may still be busy with a job of its previous owner, whose answer is discarded. If that
+    job takes long or ends the process, a new process replaces it without counting as a failure.
 
     Args:
-        module: whose `main` runs in the process.
-        make_init_message: makes the first message to a process.
-        limits: what it may take.
-        exit_messages: the reason for each cause, with the fields `how` (it ended) and `limit` (in seconds, or in GiB).
-        environment: variables beside those of this process.
-        temp_dir_variable: the variable for a directory of the process's own.
-        pool_key: which processes can take one another's place once they are ready, given a new `make_init_message`;
-            None for one that takes no other `make_init_message` than its first.
+        module: Module whose `main` runs in the process.
+        make_init_message: Function that makes the initial message.
+        limits: Limits of the process.
+        exit_messages: Text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
+        environment: Additional environment variables.
+        temp_dir_variable: Environment variable for a temporary directory of the process.
+        pool_key: Key of processes that can replace one another after a new initial message; None if the process accepts
+            only one initial message.
 
     Attributes:
-        worker_process: the process, alive or not.
-        is_ready: whether it can take jobs.
-        exit_info: how it ended; None as long as it has not.
+        worker_process: The process, alive or not.
+        is_ready: Whether it accepts jobs.
+        exit_info: Description of its end; None before.
     """
 
     def __init__(
@@ -120,30 +120,28 @@ class SupervisedWorker:
 
     @property
     def num_free_slots(self) -> int:
-        """How many more jobs to submit now."""
+        """Number of jobs that can be submitted now."""
         return MAX_QUEUED_JOBS - len(self._jobs) if self.is_ready else 0
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long it has been doing what it does, or has been gone."""
+        """Seconds since the last change of state: start, readiness, begin of a job, or end."""
         return time.monotonic() - self._state_started_at
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it failed to start so often that there is no sense in trying again."""
+        """Whether so many starts failed that another attempt is pointless."""
         return self._failed_starts >= MAX_FAILED_STARTS
 
     def submit(self, job: Job) -> None:
-        """Queue a job; there has to be room."""
+        """Queue a job; `num_free_slots` must be positive."""
         if not self._jobs:
             self._state_started_at = time.monotonic()
         self._jobs.append(job)
         self.worker_process.send(job.message)
 
     def poll(self) -> list[tuple[Job, Any]]:
-        """The jobs that have ended since the last call, each with the process's answer or the `ExitInfo` that it
-        brought.
-        """
+        """Return the jobs that ended since the last call, with their answers or the `ExitInfo` that they caused."""
         if self.exit_info:
             return []
         answers: list[tuple[Job, Any]] = []
@@ -152,7 +150,7 @@ class SupervisedWorker:
                 if message is None:
                     self._mark_ready()
                 elif self._is_reused and not isinstance(message, str):
-                    continue  # the answer to what another wanted to know
+                    continue  # the answer to a job of the previous owner
                 elif isinstance(message, str):
                     return answers + self._record_exit(ExitCause.REFUSED, message)
                 elif isinstance(message, FinalMessage):
@@ -166,60 +164,56 @@ class SupervisedWorker:
         return answers + self._check_limits()
 
     def reclaim_jobs(self) -> list[Job]:
-        """The jobs that it has not ended, which it forgets."""
+        """Remove and return the jobs that have not ended."""
         jobs = list(self._jobs)
         self._jobs.clear()
         return jobs
 
     def restart(self) -> None:
-        """Start a process, in place of the one that ended."""
+        """Start a new process in place of the one that ended."""
         self._start()
 
     def wait_handles(self) -> Sequence[Connection]:
-        """What becomes readable when `poll` has something to tell."""
+        """Return the connections that become readable when `poll` has results."""
         return [] if self.exit_info else [self.worker_process.connection]
 
     def close(self) -> None:
-        """End the process, or hand it on; may be called twice."""
+        """End the process or return it to the pool; a second call has no effect."""
         if not self.exit_info:
             self.exit_info = ExitInfo(ExitCause.FINAL_MESSAGE, "", self.elapsed_seconds, self.is_ready)
-            if not (
-                self._pool_key
-                and self.is_ready
-                and self._can_be_reused()
-                and pool.release(self._pool_key, self.worker_process)
-            ):
+            key = self._pool_key if self.is_ready and self._is_small() else None
+            if key is None or not pool.release(key, self.worker_process):
                 self.worker_process.kill()
 
     def _start(self, reused_process: WorkerProcess | None = None) -> None:
-        """Begin with a process that another had, or with a new one."""
+        """Take a pooled process or start a new one, and send the initial message."""
         self.worker_process = reused_process or pool.start_worker(
             self._module, self._environment, self._temp_dir_variable
         )
         self._is_reused, self.worker_process.is_used = self.worker_process.is_used, True
         try:
             self.worker_process.send(self._make_init_message())
-        except BaseException:  # nobody gets to know the process
+        except BaseException:  # the caller has no reference to the process
             self.worker_process.kill()
             raise
         self.is_ready = False
         self.exit_info = None
         self._state_started_at = time.monotonic()
 
-    def _can_be_reused(self) -> bool:
-        """Whether it holds so little memory that what another does in it is hardly to blame if it swells."""
+    def _is_small(self) -> bool:
+        """Return whether the process uses less than half of its memory limit."""
         limit = self._limits.memory_bytes
         return limit is None or self.worker_process.resident_bytes < limit / 2
 
     def _mark_ready(self) -> None:
-        """Give the process, which is ready, the jobs of the one before it."""
+        """Mark the process as ready and send it the jobs of its predecessor."""
         self.is_ready, self._is_reused, self._failed_starts = True, False, 0
         self._state_started_at = time.monotonic()
         for job in self._jobs:
             self.worker_process.send(job.message)
 
     def _check_limits(self) -> list[tuple[Job, ExitInfo]]:
-        """End the process if it exceeds a limit."""
+        """End the process if it exceeds a limit, and return the job that caused this, if any."""
         limits, seconds = self._limits, self.elapsed_seconds
         if limits.memory_bytes is not None and self.worker_process.resident_bytes > limits.memory_bytes:
             return self._record_exit(ExitCause.MEMORY_LIMIT, limit=limits.memory_bytes / 2**30)
@@ -234,7 +228,7 @@ class SupervisedWorker:
     def _record_exit(
         self, cause: ExitCause, reason: str | None = None, limit: float = 0.0
     ) -> list[tuple[Job, ExitInfo]]:
-        """Note how the process ended, if need be after ending it; the job that is to blame, if there is one."""
+        """End the process if it is alive, record its end, and return the job that caused it, if any."""
         seconds, ending = self.elapsed_seconds, self.worker_process.kill()
         if self._is_reused:
             self._start()
