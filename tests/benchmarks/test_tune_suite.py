@@ -164,7 +164,7 @@ def test_the_naive_schedule_is_left_out_of_what_is_large(bench, tuned_mine, tmp_
     monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     assert tuned_mine("--schedule", "tiling") == 0
     assert "--ladder compares them" in capsys.readouterr().err
-    assert "Beside schedules" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
+    assert "With schedules that are not tuned" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
 
 
 def test_a_schedule_is_searched_for_the_layers_that_it_computes(bench, tuned_mine, schedule_registry, tmp_path):
