@@ -1,8 +1,7 @@
 """Epilogues of a model's convolutions: the operations after each whose intermediate values have no other reader.
 
 Batch normalizations and per-channel factors are folded into the weights, as deployment tools do; their summands become
-a
-bias. Activations are recognized by the values that they compute, however they are written.
+a bias. Activations are recognized by the values that they compute, however they are written.
 """
 
 from __future__ import annotations

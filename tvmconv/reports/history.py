@@ -69,10 +69,8 @@ class _TuningClock:
     """Seconds of tuning of one workload on one device over all its sessions in a log.
 
     A search writes the seconds since its start. In a log that was merged from several, this time starts again with each
-    of
-    them. Sessions are therefore concatenated, as if the second had started when the first ended. Searches that wrote to
-    the
-    log at the same time share their time.
+    of them. Sessions are therefore concatenated, as if the second had started when the first ended. Searches that wrote
+    to the log at the same time share their time.
     """
 
     def __init__(self) -> None:
@@ -308,8 +306,7 @@ def merge_into_sweep(traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> t
 
     Returns:
         A label and a result per workload. The workloads of the sweeps come first, under the sweep's labels; the others
-        follow
-        in the order of their searches, under their texts.
+        follow in the order of their searches, under their texts.
     """
     labels: dict[Workload, str] = {}
     results: dict[Workload, Result] = {}

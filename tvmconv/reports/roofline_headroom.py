@@ -2,8 +2,7 @@
 
 The model is a roofline (Williams et al., "Roofline", CACM 52(4), 2009) plus the time of a launch, with measured rates
 instead of the data sheet's. It is an optimistic bound: kernels near the ridge reach neither rate, and the rates are
-those
-of short bursts, while a GPU under load lowers its clock.
+those of short bursts, while a GPU under load lowers its clock.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ def make_time_to_target_table(
 
     Args:
         searches: Records of each search by its name. A record's seconds count from the start of its layer's search:
-            from the
-            command for the first layer, from the end of the previous layer for the others.
+            from the command for the first layer, from the end of the previous layer for the others.
         comparisons: Comparisons with the library's times, of which the best counts; layers without one are left out.
         library: Name of the library in the comparisons.
     """

@@ -23,8 +23,7 @@ class KnobImportance:
     Attributes:
         knob: Name of the knob.
         explained_fraction: Epsilon squared of the logarithms of the times by the knob's values, 0 to 1: the variance
-            that
-            they explain minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
+            that they explain minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
         num_values: Number of values that were tried.
     """
 

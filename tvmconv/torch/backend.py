@@ -60,16 +60,14 @@ def backend(
     """Compile a graph that `torch.compile` has captured.
 
     The other backend alone compiles graphs with gradients, on devices other than one GPU or the CPU, with dynamic
-    sizes, or
-    with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at level INFO.
+    sizes, or with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at level INFO.
 
     Args:
         gm: The graph.
         example_inputs: Its inputs, parameters included.
         options: `seconds`, `log` and `choose` as of `optimize`, and `then`, the name of the backend for the rest of the
             graph, by default "inductor". The time that the other backend takes counts towards `seconds`; it is
-            estimated
-            by its time for the graph without tvmconv's kernels.
+            estimated by its time for the graph without tvmconv's kernels.
 
     Returns:
         The compiled function.

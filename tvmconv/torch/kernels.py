@@ -125,10 +125,8 @@ class KernelProvider:
         Args:
             counts: Number of layers of the model by workload text.
             deadline: Deadline of the search for workloads that the log does not cover, and of all builds; the most
-                expensive
-                workloads come first. One kernel per workload may still be built until the deadline's cut-off. None for
-                no
-                search and no limit.
+                expensive workloads come first. One kernel per workload may still be built until the deadline's cut-off.
+                None for no search and no limit.
 
         Raises:
             Error: The log cannot be read or written, or it does not exist and there is no search.

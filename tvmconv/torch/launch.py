@@ -37,8 +37,7 @@ def make_launcher(
 
     Raises:
         DeviceError: The executable cannot be loaded, or reads constant memory or a texture, which PyTorch's tensors
-            cannot
-            be.
+            cannot be.
     """
     if any(kernel.constants or kernel.textures for kernel in program.kernels):
         raise DeviceError(
@@ -146,8 +145,7 @@ class CudaLauncher:
         """Return the workspaces that the prepack kernels fill from a weight, by index.
 
         They are filled once, and again in the same memory when the weight is written to. The result is empty for a
-        weight whose
-        lifetime is unknown.
+        weight whose lifetime is unknown.
         """
         weight_cache = operator.packed_weight_cache(weight)
         if weight_cache is None:

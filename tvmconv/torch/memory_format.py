@@ -1,8 +1,8 @@
 """The choice of the memory format in which a model's convolutions are fastest.
 
 Tensor cores are fastest with channels last, also in PyTorch's own kernels. In float32 without TF32, tvmconv's kernels
-are
-faster with channels first. A model in the other format is converted: its weights once, its inputs and results per call.
+are faster with channels first. A model in the other format is converted: its weights once, its inputs and results per
+call.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ class Optimized(torch.nn.Module):
         graph: Traced graph that runs in place of the model and reads the parameters of the model's modules. None for a
             model that cannot be traced; its parts are then optimized one by one.
         static_values: Arguments for which the graph was traced, as `static_arguments` returns them; calls with other
-            values
-            run the model itself.
+            values run the model itself.
     """
 
     def __init__(

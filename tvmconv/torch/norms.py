@@ -21,8 +21,7 @@ class FunctionalNorm:
     Args:
         owner: Module that owns the tensors.
         names: Attribute names of running_mean, running_var, weight and bias in the owner; None for a weight or bias
-            that
-            the call leaves out.
+            that the call leaves out.
         eps: Summand of the variance.
     """
 

@@ -59,22 +59,19 @@ def optimize(
     """Return a copy of a model whose convolutions run on tvmconv's kernels where these are faster than PyTorch's.
 
     A kernel computes a convolution and the batch normalization, activations and residual that follow it. PyTorch
-    computes
-    calls with other shapes or dtypes than the example's, in training mode, or where a gradient is needed.
+    computes calls with other shapes or dtypes than the example's, in training mode, or where a gradient is needed.
 
     Args:
         model: Model with all its tensors on one device. It is not modified; the copy is in evaluation mode and its
             parameters need no gradients.
         example: Input of the model: a tensor, or a tuple of all arguments. The shapes, dtypes and memory formats, and
-            the
-            current settings of `torch.autocast` and TF32, are those that the copy is optimized for.
+            the current settings of `torch.autocast` and TF32, are those that the copy is optimized for.
         seconds: Time limit of this call in seconds, with a search for layers that the log does not cover; see
             `tvmconv.deadline`. Layers for which no time was left run by PyTorch, and `report()` names them. None for no
             search: kernels come from the log, from the packaged logs, or from predictions.
         log: Path of a tuning log, from which kernels are taken and to which the search appends.
         device: Device to tune on and run on, such as "cuda:0"; by default the model's own, and the first OpenCL device
-            for
-            a model on the CPU.
+            for a model on the CPU.
         choose: "fastest" uses kernels that are faster than PyTorch when both are measured, "tuned" uses every kernel.
         progress: Callback that receives a line of text now and then.
 

@@ -1,13 +1,11 @@
 """The compensation of operands that tensor cores truncate to TF32.
 
 Tensor cores read the upper 19 bits of a float32 operand: they truncate it. A number with mantissa m then loses on
-average
-half a unit in the tenth place of the mantissa, which is the fraction 2^-11 / m of it. With mantissas distributed by
-Benford's law, of density 1 / (m ln 2), the mean loss is 2^-11 / (2 ln 2). A network multiplies the losses of its
-layers:
-16 percent of the results of YOLOv8's backbone are wrong by truncation, and 0.8 percent by rounding to nearest. Once the
-mean is compensated, the remaining error is as large as that of rounding. So the weights, which are rounded to nearest
-when they are packed, are multiplied by the inverse of the inputs' mean loss, at no cost.
+average half a unit in the tenth place of the mantissa, which is the fraction 2^-11 / m of it. With mantissas
+distributed by Benford's law, of density 1 / (m ln 2), the mean loss is 2^-11 / (2 ln 2). A network multiplies the
+losses of its layers: 16 percent of the results of YOLOv8's backbone are wrong by truncation, and 0.8 percent by
+rounding to nearest. Once the mean is compensated, the remaining error is as large as that of rounding. So the weights,
+which are rounded to nearest when they are packed, are multiplied by the inverse of the inputs' mean loss, at no cost.
 
 Source of the law: Hamming, "On the Distribution of Numbers", Bell System Technical Journal 49, 1970.
 """

@@ -73,8 +73,7 @@ class KernelSelector:
         timing_cache: Times of the model's parts.
         choose: "fastest" selects what is measured to be faster, "tuned" selects every correct kernel.
         deadline: Deadline of all decisions. After it, only the most promising kernel of each layer is compared; layers
-            that
-            would pass its cut-off are left to PyTorch.
+            that would pass its cut-off are left to PyTorch.
 
     Attributes:
         num_omitted: Number of layers for which no time was left.

@@ -26,8 +26,7 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
     """Return the median time of a call in seconds.
 
     On a GPU, calls are captured in a CUDA graph, which excludes the time of the host between launches. A call that
-    cannot be
-    captured is timed with that time included.
+    cannot be captured is timed with that time included.
 
     Args:
         call: Function to time.
@@ -45,8 +44,7 @@ def _time_on_cpu(call: Callable[[], object]) -> float:
     counts.
 
     On a busy machine, threads wait for each other until the scheduler runs each of them. This adds tens of milliseconds
-    to a
-    call of microseconds, and says nothing about the call.
+    to a call of microseconds, and says nothing about the call.
     """
     call_seconds = time_wall_clock(call, lambda: None)
     threads = torch.get_num_threads()

@@ -23,8 +23,7 @@ class TimingCache:
     """Times of a model's parts by name, which are measured once and kept on disk.
 
     The file is in the folder of the kernel cache. Its name depends on the model's graphs and shapes, the example's, the
-    GPU,
-    the sources of this package, the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
+    GPU, the sources of this package, the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
 
     Args:
         model: The model.

@@ -56,8 +56,7 @@ class Conv(ConvGeometry):
         """Read a convolution from its text.
 
         After the input and the weight follow options in any order: s, p, d and g with integers, a dtype and a layout,
-        each
-        at most once. The operations of an epilogue follow in the order in which they are applied.
+        each at most once. The operations of an epilogue follow in the order in which they are applied.
 
         Args:
             text: Text of a workload, such as `EXAMPLE`.
@@ -132,14 +131,11 @@ class Conv(ConvGeometry):
 
         Let s be the typical size of a sum (see `convolve_pixels`). The sum of a correct kernel errs by less than
         `SIGMA_FACTOR` times the dtype's tolerance times s. The tolerance limits the root mean square of all errors, and
-        among
-        2^31 normally distributed errors none exceeds 6.3 times that. The epilogue is applied to the sum shifted by this
-        error
-        in both directions, because an activation may amplify or remove it. Rounding at the store adds the tolerance
-        times the
-        output. Evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel that computes
-        something else
-        errs by about s, which is 100,000 times the allowed error in float32 and 8 times in bfloat16.
+        among 2^31 normally distributed errors none exceeds 6.3 times that. The epilogue is applied to the sum shifted
+        by this error in both directions, because an activation may amplify or remove it. Rounding at the store adds the
+        tolerance times the output. Evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel
+        that computes something else errs by about s, which is 100,000 times the allowed error in float32 and 8 times in
+        bfloat16.
 
         Args:
             cell: Sampling parameter: about one in cell / 2 pixels is chosen; see `tvmconv.workloads.pixel_sample`.

@@ -24,15 +24,13 @@ class ConvGeometry(ABC):
     """The geometry of a convolution Y of images X with kernels K over `spatial_ndim` spatial axes.
 
     Y[n, o, p] is the sum over c and r of X[n, c, p·stride + r·dilation - before] · K[o, c, r], followed by the
-    epilogue.
-    The indices p and r, and stride, dilation and padding, have one number for each spatial axis; X is zero outside its
-    bounds. As in all deep-learning libraries this is a correlation: K is not flipped. With groups, the C input and the
-    O
-    output channels are split into equal parts, and each part of the output reads only its own part of the input.
+    epilogue. The indices p and r, and stride, dilation and padding, have one number for each spatial axis; X is zero
+    outside its bounds. As in all deep-learning libraries this is a correlation: K is not flipped. With groups, the C
+    input and the O output channels are split into equal parts, and each part of the output reads only its own part of
+    the input.
 
     Subclasses are frozen dataclasses with the fields N, C, those of `SPACE`, O, those of `KERNEL`, and the options
-    below.
-    Properties such as `input_shape` are in the order N, C, space; `argument_shapes` are in memory order.
+    below. Properties such as `input_shape` are in the order N, C, space; `argument_shapes` are in memory order.
 
     Attributes:
         N: Batch size.
@@ -40,8 +38,7 @@ class ConvGeometry(ABC):
         O: Number of output channels.
         stride: Stride along each spatial axis; the constructor also takes one int for all axes.
         padding: Zeros before the input along each axis, then zeros after it along each axis. The constructor also takes
-            one
-            int for all sides, or one number for both sides of each axis.
+            one int for all sides, or one number for both sides of each axis.
         dilation: Distance between kernel taps along each axis; the constructor also takes one int for all axes.
         groups: Number of groups; it divides C and O.
         dtype: Type in which elements are stored and multiplied, one of `dtypes.DTYPES`; sums are accumulated in

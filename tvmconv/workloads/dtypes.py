@@ -26,8 +26,7 @@ class Dtype:
         text: Name in a workload's text.
         storage: Element type of the tensors in memory.
         unit_roundoff: Unit roundoff 2^-p for p bits of precision, the leading bit included; the larger one of an
-            element
-            before it is multiplied and of a result as it is stored.
+            element before it is multiplied and of a result as it is stored.
     """
 
     name: str
@@ -40,8 +39,7 @@ class Dtype:
         """Largest relative L2 error of a correct result against float64 on the rounded inputs.
 
         A store rounds each element by at most `unit_roundoff`, and by less on average. The product of two operands that
-        are
-        truncated instead of rounded errs by up to four times as much. A wrong kernel errs by far more.
+        are truncated instead of rounded errs by up to four times as much. A wrong kernel errs by far more.
         """
         return SUM_TOLERANCE + 4 * self.unit_roundoff
 

@@ -31,12 +31,10 @@ class EpilogueOp:
     Attributes:
         name: Text of the operation in a workload, and name of its argument if it reads one.
         compute: Function from a value (and the argument's element for it) to the new value, in tensor expressions of
-            the
-            accumulator's type. It imports TVM itself if it needs more than operators.
+            the accumulator's type. It imports TVM itself if it needs more than operators.
         reference: The same function on float64 arrays, which broadcast against each other.
         argument_kind: `channel` for one number per output channel in the accumulator's type, `output` for a tensor of
-            the
-            output's shape and type, None for an operation without an argument.
+            the output's shape and type, None for an operation without an argument.
         is_addition: Whether the operation only adds its argument; an accumulator may then start from the argument.
     """
 

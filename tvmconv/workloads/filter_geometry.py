@@ -20,8 +20,7 @@ class FilterGeometry(ABC):
     """The geometry of a one- or two-dimensional filter.
 
     An interleaved image (height, width, channels) in C order is filtered by a mask (rows, columns). A signal is an
-    image
-    of one row and one channel, and its mask has one row.
+    image of one row and one channel, and its mask has one row.
     """
 
     operator: ClassVar[str]

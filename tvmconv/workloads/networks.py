@@ -68,8 +68,7 @@ def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     """Yield MobileNet v1, width 1.0: thirteen pairs of a depthwise 3×3 and a pointwise 1×1 convolution.
 
     The last depthwise layer has stride 1, as in all implementations. The paper's table says 2, which contradicts the
-    7×7
-    that follows.
+    7×7 that follows.
 
     Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
     Table 1.
@@ -131,8 +130,7 @@ def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
     pixel.
 
     Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1; padding
-    as in
-    torchvision.
+    as in torchvision.
     """
     yield "stem", _make_square_conv(batch, 3, IMAGE, 32, kernel=3, stride=2)
     channels, size, block = 32, IMAGE // 2, 0
@@ -183,8 +181,7 @@ def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
     The four projections of its attention are linear layers over channels; they are 1×1 convolutions here.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as
-    in
-    its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
+    in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
     """
     channels, size = 512, LATENT
     yield "post_quant_conv", _make_square_conv(batch, 4, size, 4, kernel=1)
@@ -210,8 +207,7 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     it.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes as in
-    its
-    configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
+    its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
     """
 
     def attention(name: str, channels: int, size: int) -> Iterator[tuple[str, Conv2d]]:

@@ -5,13 +5,12 @@ order, and all O output channels of a chosen pixel are compared. The cell c is a
 of these sets:
 
 - One random pixel of each c consecutive pixels. They miss any set of T pixels with a probability of at most exp(-T /
-  c),
-  and never one that contains c aligned consecutive pixels, as the row tile of a matrix product does.
+  c), and never one that contains c aligned consecutive pixels, as the row tile of a matrix product does.
 - A digital net. It contains the pixel (n, d, h, w) if w ^ reversed(h) ^ pascal(d) == s_n modulo c, with a random s_n
-  for each image. It meets every aligned box of an image whose sides are powers of two and whose volume is at least c:
-  c x 1, 8 x 8, 4 x 4 x 4 for c = 64. The generator matrices are the identity, the reversed identity and Pascal's
-  triangle modulo 2, those of a (0, m, 3)-net. Source: Niederreiter, "Random Number Generation and Quasi-Monte Carlo
-  Methods", 1992, chapter 4.
+  for each image. It meets every aligned box of an image whose sides are powers of two and whose volume is at least c: c
+  x 1, 8 x 8, 4 x 4 x 4 for c = 64. The generator matrices are the identity, the reversed identity and Pascal's triangle
+  modulo 2, those of a (0, m, 3)-net. Source: Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods",
+  1992, chapter 4.
 - Up to `SLAB_PIXELS` pixels of certain slabs; a slab is all pixels with one index along one spatial axis. These slabs
   are borders, read padding, or are the first or last of the remainder of a tile of 2, 4, ... 256 pixels.
 - All corners of the first and the last image, and the ends of the remainders of tiles of the numbered pixels.

@@ -111,8 +111,7 @@ def suite(
 
     Raises:
         WorkloadError: The suite or the variant does not exist, the batch is not a positive integer that TVM can index,
-            or
-            the file is malformed.
+            or the file is malformed.
         OSError: The file cannot be read.
 
     Example:

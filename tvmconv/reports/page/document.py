@@ -30,8 +30,7 @@ def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> st
     """Render the whole page.
 
     The page's policy allows only its own style and script, which it names by their hashes ("Content Security Policy
-    Level
-    3", W3C).
+    Level 3", W3C).
 
     Args:
         title: Title of the page.

@@ -15,8 +15,7 @@ class Conv1d(Conv):
     """A convolution Y of signals X with kernels K.
 
     Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X,
-    followed by
-    the epilogue. `ConvGeometry` documents the other fields.
+    followed by the epilogue. `ConvGeometry` documents the other fields.
 
     Attributes:
         W: Number of input samples.

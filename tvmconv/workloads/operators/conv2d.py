@@ -14,8 +14,8 @@ from tvmconv.workloads.registry import operator
 class Conv2d(Conv):
     """A convolution Y of images X with kernels K.
 
-    Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] ·
-    K[o, c, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry` documents the other fields.
+    Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] · K[o,
+    c, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry` documents the other fields.
 
     Attributes:
         H: Input height.

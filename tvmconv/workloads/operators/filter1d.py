@@ -17,8 +17,7 @@ class Filter1d(Filter):
     """A signal Y that is a signal X filtered by a mask K.
 
     Y[i] is the sum over j of X[i + j - k // 2] · K[j], with zeros outside X; with a clamp it is limited to 0 to 1. The
-    mask
-    is not flipped: this is a correlation.
+    mask is not flipped: this is a correlation.
 
     Attributes:
         n: Number of samples of the signal.

@@ -16,10 +16,8 @@ class Filter2d(Filter):
     """An image Y that is an image X filtered by a mask K, the same for every channel.
 
     Y[i, j, c] is the sum over r, s of X[i + r - R // 2, j + s - S // 2, c] · K[r, s], with zeros outside X; with a
-    clamp it
-    is limited to 0 to 1. The mask is not flipped: this is a correlation. Channels are interleaved: the samples of a
-    pixel
-    are adjacent in memory.
+    clamp it is limited to 0 to 1. The mask is not flipped: this is a correlation. Channels are interleaved: the samples
+    of a pixel are adjacent in memory.
 
     Attributes:
         H: Height of the image.
