@@ -53,7 +53,7 @@ def make_totals_table(metrics: KernelMetricsFile[ChainLayer]) -> Table:
             )
         )
     return Table(
-        (f"{len(layers)} layers", "time [µs]", "over the sum, a layer [µs]", "× cuDNN"),
+        (f"{len(layers)} layers", "time [µs]", "over the sum, per layer [µs]", "× cuDNN"),
         rows,
         frozenset([f"{len(layers)} layers"]),
     )

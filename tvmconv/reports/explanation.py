@@ -136,7 +136,12 @@ class _KernelSummary:
     def format_cells(self, time_ratio: float) -> tuple[str, ...]:
         """Return the cells of a table's row, with the ratio of its time to that of the unchanged kernel."""
         values = collect_quantities(self.kernel, None)
-        counts = (values["occupancy"], values["registers a thread"], values["bank conflicts"], values["global sectors"])
+        counts = (
+            values["occupancy"],
+            values["registers per thread"],
+            values["bank conflicts"],
+            values["global sectors"],
+        )
         return (self.bottleneck, format_significant(self.seconds * 1e6), format_significant(time_ratio), *counts)
 
 
@@ -146,8 +151,8 @@ def _explain_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, devic
     shared_bytes = resources.shared_bytes + lowered_kernel.dynamic_shared_bytes
     lines = [
         f"launch     {lowered_kernel.launch}",
-        f"resources  {resources.registers} registers a thread, {resources.spills} bytes of spills, "
-        f"{shared_bytes:,} bytes of shared memory a block",
+        f"resources  {resources.registers} registers per thread, {resources.spills} bytes of spills, "
+        f"{shared_bytes:,} bytes of shared memory per block",
         f"occupancy  {_format_occupancy(kernel_occupancy)}",
     ]
     if device_spec and kernel_occupancy.resident_blocks:
@@ -169,7 +174,7 @@ def _format_occupancy(kernel_occupancy: Occupancy) -> str:
     return (
         f"{kernel_occupancy.resident_blocks} blocks of {warps} warps, "
         f"{kernel_occupancy.warp_fraction:.0%} of {kernel_occupancy.max_warps} warps; "
-        f"decided by {' and '.join(kernel_occupancy.limiting_resources)} (blocks by each: {limit_texts})"
+        f"decided by {' and '.join(kernel_occupancy.limiting_resources)} (blocks per resource limit: {limit_texts})"
     )
 
 
@@ -256,8 +261,8 @@ def collect_quantities(kernel: Kernel, device_spec: DeviceSpec | None) -> dict[s
             values_by_name.setdefault(name, []).append(value)
     occupancies = [compute_kernel_occupancy(kernel, lowered_kernel) for lowered_kernel in kernel.timed_kernels]
     texts = {
-        "threads a block": ", ".join(str(item.threads_per_block) for item in occupancies),
-        "registers a thread": ", ".join(
+        "threads per block": ", ".join(str(item.threads_per_block) for item in occupancies),
+        "registers per thread": ", ".join(
             str(kernel.cubin.kernels[lowered_kernel.name].registers) for lowered_kernel in kernel.timed_kernels
         ),
         "occupancy": ", ".join(f"{item.warp_fraction:.0%}" for item in occupancies),

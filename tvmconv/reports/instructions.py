@@ -16,7 +16,7 @@ def format_instructions(listing: Listing) -> str:
         loop = instruction_mix.inner_loop
         nested_note = ", without the loops inside it" if loop.has_loops else ""
         lines += [
-            f"inner loop    {loop.num_issue_slots:,} issue slots an iteration{nested_note}, "
+            f"inner loop    {loop.num_issue_slots:,} issue slots per iteration{nested_note}, "
             f"{loop.num_work_slots:,} of them multiply-adds "
             f"({loop.work_fraction:.0%}); addresses {loop.first_address:04x} to {loop.last_address:04x}",
             f"              {_format_class_counts(loop.class_counts)}",

@@ -45,14 +45,14 @@ def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
     headers = (
         "suite",
         *(variant_field.name for variant_field in fields(NetworkVariant)),
-        "beside",
+        "library",
         "layers",
         "slower",
         "× geometric mean",
     )
-    times = ("network [µs]", "beside it [µs]", "×")
+    times = ("network [µs]", "with the library [µs]", "×")
     return Table(
-        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "beside"})
+        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "library"})
     )
 
 

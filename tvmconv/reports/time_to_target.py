@@ -40,7 +40,7 @@ def make_time_to_target_table(
             near_best_seconds[workload], *(cost / NEAR_BEST_FRACTION for _, cost in arrivals)
         )
     goals = {f"{library}'s speed": library_seconds, f"{NEAR_BEST_FRACTION:.0%} of the best": near_best_seconds}
-    headers = ("goal", "search", "layers", "reached", "median [s]", "worst [s]", "seconds a layer")
+    headers = ("goal", "search", "layers", "reached", "median [s]", "worst [s]", "seconds per layer")
     rows = [
         (goal, name, *_format_row(layers, target_seconds))
         for goal, target_seconds in goals.items()

@@ -10,7 +10,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 def make_table(block_traffic: BlockTraffic) -> Table:
     """Return a table with one row per operation that occurs."""
-    headers = ("operation", "an output", "a block", "warp-wide")
+    headers = ("operation", "per output", "per block", "warp requests")
     rows = [
         (
             name,

@@ -93,7 +93,17 @@ def compare_layers(
 
 def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -> Table:
     """Return a table with one row per layer: the fastest kernel and the library's, their errors, times by kind."""
-    headers = ("layer", "workload", "schedule", "ours [µs]", "library [µs]", "×", "TFLOP/s", "error", "library's error")
+    headers = (
+        "layer",
+        "workload",
+        "schedule",
+        "tvmconv [µs]",
+        "library [µs]",
+        "×",
+        "TFLOP/s",
+        "error",
+        "library's error",
+    )
     shown_kinds = [*kinds, OTHER_KINDS]
     rows = [
         (

@@ -10,7 +10,7 @@ from tvmconv.errors import WorkloadError
 
 MAX_ELEMENTS = 2**31 - 1  # limit of a tensor: TVM indexes buffers with int32
 QUOTED_LENGTH = 60
-MAX_DIGITS = 10  # of MAX_ELEMENTS
+MAX_DIGITS = 10  # number of digits of MAX_ELEMENTS
 
 
 def join_sizes(numbers: Sequence[int]) -> str:

@@ -72,7 +72,7 @@ def _render_source(
         fragments.append(make_paragraph(COMPUTED_NOTE, "soft"))
     if totals:
         num_convolutions = sum(layer.count for layer in layers)
-        fragments.append(make_paragraph(f"All {num_convolutions} together:"))
+        fragments.append(make_paragraph(f"All {num_convolutions} layers:"))
         fragments.append(
             render_bars(totals, svg.compute_full_width([timing.seconds for timing in totals]), style_by_name)
         )
