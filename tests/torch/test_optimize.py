@@ -152,9 +152,11 @@ class Rows(Viewing):
         return y.view(y.size(0), -1)
 
 
-@pytest.mark.parametrize(("make", "note"), [(Viewing, "Inside the model, images are"), (Rows, "Images keep their memory format")])
+@pytest.mark.parametrize(
+    ("make", "note"), [(Viewing, "Inside the model, images are"), (Rows, "Images keep their memory format")]
+)
 def test_a_model_is_laid_out_anew_where_it_can_be(make, note, monkeypatch):
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "fastest_format", lambda *_: "channels last")
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "choose_memory_format", lambda *_: "channels last")
     model = make().eval()
     ours = optimized(model)
     assert ours.report().notes[0].startswith(note)
