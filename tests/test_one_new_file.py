@@ -146,7 +146,7 @@ def test_an_operator_and_its_schedule_are_two(new_file):
 @pytest.mark.parametrize(
     ("package", "text", "said"),
     [
-        ("tvmconv.workloads.epilogues", TANH.replace('"tanh"', '"relu"'), "there is an epilogue 'relu' already"),
+        ("tvmconv.workloads.epilogues", TANH.replace('"tanh"', '"relu"'), "epilogue 'relu' is registered already"),
         ("tvmconv.workloads.operators", PATCH.replace('"patch"', '"conv3d"'), "operator 'conv3d' is defined in"),
     ],
 )

@@ -80,7 +80,7 @@ def test_without_nvdisasm_no_time_is_called_certain(tmp_path):
     for told in lines:
         assert set(told["certain"]) == {None}
         assert "nvidia-cuda-nvdisasm" in told["reason"]
-        assert re.search(r"On NVIDIA H200, bound by .+, by an estimate from the text:", told["page"])
+        assert re.search(r"On NVIDIA H200, bound by .+, by an estimate from the TIR:", told["page"])
         assert re.search(r"No time is predicted: nvdisasm is neither installed", told["page"])
         table = told["page"].partition("estimate [µs]\n")[2].partition("\n\n")[0].splitlines()
         assert all(line.split()[-2] == "—" for line in table if not line.startswith("memory"))

@@ -164,7 +164,7 @@ def test_the_naive_schedule_is_left_out_of_what_is_large(bench, tuned_mine, tmp_
     monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     assert tuned_mine("--schedule", "tiling") == 0
     assert "--ladder compares them" in capsys.readouterr().err
-    assert "Beside schedules" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
+    assert "With schedules that are not tuned" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
 
 
 def test_a_schedule_is_searched_for_the_layers_that_it_computes(bench, tuned_mine, schedule_registry, tmp_path):
@@ -237,12 +237,12 @@ def test_a_script_refuses_bad_input_in_one_line(monkeypatch, capsys):
         (["--only", "9x9"], "'9x9'"),
         (["--trials", "-1"], "'-1'"),
         (["--suite", "nowhere.json"], "nowhere.json: No such file"),
-        (["--suite", str(SCRIPTS / "sweep.py")], "sweep.py is no suite, expected JSON such as"),
+        (["--suite", str(SCRIPTS / "sweep.py")], "sweep.py is not a suite, expected JSON such as"),
         (["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
         (["--dtype", "f8"], "'f8'"),
         (["--layout", "nchw4"], "'nchw4'"),
         (["--epilogue", "selu"], "expected operations of add, bias"),
-        (["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' is for convolutions alone"),
+        (["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' applies to convolutions only"),
         (["--tune-only", "--compare-only"], "not allowed"),
     ],
 )

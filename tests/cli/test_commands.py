@@ -64,7 +64,7 @@ REFUSALS = {
     "unknown suite": (["run", "--suite", "alexnet"], "'alexnet'"),
     "variant of a workload": (["run", SMALL, "--dtype", "f16"], "--dtype is for the layers of a suite"),
     "suite that is no file": (["run", "--suite", "nowhere.json"], "nowhere.json: No such file"),
-    "suite that is no suite": (["run", "--suite", __file__], "is no suite, expected JSON such as"),
+    "suite that is no suite": (["run", "--suite", __file__], "is not a suite, expected JSON such as"),
     "unknown option": (["run", SMALL, "--fast"], "--fast"),
     "unknown stage": (["show", SMALL, "tiling", "--stage", "llvm"], "'llvm'"),
     "unknown schedule to show": (["show", SMALL, "fly"], "no schedule 'fly'"),

@@ -96,7 +96,7 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     assert "4 convolutions, 2 of them distinct" in text
     assert "&lt;b&gt;first&lt;/b&gt; <span" in text
     assert "<b>first" not in text
-    assert "All 4 together" not in text  # nobody measured the second layer
+    assert "All 4 layers" not in text  # nobody measured the second layer
     assert "Of 2 layers it has 1." in text
 
 

@@ -57,7 +57,7 @@ def two_and_one(model):
 
 def test_a_model_s_convolutions_are_printed_as_a_suite_s(capsys, two_and_one):
     status, out, err = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8")
-    assert (status, err) == (0, "tvmconv: left out: up: ConvTranspose is no workload of tvmconv\n")
+    assert (status, err) == (0, "tvmconv: left out: up: tvmconv has no workload for ConvTranspose\n")
     assert [line.split() for line in out.splitlines()] == [
         ["layer", "times", "workload"],
         ["first", "2", CONV],
@@ -104,7 +104,7 @@ REFUSALS = {
     "nothing to write": (["-o", "suite.json"], "-o is for the layers of a suite"),
     "a file that is not there": (["--from", "nowhere.onnx"], "nowhere.onnx: No such file or directory"),
     "a folder": (["--from", "."], ".: Is a directory"),
-    "a file of something else": (["--from", __file__], "is no ONNX model"),
+    "a file of something else": (["--from", __file__], "is not an ONNX model"),
     "nowhere to write": (["d2l", "-o", "nowhere/suite.json"], "nowhere/suite.json: No such file or directory"),
 }
 

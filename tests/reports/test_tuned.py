@@ -69,8 +69,8 @@ def test_the_page_has_the_configs_and_the_ladder_if_there_is_one(sweep):
     assert "| a | `conv2d:1x2x6x6,4x2x1x1,s1,p0` | direct | `tile_f=-1,2 slices=2` |" in page
     assert "| a | 9.00 | 1.00 | 8.00 |" in page
     bare = replace(sweep, results=[replace(each, rows=each.rows[1:]) for each in sweep.results])
-    assert "Beside schedules" in page
-    assert "Beside schedules" not in format_markdown(bare)
+    assert "With schedules that are not tuned" in page
+    assert "With schedules that are not tuned" not in format_markdown(bare)
     assert format_markdown(bare).endswith("Median times. here\n")
 
 

@@ -147,7 +147,7 @@ def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypat
 
     monkeypatch.setattr("tvmconv.torch.backend.find_device_for", absent)
     assert_same(compiled(block), block)
-    assert "there is no OpenCL device: convolutions are left as they are" in told(caplog)
+    assert "there is no OpenCL device: PyTorch computes the convolutions" in told(caplog)
 
 
 def test_an_option_that_there_is_not_is_refused():

@@ -147,5 +147,5 @@ def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, mo
     with pytest.raises(DeviceError, match="rebuild=True"):
         tvmconv.torch.load(file, device="sm_90")
     monkeypatch.setattr(archive, "VERSION", 2)
-    with pytest.raises(ModelError, match="save it anew"):
+    with pytest.raises(ModelError, match="save the model again"):
         tvmconv.torch.load(file)

@@ -152,9 +152,11 @@ class Rows(Viewing):
         return y.view(y.size(0), -1)
 
 
-@pytest.mark.parametrize(("make", "note"), [(Viewing, "Inside, images lie with"), (Rows, "Images lie as they come")])
+@pytest.mark.parametrize(
+    ("make", "note"), [(Viewing, "Inside the model, images are"), (Rows, "Images keep their memory format")]
+)
 def test_a_model_is_laid_out_anew_where_it_can_be(make, note, monkeypatch):
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "fastest_format", lambda *_: "channels last")
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "choose_memory_format", lambda *_: "channels last")
     model = make().eval()
     ours = optimized(model)
     assert ours.report().notes[0].startswith(note)
@@ -219,8 +221,8 @@ def hooked(where):
         (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect")), X, "reflect"),
         (lambda: hooked("it"), X, "hooks"),
         (lambda: hooked("around"), X, "hooks"),
-        (computed, X, "of its own kind"),
-        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), X[0], "no axis for a batch"),
+        (computed, X, "a subclass of a convolution"),
+        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), X[0], "no batch axis"),
     ],
 )
 def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
@@ -245,7 +247,7 @@ def keeping_a_result():
         (torch.nn.Conv2d(4, 4, 1, device="meta"), X, "are on cpu, meta"),
         (torch.nn.Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
         (torch.nn.Conv2d(3, 4, 1), X, "does not run on the example"),
-        (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimised"),
+        (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimized"),
         (keeping_a_result(), X, "cannot be copied: RuntimeError: Only Tensors created explicitly"),
     ],
 )
@@ -313,7 +315,7 @@ def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
 def test_by_default_what_is_faster_runs(block):
     model = tvmconv.torch.optimize(block, X)
     report = model.report()
-    left = any("All is left to PyTorch" in note for note in report.notes)  # for the whole took longer after all
+    left = any("PyTorch runs all layers" in note for note in report.notes)  # for the whole took longer after all
     for line in report.lines:
         assert (line.runs != PYTORCH_NAME) == (line.after < line.before and not left)
     assert report.after <= report.before

@@ -133,7 +133,7 @@ def test_variant_has_all_that_was_asked_for_and_the_counts():
 def test_filters_have_no_variants():
     assert suite("filter1d", dtype="float32") == suite("filter1d")
     for how in ({"dtype": "float16"}, {"layout": "nhwc"}, {"epilogue": ("relu",)}):
-        with pytest.raises(WorkloadError, match="is for convolutions alone, not for filter1d"):
+        with pytest.raises(WorkloadError, match="applies to convolutions only, not to filter1d"):
             suite("filter1d", **how)
 
 
@@ -166,8 +166,8 @@ def test_file_is_as_it_says_unless_a_variant_is_asked_for(file):
 
 LAYER = {"name": "a", "text": A, "count": 1}
 BAD_FILES = {
-    "not JSON": ("[", "is no suite, expected JSON"),
-    "too deep": ("[" * 100_000, "is no suite, expected JSON"),
+    "not JSON": ("[", "is not a suite, expected JSON"),
+    "too deep": ("[" * 100_000, "is not a suite, expected JSON"),
     "no list": ({"name": "a"}, "expected a list of layers"),
     "empty": ([], "expected a list of layers"),
     "no object": ([LAYER, 3], "layer 2: 3: expected an object"),

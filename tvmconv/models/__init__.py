@@ -1,1 +1,1 @@
-"""Models as suites: the convolutions of an ONNX file, or of a PyTorch module, with what follows them as epilogues."""
+"""Models as suites: the convolutions of an ONNX file or a PyTorch module, with the operations after them."""

@@ -1,7 +1,7 @@
-"""Epilogues found in a model: what follows a convolution, and nothing else uses the values in between.
+"""Epilogues of a model's convolutions: the operations after each whose intermediate values have no other reader.
 
-A batch normalisation, and a factor for each channel, are folded into the weights, as whoever deploys a model does; what
-they add is a bias. Activations are told by what they compute, however they are written.
+Batch normalizations and per-channel factors are folded into the weights, as deployment tools do; their summands become
+a bias. Activations are recognized by the values that they compute, however they are written.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tvmconv.models import pointwise
 from tvmconv.models.model_graph import ModelGraph, ModelOp
 from tvmconv.workloads.suites import Layer
 
-MAX_ACTIVATION_OPS = 16  # operations
+MAX_ACTIVATION_OPS = 16
 
 
 def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
-    """The convolutions of a graph in its order, each with its epilogue; names are the graph's."""
+    """Return the convolutions of a graph in its order, each with its epilogue, under the graph's names."""
     return _EpilogueFuser(graph).fuse_all()
 
 
 class _EpilogueFuser:
-    """Epilogues of a graph's convolutions, where each operation belongs to one of them at most.
+    """The assignment of a graph's operations to epilogues; each operation belongs to at most one convolution.
 
-    Of two convolutions whose outputs are added, the later one has the other's as its residual: so the later ones choose
-    first.
+    If the outputs of two convolutions are added, the later one reads the other's as its residual. Therefore later
+    convolutions are assigned first.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
@@ -40,7 +40,7 @@ class _EpilogueFuser:
         self._fused_ops: set[int] = set()
 
     def fuse_all(self) -> list[Layer]:
-        """Each convolution with its epilogue, in the graph's order."""
+        """Return each convolution with its epilogue, in the graph's order."""
         layers = [self._fuse_layer(number, op) for number, op in reversed([*enumerate(self._graph.ops)]) if op.workload]
         return layers[::-1]
 
@@ -56,7 +56,7 @@ class _EpilogueFuser:
         return Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
 
     def _match_single_op(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
-        """The operation behind this one that adds a residual, or is folded: its name in an epilogue, and its number."""
+        """Return the epilogue name and the index of the next operation if it adds a residual or can be folded."""
         user = self._find_only_user(op_index, value)
         if user is None:
             return None
@@ -67,7 +67,7 @@ class _EpilogueFuser:
         return None if name is None else (name, [user])
 
     def _match_folded_op(self, op: ModelOp, value: str, names: Sequence[str]) -> str | None:
-        """What becomes of an operation with a number for each channel: a bias, or nothing but other weights."""
+        """Return "bias" or "" (weights only) if an operation with one number per channel can be folded, else None."""
         other_reads = [read for read in op.reads if read != value]
         is_linear = {"bias"}.issuperset(names)
         if op.kind == "norm":
@@ -80,7 +80,7 @@ class _EpilogueFuser:
         return "" if is_scaling and is_linear else None
 
     def _is_per_channel(self, other: str, value: str) -> bool:
-        """Whether a tensor is constant and has a number for each channel of another."""
+        """Return whether a tensor is constant and has at most one number per channel of another tensor."""
         shape, value_shape = self._graph.shapes.get(other), self._graph.shapes.get(value)
         if other not in self._graph.constants or shape is None or value_shape is None or len(shape) > len(value_shape):
             return False
@@ -88,16 +88,17 @@ class _EpilogueFuser:
         return all(size == 1 or axis == 1 for axis, size in enumerate(padded)) and padded[1] in (1, value_shape[1])
 
     def _adds_residual(self, op: ModelOp, value: str) -> bool:
-        """Whether an operation adds a tensor of the same shape."""
+        """Return whether an operation adds a tensor of the same shape."""
         if op.kind != "add" or len(op.reads) != 2 or op.reads.count(value) != 1:
             return False
         first, second = (self._graph.shapes.get(read) for read in op.reads)
         return first is not None and first == second
 
     def _match_activation(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
-        """The most operations behind this one that are together an operation of an epilogue, and its name.
+        """Return the longest run of next operations that is an activation: its epilogue name and the operations'
+        indices.
 
-        They see nothing but the value and numbers, and but for the last nobody else sees what they give.
+        The operations read only the value and constants, and only the last one's result has other readers.
         """
         match: tuple[str, list[int]] | None = None
         samples, op_indices = {value: pointwise.SAMPLES}, [op_index]
@@ -113,7 +114,7 @@ class _EpilogueFuser:
         return match
 
     def _find_next_pointwise(self, samples: dict[str, np.ndarray], op_indices: list[int]) -> int | None:
-        """The next operation that is pointwise on known values alone."""
+        """Return the index of the next pointwise operation that reads only known values; None if there is none."""
         if len(op_indices) > MAX_ACTIVATION_OPS:
             return None
         users = {user for value in samples for user in self._users[value] if user > op_indices[-1]} - self._fused_ops
@@ -121,7 +122,7 @@ class _EpilogueFuser:
         return min((n for n in users if ops[n].compute and samples.keys() >= {*ops[n].reads}), default=None)
 
     def _find_live_values(self, samples: dict[str, np.ndarray], op_indices: list[int]) -> set[str]:
-        """The values that somebody outside sees, or nobody at all."""
+        """Return the values that other operations or the model's caller read, or that have no reader at all."""
         users = {value: self._users[value] for value in samples}
         return {
             value
@@ -130,7 +131,7 @@ class _EpilogueFuser:
         }
 
     def _find_only_user(self, op_index: int, value: str) -> int | None:
-        """The number of the one operation that uses a value, unless it belongs to another convolution."""
+        """Return the index of the only reader of a value, unless it belongs to another convolution."""
         users = self._users[value]
         if len(users) != 1 or value in self._graph.outputs or users[0] <= op_index or users[0] in self._fused_ops:
             return None

@@ -1,4 +1,4 @@
-"""`--input`: what a model is given, as text."""
+"""The option `--input`: shapes of a model's inputs as text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_AXES = 16
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape of an input of a model.
+    """The shape of one input of a model.
 
     Attributes:
-        shape: its sizes.
-        name: what the model calls it; None for one that is given in order.
-        dtype: of its elements, a value of `DTYPES`; None if unsaid.
+        shape: Sizes of the input.
+        name: Name of the input in the model; None for a positional input.
+        dtype: Dtype of its elements, a value of `DTYPES`; None for the default.
     """
 
     shape: tuple[int, ...]
@@ -38,31 +38,31 @@ class InputSpec:
 
     @classmethod
     def parse(cls, text: str) -> InputSpec:
-        """Read `1x3x224x224`, `image=1x3x224x224` or `tokens=1x77,i64`; raises Error."""
+        """Read `1x3x224x224`, `image=1x3x224x224` or `tokens=1x77,i64`; raise Error if the text is malformed."""
         name, equals, sizes_and_dtype = text.rpartition("=")
         sizes, comma, dtype = sizes_and_dtype.partition(",")
         if (equals and not name) or (comma and dtype not in DTYPES):
             kinds = ", ".join(DTYPES)
-            raise ModelError(
-                f"{quote(text)}: expected [NAME=]SIZES[,DTYPE], as in {EXAMPLE_TEXT}; a dtype is one of {kinds}"
-            )
+            raise ModelError(f"{quote(text)}: expected {EXPECTED}; a dtype is one of {kinds}")
         axes = range(1, MAX_AXES + 1)
-        shape = validate_integers(
-            "input", parse_integers(sizes, axes, f"[NAME=]SIZES[,DTYPE], as in {EXAMPLE_TEXT}"), axes
-        )
+        shape = validate_integers("input", parse_integers(sizes, axes, EXPECTED), axes)
         return cls(shape, name or None, DTYPES[dtype] if comma else None)
 
     @property
     def text(self) -> str:
-        """The sizes: `1x3x224x224`."""
+        """Text of the sizes, such as `1x3x224x224`."""
         return join_sizes(self.shape)
 
 
 def assign_names(inputs: Iterable[InputSpec], names: Sequence[str]) -> dict[str, InputSpec]:
-    """Inputs by what a model calls them; those without a name are the model's first, in order.
+    """Return input shapes by the names of a model's inputs; shapes without a name are assigned in order.
+
+    Args:
+        inputs: Shapes of inputs.
+        names: Names of the model's inputs.
 
     Raises:
-        ModelError: there are too many, or one of a name that the model does not know, or two for one.
+        ModelError: There are too many shapes, a name is unknown, or an input has two shapes.
     """
     spec_by_name: dict[str, InputSpec] = {}
     remaining_names = iter(names)

@@ -1,6 +1,6 @@
-"""What a model does, as far as convolutions and their epilogues are concerned: a list of operations on named tensors.
+"""The graph of a model as far as convolutions and their epilogues matter: a list of operations on named tensors.
 
-Whatever a model is read from becomes this, and `fuse` finds the epilogues in it.
+All model formats are translated to this graph, in which `epilogue_fusion` finds the epilogues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvmconv.workloads import Conv, dtypes, parse
 from tvmconv.workloads.text import join_sizes
 
 Shape = tuple[int, ...]
-Operand = str | float  # the name of a tensor, or a number that the operation has for good
+Operand = str | float  # name of a tensor, or a constant number
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class ModelOp:
     """One operation of a model.
 
     Attributes:
-        kind: `conv`; `norm`, which is a factor and a summand for each channel; a name in `pointwise.FUNCTIONS`, of
-            which `sub` and `div` begin with a tensor; or "" for all else.
-        reads: the tensors that it reads; what it normalises is a norm's first.
-        writes: those that it writes; what counts is the first.
-        compute: what it does to each element of what it reads, if it is pointwise.
-        name: of a convolution.
-        workload: of a convolution; its epilogue is its own bias at most.
+        kind: `conv`; `norm`, a factor and a summand per channel; a name in `pointwise.FUNCTIONS`, where `sub` and `div`
+            have a tensor as first operand; or "" for all other operations.
+        reads: Names of the tensors that it reads; a norm reads the tensor that it normalizes first.
+        writes: Names of the tensors that it writes, the main result first.
+        compute: Function of the elements that it reads, if it is pointwise.
+        name: Name of a convolution.
+        workload: Workload of a convolution, whose epilogue is at most its own bias.
     """
 
     kind: str
@@ -42,14 +42,14 @@ class ModelOp:
 
 @dataclass
 class ModelGraph:
-    """The operations of a model in the order in which they are executed.
+    """The operations of a model in the order of execution.
 
     Attributes:
-        ops: all that read or write tensors, those that mean nothing here as well.
-        shapes: of the tensors for which they are known.
-        constants: tensors that do not depend on the model's inputs.
-        outputs: tensors that are seen by others than the operations.
-        skipped_layers: convolutions that are no workloads, each with the reason.
+        ops: All operations that read or write tensors, of unknown kind included.
+        shapes: Known shapes by tensor name.
+        constants: Names of tensors that do not depend on the model's inputs.
+        outputs: Names of tensors that are read from outside the graph.
+        skipped_layers: One line per convolution that is not a workload, with the reason.
     """
 
     ops: list[ModelOp] = field(default_factory=list)
@@ -59,19 +59,19 @@ class ModelGraph:
     skipped_layers: list[str] = field(default_factory=list)
 
     def add(self, op: ModelOp) -> None:
-        """Append an operation; what is made of constants alone is constant."""
+        """Append an operation; results computed from constants only are constants."""
         self.ops.append(op)
         if self.constants.issuperset(op.reads):
             self.constants.update(op.writes)
 
     def add_pointwise(self, kind: str, operands: list[Operand], writes: tuple[str, ...], **options: Any) -> None:
-        """Append an operation on each element.
+        """Append a pointwise operation.
 
         Args:
-            kind: a name in `pointwise.FUNCTIONS`.
-            operands: what it takes, in order.
-            writes: the tensors that it writes.
-            options: keyword arguments of the function.
+            kind: A name in `pointwise.FUNCTIONS`.
+            operands: Operands in order.
+            writes: Names of the tensors that it writes.
+            options: Keyword arguments of the function.
         """
         reads = tuple(operand for operand in operands if isinstance(operand, str))
         is_tensor_first = isinstance(operands[0], str) or kind not in ("sub", "div")
@@ -80,13 +80,13 @@ class ModelGraph:
         )
 
     def add_conv(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], make: Callable[[], Conv]) -> None:
-        """Append a convolution, or say why it is left out.
+        """Append a convolution, or note the reason why it is skipped.
 
         Args:
-            name: of the layer.
-            reads: the tensors that it reads.
-            writes: the tensors that it writes.
-            make: gives its workload; raises WorkloadError if it is none.
+            name: Name of the layer.
+            reads: Names of the tensors that it reads.
+            writes: Names of the tensors that it writes.
+            make: Function that returns its workload, or raises WorkloadError if there is none.
         """
         try:
             self.add(ModelOp("conv", reads, writes, name=name, workload=make()))
@@ -95,27 +95,27 @@ class ModelGraph:
             self.add(ModelOp("", reads, writes))
 
     def skip_layer(self, name: str, reason: str) -> None:
-        """Say of a convolution why it is left out."""
+        """Note the reason why a convolution is skipped."""
         self.skipped_layers.append(f"{name}: {reason}")
 
 
 def make_convolution(
     x: Shape, weight: Shape, *, stride: Shape, padding: Shape, dilation: Shape, groups: int, dtype: str, bias: bool
 ) -> Conv:
-    """The workload of a convolution, of one axis of space or more.
+    """Return the workload of a convolution over one or more spatial axes.
 
     Args:
-        x: N×C×space.
-        weight: O×(C/groups)×kernel.
-        stride: a number for each axis of space.
-        padding: one for each axis, for both its sides; or before all axes and then behind all.
-        dilation: one for each axis.
-        groups: of the channels.
-        dtype: of the elements, as `dtypes.DTYPES` has it.
-        bias: whether there is one.
+        x: Shape of the input, N×C×space.
+        weight: Shape of the weight, O×(C/groups)×kernel.
+        stride: One number per spatial axis.
+        padding: One number per axis for both sides, or the numbers before all axes and then after all axes.
+        dilation: One number per spatial axis.
+        groups: Number of groups.
+        dtype: Dtype of the elements, one of `dtypes.DTYPES`.
+        bias: Whether there is a bias.
 
     Raises:
-        WorkloadError: there is no such workload.
+        WorkloadError: There is no such workload.
     """
     sizes = {"s": stride, "p": padding, "d": dilation, "g": (groups,)}
     options = [f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()]

@@ -1,4 +1,4 @@
-"""From a model to the layers of a suite."""
+"""The layers of a suite that are derived from a model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ModelLayers:
     """The convolutions of a model.
 
     Attributes:
-        layers: one for each, in the order in which they are executed, equal ones as well; each with a name of its own.
-        skipped_layers: those that are no workloads, a line each, with the reason.
+        layers: One layer per convolution in the order of execution, repeated ones included, with unique names.
+        skipped_layers: One line per convolution that is not a workload, with the reason.
     """
 
     layers: tuple[Layer, ...]
@@ -31,16 +31,19 @@ class ModelLayers:
 
 
 def derive_layers(source: str, inputs: Sequence[InputSpec] = ()) -> ModelLayers:
-    """Find the convolutions of a model, each with the epilogue that follows it.
+    """Find the convolutions of a model, each with its epilogue.
 
     Args:
-        source: the path of an ONNX file, which is read as data; or `package.module:callable`, which is imported and
-            run: a PyTorch module, or what gives one when it is called without arguments.
-        inputs: the shapes of the model's inputs. An ONNX file needs them where it does not say them itself.
+        source: Path of an ONNX file, which is read as data, or `package.module:callable`, which is imported and run: a
+            PyTorch module, or a function without arguments that returns one.
+        inputs: Shapes of the model's inputs; an ONNX file needs them only for dynamic dimensions.
+
+    Returns:
+        The layers, and the convolutions that were skipped.
 
     Raises:
-        ModelError: the model cannot be read, or does not run on these inputs; or what that needs is not installed.
-        OSError: the file cannot be read.
+        ModelError: The model cannot be read or does not run on these inputs, or a required package is not installed.
+        OSError: The file cannot be read.
     """
     is_callable = _CALLABLE_PATTERN.fullmatch(source) and not Path(source).exists()
     graph = _trace_torch_graph(source, inputs) if is_callable else _read_onnx_graph(Path(source), inputs)
@@ -72,7 +75,7 @@ def _trace_torch_graph(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
 
 
 def rename_layers(layers: Iterable[Layer]) -> list[Layer]:
-    """Layers under names that a suite's file may have: printable, not too long, each there once."""
+    """Return layers under names that a suite's file accepts: printable, not too long, and unique."""
     used_names: set[str] = set()
     renamed_layers = []
     for layer in layers:
@@ -87,7 +90,7 @@ def rename_layers(layers: Iterable[Layer]) -> list[Layer]:
 
 
 def _shorten_name(name: str, length: int) -> str:
-    """A name, or the end of one that is too long: what tells layers apart is there."""
+    """Return a name, or the end of one that is too long, because ends of names distinguish layers."""
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
@@ -96,5 +99,5 @@ def _replace_unprintable(name: str) -> str:
 
 
 def to_one_line(text: str) -> str:
-    """A text whose line breaks and control characters are spaces and underscores."""
+    """Return a text with line breaks replaced by spaces and control characters by underscores."""
     return _replace_unprintable(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""ONNX models as they lie in files: what their inputs are, and the shapes that follow from them."""
+"""ONNX models as files: their inputs, and the shapes that follow from them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tvmconv.files import read_bytes
 from tvmconv.models.input_spec import InputSpec, assign_names
 from tvmconv.workloads.text import quote
 
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # of a message of protobuf
-MAX_SHAPE_ELEMENTS = 4096  # of a tensor that shapes may be computed from
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # limit of protobuf
+MAX_SHAPE_ELEMENTS = 4096  # largest tensor from which shapes are computed
 UNNAMED_DIMENSION = "?"  # a dynamic dimension without a name
 DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def read_model(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelProto:
-    """A model with the shapes of its tensors, as far as they can be told, and without its weights.
+    """Read a model without its weights and infer the shapes of its tensors.
 
     Args:
-        file: of an ONNX model.
-        inputs: shapes of its inputs that have dynamic dimensions.
+        file: Path of an ONNX model.
+        inputs: Shapes of its inputs with dynamic dimensions.
 
     Raises:
-        ModelError: it is no ONNX model, or has no such inputs.
-        OSError: the file cannot be read.
+        ModelError: The file is not an ONNX model, or has no such inputs.
+        OSError: The file cannot be read.
     """
     model = ModelProto()
     try:
         model.ParseFromString(read_bytes(file, MAX_MESSAGE_BYTES))
     except DecodeError as error:
-        raise ModelError(f"{file} is no ONNX model, or is cut off: {error}") from error
+        raise ModelError(f"{file} is not an ONNX model, or is truncated: {error}") from error
     if not model.graph.node:
-        raise ModelError(f"{file} is no ONNX model: it has no graph")
+        raise ModelError(f"{file} is not an ONNX model: it has no graph")
     if not all(isinstance(text, str) for node in model.graph.node for text in _iterate_names(node)):
-        raise ModelError(f"{file} is no ONNX model: its names are no text")
+        raise ModelError(f"{file} is not an ONNX model: its names are not UTF-8")
     try:
         _set_inputs(model, inputs)
     except ModelError as error:
@@ -50,7 +50,7 @@ def read_model(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelProto:
 
 
 def get_sizes(value: ValueInfoProto) -> tuple[int | str, ...] | None:
-    """A tensor's shape, with the names of those dimensions that are dynamic; None if unknown."""
+    """Return a tensor's shape, with names in place of dynamic dimensions; None if it is unknown."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -60,7 +60,7 @@ def get_sizes(value: ValueInfoProto) -> tuple[int | str, ...] | None:
 
 
 def refuse_dynamic(file: Path, model: ModelProto) -> None:
-    """Raise ModelError if an input has a dynamic dimension, or no shape at all."""
+    """Raise ModelError if an input has a dynamic dimension or no shape."""
     for value in _iterate_inputs(model):
         shape = get_sizes(value)
         if shape is None:
@@ -74,12 +74,12 @@ def refuse_dynamic(file: Path, model: ModelProto) -> None:
 
 
 def _iterate_names(node: NodeProto) -> Iterator[str | bytes]:
-    """The names in a node: bytes where they are not UTF-8."""
+    """Yield the names in a node, as bytes if they are not UTF-8."""
     yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
 
 
 def _iterate_inputs(model: ModelProto) -> Iterator[ValueInfoProto]:
-    """The tensors that a model is given; files of old have their weights among the inputs."""
+    """Yield the inputs of a model without its weights, which old files list among the inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
         if value.name not in weights and value.type.HasField("tensor_type"):
@@ -87,7 +87,7 @@ def _iterate_inputs(model: ModelProto) -> Iterator[ValueInfoProto]:
 
 
 def _set_inputs(model: ModelProto, inputs: Sequence[InputSpec]) -> None:
-    """Give dynamic dimensions of inputs their sizes, wherever their names stand; raises ModelError."""
+    """Set the sizes of dynamic dimensions wherever their names occur; raise ModelError if they contradict the file."""
     values = {value.name: value for value in _iterate_inputs(model)}
     symbols: dict[str, int] = {}
     for name, spec in assign_names(inputs, [*values]).items():
@@ -99,7 +99,7 @@ def _set_inputs(model: ModelProto, inputs: Sequence[InputSpec]) -> None:
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in symbols:
                 size.dim_value = symbols[size.dim_param]
-    del model.graph.value_info[:]  # what depends on other names is inferred
+    del model.graph.value_info[:]  # shapes that depend on other names are inferred again
     model.graph.value_info.extend(value_info for value_info in value_infos if not _is_dynamic(value_info))
     for value in model.graph.output:
         if _is_dynamic(value):
@@ -107,7 +107,7 @@ def _set_inputs(model: ModelProto, inputs: Sequence[InputSpec]) -> None:
 
 
 def _set_input(value: ValueInfoProto, spec: InputSpec, symbols: dict[str, int]) -> None:
-    """Set the sizes of an input, and learn what its dimensions' names stand for."""
+    """Set the sizes of an input and record the sizes of its named dimensions."""
     shape = get_sizes(value)
     if shape is None:
         dims = [TensorShapeProto.Dimension(dim_value=size) for size in spec.shape]
@@ -119,7 +119,7 @@ def _set_input(value: ValueInfoProto, spec: InputSpec, symbols: dict[str, int]) 
         expected_size = symbols.setdefault(size, new) if isinstance(size, str) and size != UNNAMED_DIMENSION else size
         is_matching = is_matching and expected_size in (new, UNNAMED_DIMENSION)
     if not is_matching:
-        raise ModelError(f"input {quote(value.name)} is {text} in the file, which {spec.text} does not fit")
+        raise ModelError(f"input {quote(value.name)} is {text} in the file, which {spec.text} does not match")
     for dimension, new in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
         dimension.dim_value = new
 
@@ -129,7 +129,7 @@ def _is_dynamic(value: ValueInfoProto) -> bool:
 
 
 def _drop_weights(tensor: TensorProto) -> None:
-    """Drop what no shape depends on, so that nothing copies it."""
+    """Clear the data of a tensor from which no shape is computed, so that it is not copied."""
     elements = 1
     for size in tensor.dims:
         elements *= size
@@ -141,5 +141,5 @@ def _drop_weights(tensor: TensorProto) -> None:
 def _infer_shapes(file: Path, model: ModelProto) -> ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:  # of several kinds, for graphs that make no sense
+    except Exception as error:  # onnx raises several types for invalid graphs
         raise ModelError(f"{file}: its shapes cannot be inferred: {type(error).__name__}: {error}") from error

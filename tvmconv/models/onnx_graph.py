@@ -1,4 +1,4 @@
-"""ONNX files as graphs. A file is read as data: nothing of it is executed, and weights that lie elsewhere stay there.
+"""ONNX files as graphs; a file is read as data, so that no part of it is executed and external weights are not read.
 
 Source: ONNX's operators, https://onnx.ai/onnx/operators/.
 """
@@ -21,12 +21,12 @@ from tvmconv.models.model_graph import ModelGraph, Operand, Shape, make_convolut
 from tvmconv.models.model_graph import ModelOp as GraphOp
 from tvmconv.workloads import Conv
 
-STANDARD_DOMAINS = ("", "ai.onnx")  # of the standard's operators
+STANDARD_DOMAINS = ("", "ai.onnx")
 
-# Operators on each element, by their names in the graph; attributes and further inputs of these mean nothing here.
+# Pointwise operators with their kinds in the graph; their attributes and further inputs are irrelevant here.
 UNARY_OPS = {
     "Identity": "same",
-    "Dropout": "same",  # not in training
+    "Dropout": "same",  # in inference
     "Neg": "neg",
     "Exp": "exp",
     "Erf": "erf",
@@ -41,22 +41,22 @@ BINARY_OPS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "mi
 
 
 def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
-    """The operations of a file's model.
+    """Read the operations of an ONNX file's model.
 
     Args:
-        file: of an ONNX model.
-        inputs: shapes for those of its inputs that have dynamic dimensions.
+        file: Path of an ONNX model.
+        inputs: Shapes of its inputs with dynamic dimensions.
 
     Raises:
-        ModelError: it is no ONNX model, or a dimension that a convolution depends on is unknown.
-        OSError: the file cannot be read.
+        ModelError: The file is not an ONNX model, or a dimension on which a convolution depends is unknown.
+        OSError: The file cannot be read.
     """
     try:
         return _translate_model(file, onnx_file.read_model(file, inputs))
     except (Error, OSError):
         raise
-    except Exception as error:  # an attribute of another kind than its operator has, an unknown element type, …
-        raise ModelError(f"{file} is no ONNX model that makes sense: {type(error).__name__}: {error}") from error
+    except Exception as error:  # an attribute of a wrong type, an unknown element type, …
+        raise ModelError(f"{file} is not a valid ONNX model: {type(error).__name__}: {error}") from error
 
 
 def _translate_model(file: Path, model: onnx.ModelProto) -> ModelGraph:
@@ -69,7 +69,7 @@ def _translate_model(file: Path, model: onnx.ModelProto) -> ModelGraph:
 
 
 class _GraphTranslator:
-    """From ONNX's nodes to operations."""
+    """The translation of ONNX's nodes to operations."""
 
     def __init__(self, source: GraphProto) -> None:
         self._source = source
@@ -96,18 +96,18 @@ class _GraphTranslator:
             self._numbers[name] = number
 
     def iterate_conv_input_shapes(self) -> Iterator[Shape | None]:
-        """The shapes of what convolutions read, where there are any."""
+        """Yield the known shapes of inputs and weights of convolutions, and None for unknown ones."""
         for node in self._source.node:
             if _is_conv(node):
                 yield from (self.graph.shapes.get(name) for name in node.input[:2])
 
     def run(self) -> None:
-        """Translate all nodes, in their order, which is one that they can be executed in."""
+        """Translate all nodes in their order, which is a valid order of execution."""
         for node in self._source.node:
             self._translate(node)
 
     def skip_functions(self, model: onnx.ModelProto) -> None:
-        """Say which of the model's own functions hold convolutions: they are not looked into."""
+        """Note the model's functions that contain convolutions, which are not translated."""
         for function in model.functions:
             self._skip_nested(f"function {function.name}", sum(map(_count_convolutions, function.node)))
 
@@ -121,7 +121,7 @@ class _GraphTranslator:
             self._translate_constant(node)
         elif not (is_standard and node.output and self._translate_pointwise(node)):
             if "Conv" in node.op_type:
-                self.graph.skip_layer(_get_name(node), f"{node.op_type} is no workload of tvmconv")
+                self.graph.skip_layer(_get_name(node), f"tvmconv has no workload for {node.op_type}")
             self._skip_nested(
                 f"the bodies of {node.op_type} {_get_name(node)}", _count_convolutions(node, only_nested=True)
             )
@@ -130,10 +130,10 @@ class _GraphTranslator:
 
     def _skip_nested(self, location: str, count: int) -> None:
         if count:
-            self.graph.skip_layer(location, f"{count} convolution{'s' * (count > 1)} inside, where none are looked for")
+            self.graph.skip_layer(location, f"{count} convolution{'s' * (count > 1)} inside, which are not translated")
 
     def _make_workload(self, node: NodeProto) -> Conv:
-        """The workload of a `Conv`; raises WorkloadError."""
+        """Return the workload of a `Conv`; raise WorkloadError if there is none."""
         if len(node.input) < 2:
             raise WorkloadError("it has no input and weight")
         shapes = [self.graph.shapes.get(name) for name in node.input[:2]]
@@ -155,7 +155,7 @@ class _GraphTranslator:
         )
 
     def _translate_constant(self, node: NodeProto) -> None:
-        """A node that is a constant."""
+        """Record the value of a `Constant`."""
         (name,) = node.output[:1] or [""]
         self.graph.constants.add(name)
         tensor = _get_attribute(node, "value", None)
@@ -167,7 +167,7 @@ class _GraphTranslator:
             self.graph.shapes[name] = ()
 
     def _translate_pointwise(self, node: NodeProto) -> bool:
-        """Translate a node that computes each element by itself; whether it is one."""
+        """Translate a pointwise node; return whether the node is one."""
         options: dict[str, Any] = {}
         kind, operands = UNARY_OPS.get(node.op_type), list(node.input[:1])
         if node.op_type in BINARY_OPS and len(node.input) == 2:
@@ -197,7 +197,7 @@ class _GraphTranslator:
         return self._numbers.get(name, name)
 
     def _find_clip_limits(self, node: NodeProto) -> dict[str, float] | None:
-        """The limits of a `Clip`: attributes of old ones, inputs of new ones; None if they are not known."""
+        """Return the limits of a `Clip`, attributes in old opsets and inputs in new ones; None if they are unknown."""
         limits = {}
         for limit, attribute, index in (("low", "min", 1), ("high", "max", 2)):
             if len(node.input) > index and node.input[index]:
@@ -218,12 +218,12 @@ def _get_name(node: NodeProto) -> str:
 
 
 def _is_folded_normalization(node: NodeProto) -> bool:
-    """Whether a node multiplies each channel by a factor and adds a number, both known before it runs."""
+    """Return whether a node is a batch normalization with constant statistics."""
     return node.op_type == "BatchNormalization" and not _get_attribute(node, "training_mode", 0)
 
 
 def _get_attribute(node: NodeProto, name: str, default: Any) -> Any:
-    """The value of an attribute."""
+    """Return the value of an attribute, or a default."""
     for attribute in node.attribute:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
@@ -236,44 +236,44 @@ def _get_integers(node: NodeProto, name: str) -> Shape:
 
 
 def _compute_padding(node: NodeProto, space: Shape, kernel: Shape, stride: Shape, dilation: Shape) -> Shape:
-    """Zeros before all axes, and then behind all; raises WorkloadError."""
+    """Return the zeros before all axes and then after all axes; raise WorkloadError for an unknown auto_pad."""
     auto_pad = _get_attribute(node, "auto_pad", b"NOTSET")
     if auto_pad in (b"NOTSET", b""):
         return _get_integers(node, "pads") or (0,) * len(kernel)
     if auto_pad == b"VALID":
         return (0,) * len(kernel)
     if auto_pad not in (b"SAME_UPPER", b"SAME_LOWER"):
-        raise WorkloadError(f"auto_pad is {auto_pad!r}")
+        raise WorkloadError(f"auto_pad is {auto_pad!r}: expected NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     totals = [_compute_same_padding(*axis) for axis in zip(space, kernel, stride, dilation, strict=False)]
     smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (*smaller, *larger) if auto_pad == b"SAME_UPPER" else (*larger, *smaller)
 
 
 def _compute_same_padding(size: int, taps: int, stride: int, dilation: int) -> int:
-    """Zeros on both sides of an axis with which the output has an element for each `stride` of the input."""
+    """Return the zeros on both sides of an axis for which the output has ceil(size / stride) elements."""
     if stride < 1:
-        raise WorkloadError(f"a stride of {stride}: expected at least 1")
+        raise WorkloadError(f"stride={stride}: expected at least 1")
     return max((math.ceil(size / stride) - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
 
 
 def _get_dtype_name(kind: int) -> str:
-    """An element type as NumPy calls it, or as ONNX does."""
+    """Return NumPy's name of an element type, or else ONNX's."""
     name = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
     return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())
 
 
 def _read_scalar(tensor: TensorProto) -> float | None:
-    """The number in a tensor of one element; None if there is none, or it lies in another file."""
+    """Return the number in a tensor of one element; None for other tensors and for external data."""
     if math.prod(tensor.dims) != 1 or tensor.data_location == TensorProto.EXTERNAL:
         return None
     try:
         return float(numpy_helper.to_array(tensor).reshape(()))
-    except (ValueError, TypeError):  # cut off, or of strings
+    except (ValueError, TypeError):  # truncated, or a string
         return None
 
 
 def _iterate_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs that a node has inside."""
+    """Yield the graphs inside a node."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -282,13 +282,13 @@ def _iterate_bodies(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _count_convolutions(node: NodeProto, *, only_nested: bool = False) -> int:
-    """How many convolutions a node is and has inside, or has inside alone."""
+    """Return the number of convolutions in a node, itself included unless `only_nested`."""
     num_nested = sum(_count_convolutions(nested_node) for body in _iterate_bodies(node) for nested_node in body.node)
     return num_nested + (not only_nested and _is_conv(node))
 
 
 def _list_reads(node: NodeProto) -> tuple[str, ...]:
-    """What a node reads, also from inside of it."""
+    """Return the tensors that a node and the graphs inside it read."""
     nested_reads = dict.fromkeys(
         name for body in _iterate_bodies(node) for nested_node in body.node for name in _list_reads(nested_node)
     )

@@ -1,4 +1,4 @@
-"""What models do to each element, as functions of NumPy arrays: what an activation is, is told by what it computes."""
+"""Pointwise operations of models as functions of NumPy arrays; activations are recognized by their values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tvmconv.workloads import epilogue
 
-# Activations are compared at these places, and up to this difference: a GELU whose constants are rounded to bfloat16
-# differs by 3e-5 from the exact one, and one by the tanh that approximates it by 5e-4.
+# Sample points at which activations are compared, and the tolerated difference. A GELU with constants rounded to
+# bfloat16 differs from the exact one by 3e-5, and its tanh approximation differs by 5e-4.
 SAMPLES = np.linspace(-8.0, 8.0, 257)
 TOLERANCE = 1e-4
 
@@ -81,12 +81,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def bind_operands(kind: str, operands: Sequence[str | float], **options: Any) -> Callable[..., Any]:
-    """A function of those operands alone that are tensors.
+    """Return a function of the tensor operands alone, with the numbers bound.
 
     Args:
-        kind: a name in `FUNCTIONS`.
-        operands: numbers, and names of tensors.
-        options: keyword arguments of the function.
+        kind: A name in `FUNCTIONS`.
+        operands: Numbers, and names of tensors.
+        options: Keyword arguments of the function.
     """
     function = functools.partial(FUNCTIONS[kind], **options)
 
@@ -98,7 +98,7 @@ def bind_operands(kind: str, operands: Sequence[str | float], **options: Any) ->
 
 
 def match_activation(y: Any) -> str | None:
-    """The operation of an epilogue that makes `y` of `SAMPLES`: its name, "" if `y` is the same, None for neither."""
+    """Return the epilogue operation whose values at `SAMPLES` are `y`, "" for the identity, None if there is none."""
     y = np.asarray(y)
     if y.shape != SAMPLES.shape:
         return None

@@ -1,4 +1,4 @@
-"""What a PyTorch module executes, as a graph: every operation is seen, of modules and of functions alike.
+"""The graph of operations that a PyTorch module executes; operations of modules and functions are both recorded.
 
 Source: `torch.utils._python_dispatch.TorchDispatchMode`, and ATen's operators in native_functions.yaml.
 """
@@ -36,14 +36,14 @@ OTHER_CONVOLUTION_PATTERN = re.compile(r"conv(?!ert)")
 def record_module(
     module: torch.nn.Module, positional: Sequence[torch.Tensor], keyword: Mapping[str, torch.Tensor]
 ) -> ModelGraph:
-    """Run a module and write down what it executes.
+    """Run a module and record the operations that it executes.
 
-    What the module gives, and whatever else is still there when it has returned, is seen by others than its operations.
+    The module's results, and all other tensors that are alive when it has returned, are outputs of the graph.
 
     Args:
-        module: in evaluation mode.
-        positional: arguments of its forward pass.
-        keyword: keyword arguments.
+        module: Module in evaluation mode.
+        positional: Positional arguments of its forward pass.
+        keyword: Keyword arguments of its forward pass.
     """
     recorder = _GraphRecorder()
     for tensor in (*positional, *keyword.values()):
@@ -56,7 +56,7 @@ def record_module(
 
 
 class _GraphRecorder(TorchDispatchMode):
-    """Writes down each operation; names of tensors are numbers, a new one whenever a tensor is written to."""
+    """A dispatch mode that records each operation; a tensor gets a new numbered name whenever it is written to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _GraphRecorder(TorchDispatchMode):
         self._path = [""]
 
     def name_tensor(self, tensor: torch.Tensor) -> str:
-        """Give a tensor a name of its own."""
+        """Give a tensor a new name and return it."""
         self._count += 1
         value = str(self._count)
         self._values[tensor] = value
@@ -74,15 +74,15 @@ class _GraphRecorder(TorchDispatchMode):
         return value
 
     def list_live_tensors(self) -> list[str]:
-        """The names of all tensors that are still there."""
+        """Return the names of all tensors that are alive."""
         return list(self._values.values())
 
     @contextmanager
     def track_modules(self, root: torch.nn.Module) -> Iterator[None]:
-        """Know at each operation which module is executing."""
+        """Track inside the context which module is executing."""
         with ExitStack() as hooks:
             for path, module in root.named_modules():
-                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                if isinstance(module, torch.jit.ScriptModule):  # accepts no hooks
                     continue
                 pre_hook = module.register_forward_pre_hook(partial(self._enter_module, path))
                 post_hook = module.register_forward_hook(self._exit_module, always_call=True)
@@ -97,9 +97,9 @@ class _GraphRecorder(TorchDispatchMode):
         self._path.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Execute an operation and write it down, or what it consists of."""
+        """Execute and record an operation, or the operations of which it is composed."""
         kwargs = kwargs or {}
-        with self:  # under inference mode operations arrive that consist of others
+        with self:  # in inference mode, composite operations arrive here
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -107,13 +107,13 @@ class _GraphRecorder(TorchDispatchMode):
             self._get_value_name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         )
         result = func(*args, **kwargs)
-        if func.namespace != "prim":  # asks for properties, not for elements
+        if func.namespace != "prim":  # prim operations read properties, not elements
             writes = tuple(self.name_tensor(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
             self._record_operation(func, _bind_arguments(func, args, kwargs), reads, writes)
         return result
 
     def _get_value_name(self, tensor: torch.Tensor) -> str:
-        """A tensor's name; one that nothing has made and that is no input is a parameter, or another constant."""
+        """Return a tensor's name; a tensor that no operation wrote and that is not an input is a constant."""
         value = self._values.get(tensor)
         if value is None:
             value = self.name_tensor(tensor)
@@ -137,27 +137,27 @@ class _GraphRecorder(TorchDispatchMode):
             self.graph.add_pointwise(name, values, writes, **options)
         else:
             if OTHER_CONVOLUTION_PATTERN.search(kind):
-                description = "a transposed convolution" if kind == "convolution" else func._schema.name
-                self.graph.skip_layer(self._get_module_name(), f"{description} is no workload of tvmconv")
+                description = "transposed convolution" if kind == "convolution" else func._schema.name
+                self.graph.skip_layer(self._get_module_name(), f"tvmconv has no workload for {description}")
             self.graph.add(ModelOp("", reads, writes))
 
     def _get_module_name(self) -> str:
-        """A name for a convolution: of the module that is executing."""
+        """Return the path of the executing module as the name of a convolution."""
         return self._path[-1] or "conv"
 
 
 def _bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """An operation's arguments by name, with those that are left out at their defaults."""
+    """Return an operation's arguments by name, with defaults for those left out."""
     schema = func._schema.arguments
     defaults = {parameter.name: parameter.default_value for parameter in schema if parameter.has_default_value()}
     return {**defaults, **dict(zip((parameter.name for parameter in schema), args, strict=False)), **kwargs}
 
 
 def _make_workload(arguments: Mapping[str, Any]) -> Conv:
-    """The workload of a convolution; raises WorkloadError."""
+    """Return the workload of a convolution; raise WorkloadError if there is none."""
     x, weight = arguments["input"], arguments["weight"]
     if weight.dtype != x.dtype:
-        raise WorkloadError(f"its input is of {x.dtype}, its weight of {weight.dtype}")
+        raise WorkloadError(f"its input has dtype {x.dtype} and its weight {weight.dtype}: expected one dtype")
     return make_convolution(
         tuple(x.shape),
         tuple(weight.shape),
@@ -171,7 +171,7 @@ def _make_workload(arguments: Mapping[str, Any]) -> Conv:
 
 
 def _match_pointwise(kind: str, arguments: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]] | None:
-    """An operation on each element: its name in the graph, its operands and options; None if it is something else."""
+    """Return the kind, operands and options of a pointwise operation; None for other operations."""
     x = arguments.get("self")
     if kind in UNARY_OPS:
         return kind, [x], {}

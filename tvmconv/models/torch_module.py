@@ -1,7 +1,7 @@
-"""PyTorch modules of the user's own as graphs: imported, called, and run once.
+"""The user's PyTorch modules as graphs: they are imported, constructed, and run once.
 
-The run is on fake tensors, which have shapes and no elements, so that a large model costs nothing; where that fails, as
-where a size depends on an element, on the CPU.
+The run uses fake tensors, which have shapes but no elements, so that a large model costs nothing. If it fails, for
+example because a size depends on an element, the module runs on the CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tvmconv.models.torch_graph import record_module
 
 
 def trace_module(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
-    """The operations of a module's forward pass, in evaluation mode.
+    """Record the operations of a module's forward pass in evaluation mode.
 
     Args:
-        source: `package.module:callable`: a module, or what gives one when it is called without arguments.
-        inputs: what the forward pass is given: in order, or by keyword where they have names.
+        source: `package.module:callable`, a module or a function without arguments that returns one.
+        inputs: Inputs of the forward pass: positional, or by keyword if they have names.
 
     Raises:
-        ModelError: there is no such module, or it does not run on these inputs.
+        ModelError: The module does not exist, or does not run on these inputs.
     """
     if not inputs:
         raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE_TEXT}")
@@ -42,7 +42,7 @@ def trace_module(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
 
 
 def _import_target(source: str) -> Any:
-    """What the text names; modules in the current folder are found as well."""
+    """Return the object that a text names; the current folder is searched for modules, too."""
     package, _, path = source.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -53,25 +53,25 @@ def _import_target(source: str) -> Any:
 
 
 def make_module(source: str, target: Any = None) -> torch.nn.Module:
-    """The module that a text names, in evaluation mode.
+    """Return the module that a text names, in evaluation mode.
 
     Args:
         source: `package.module:callable`, as for `trace_module`.
-        target: what the text names, if that was found before.
+        target: The object that the text names, if it was imported already.
 
     Raises:
-        ModelError: there is none.
+        ModelError: The module does not exist.
     """
     with translate_to_model_error(source):
         target = _import_target(source) if target is None else target
         module = target if isinstance(target, torch.nn.Module) else target()
     if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"{source} gave {type(module).__name__}, expected a torch.nn.Module")
+        raise ModelError(f"{source} returned {type(module).__name__}, expected a torch.nn.Module")
     return module.eval()
 
 
 def _run_module(source: str, target: Any, inputs: Sequence[InputSpec]) -> ModelGraph:
-    """Make the module, and run it once."""
+    """Construct the module and run it once."""
     with torch.no_grad():
         module = make_module(source, target)
         tensors = _make_zero_tensors(module, inputs)
@@ -83,7 +83,7 @@ def _run_module(source: str, target: Any, inputs: Sequence[InputSpec]) -> ModelG
 
 
 def _make_zero_tensors(module: torch.nn.Module, inputs: Sequence[InputSpec]) -> list[tuple[str | None, torch.Tensor]]:
-    """Inputs, all zero, where the module's weights are."""
+    """Return zero-filled inputs on the device of the module's weights."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     tensors = []
     for spec in inputs:

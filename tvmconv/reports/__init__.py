@@ -1,1 +1,1 @@
-"""Reports: tables and charts, as pure functions of what was measured and a thin layer that draws."""
+"""Reports: tables and charts as pure functions of measurements, with a thin layer that draws."""

@@ -1,4 +1,4 @@
-"""What the accesses of a kernel cost, with the line that each is in and the width that the compiler made of it."""
+"""The costs of a kernel's memory accesses, with the source line and the machine instructions of each."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tvmconv.analysis.sass.linked_sources import LinkedSources
 from tvmconv.kernel import Kernel
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
-MAX_WORST_ACCESSES = 3  # accesses that are named at the end
-_MAX_LISTED_LINES = 3  # lines that are told of one access
-_MAX_LINE_CHARACTERS = 120  # characters of a line that are shown
+MAX_WORST_ACCESSES = 3  # accesses listed below the table
+_MAX_LISTED_LINES = 3  # line numbers per access
+_MAX_LINE_CHARACTERS = 120  # longer lines are truncated
 
 
 @dataclass(frozen=True)
 class AccessCost:
-    """An access, or several that are alike: what it takes of its unit, and what it has to.
+    """The cost of an access, or of several similar ones, in its unit, and the minimum cost.
 
     Attributes:
-        memory: shared or global.
-        array: the name of the buffer or the array, and of the step where there are several.
-        kind: load or store.
-        access_bytes: that a thread accesses at once, at most.
-        unit: wavefronts or sectors.
-        requests: of warps, in one block.
-        units_taken: of the unit, in one block.
-        min_units: that would do.
-        lines: of the stage `lowered`.
-        widths: what the compiler made: instructions by name, such as `LDS.128`, and how many.
-        num_occurrences: of the text.
+        memory: Memory space, shared or global.
+        array: Name of the buffer or array, with that of the device function if there are several.
+        kind: Load or store.
+        access_bytes: Largest number of bytes that a thread accesses at once.
+        unit: Wavefronts or sectors.
+        requests: Number of warp requests in one block.
+        units_taken: Number of units in one block.
+        min_units: Minimum number of units in one block.
+        lines: Line numbers at the IR level `lowered`.
+        widths: Machine instructions by name, such as `LDS.128`, with their numbers.
+        num_occurrences: Number of such accesses in the TIR.
     """
 
     memory: Literal["shared", "global"]
@@ -50,16 +50,16 @@ class AccessCost:
 
     @property
     def cost_ratio(self) -> float:
-        """How many times as much as it has to."""
+        """Units taken divided by the minimum."""
         return self.units_taken / self.min_units if self.min_units else 1.0
 
     @property
     def similarity_key(self) -> tuple[str, str, str, int, float]:
-        """The same for accesses of which one line tells as much as several."""
+        """Key that is equal for accesses that share one row of the table."""
         return self.memory, self.array, self.kind, self.access_bytes, self.cost_ratio
 
     def merge(self, other_cost: AccessCost) -> AccessCost:
-        """Both together; the instructions of one line count once."""
+        """Return the sum of two costs; instructions of one line count once."""
         sums = {
             name: getattr(self, name) + getattr(other_cost, name)
             for name in ("requests", "units_taken", "min_units", "num_occurrences")
@@ -70,14 +70,14 @@ class AccessCost:
 
 
 def compute_access_costs(kernel: Kernel, linked_sources: list[LinkedSources] | None) -> list[AccessCost]:
-    """The accesses of a kernel's steps in one block, those that are alike together.
+    """Return the costs of a kernel's accesses in one block; similar accesses are merged.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        linked_sources: its statements; without them neither lines nor widths are told.
+        kernel: Kernel for an NVIDIA architecture.
+        linked_sources: Statements with their lines and instructions; None leaves both unknown.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted.
+        AnalysisError: The kernel's operations cannot be counted.
     """
     costs_by_key: dict[tuple[str, str, str, int, float], AccessCost] = {}
     for _, cost in _iterate_access_costs(kernel, linked_sources):
@@ -88,7 +88,7 @@ def compute_access_costs(kernel: Kernel, linked_sources: list[LinkedSources] | N
 
 
 def format_access_costs(kernel: Kernel, access_costs: list[AccessCost]) -> str:
-    """What accesses cost as a table, and below it those that cost most beyond what they have to."""
+    """Return a table of access costs, followed by the accesses that exceed their minimum most."""
     headers = ("memory", "array", "access", "bytes", "line", "as", "places", "requests", "takes", "of", "at least", "×")
     rows = [
         (
@@ -112,26 +112,29 @@ def format_access_costs(kernel: Kernel, access_costs: list[AccessCost]) -> str:
         for cost in access_costs
     ]
     table = Table(headers, rows, left_aligned=frozenset({"memory", "array", "access", "as", "of"}))
-    lines = ["One block (lines of `--stage lowered`, and what the compiler made of them):", table.format_text()]
+    lines = [
+        "One block (lines of `--stage lowered`, and the instructions that the compiler generated):",
+        table.format_text(),
+    ]
     lowered_lines = kernel.format_ir_level("lowered").split("\n")
     for index, cost in enumerate(select_worst(access_costs)):
-        lines += ["Most is lost by"] if index == 0 else []
-        lines.append(f"  {cost.kind} of {cost.array}: {cost.units_taken:,} {cost.unit}, {cost.min_units:,} would do")
+        lines += ["Largest excess"] if index == 0 else []
+        lines.append(f"  {cost.kind} of {cost.array}: {cost.units_taken:,} {cost.unit}, at least {cost.min_units:,}")
         lines += [f"    {line}: {_truncate(lowered_lines[line - 1].strip())}" for line in cost.lines[:1]]
     return "\n".join(lines)
 
 
 def select_worst(access_costs: list[AccessCost]) -> list[AccessCost]:
-    """The accesses that cost most beyond what they have to, at most `MAX_WORST_ACCESSES`."""
+    """Return the accesses that exceed their minimum most, at most `MAX_WORST_ACCESSES`."""
     wasteful_costs = [cost for cost in access_costs if cost.units_taken > cost.min_units]
     return sorted(wasteful_costs, key=lambda cost: cost.min_units - cost.units_taken)[:MAX_WORST_ACCESSES]
 
 
 class DominantKnob:
-    """Of the accesses of a kernel that cost most, which of the steps of its knobs changes the cost most.
+    """The search for the knob that changes the cost of each expensive access most.
 
     Args:
-        kernel: that steps are taken from.
+        kernel: Kernel whose knobs are changed by one step.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -142,11 +145,11 @@ class DominantKnob:
         self._neighbor_costs: list[tuple[str, Counter[tuple[str, str, str]]]] = []
 
     def add_neighbor(self, neighbor_name: str, kernel: Kernel) -> None:
-        """Take a step into account, of which the kernel came."""
+        """Add a kernel in which one knob was changed by one step."""
         self._neighbor_costs.append((neighbor_name, _sum_kernel_costs(kernel)))
 
     def format_lines(self) -> list[str]:
-        """For each access the step that changes it most, and to what; nothing of those that no step changes."""
+        """Return one line per access with the change of a knob that affects it most; others are left out."""
         lines = []
         for *name, unit in self._access_names:
             memory, array, kind = key = name[0], name[1], name[2]
@@ -162,11 +165,11 @@ class DominantKnob:
                     f"  {kind} of {array}, {memory} memory: {neighbor_name} makes {neighbor_costs:,} "
                     f"{unit} of {current_cost:,}"
                 )
-        return ["What governs the accesses that lose most, of the whole kernel:", *lines] if lines else []
+        return ["Knobs with the largest effect on the most expensive accesses:", *lines] if lines else []
 
 
 def _sum_kernel_costs(kernel: Kernel) -> Counter[tuple[str, str, str]]:
-    """What the accesses to each array take in all blocks, by memory, array and kind."""
+    """Return the units taken by the accesses to each array in all blocks, by memory, array and kind."""
     costs_by_access: Counter[tuple[str, str, str]] = Counter()
     blocks = {
         kernel_index: lowered_kernel.launch.num_blocks for kernel_index, lowered_kernel in enumerate(kernel.kernels)
@@ -179,7 +182,7 @@ def _sum_kernel_costs(kernel: Kernel) -> Counter[tuple[str, str, str]]:
 def _iterate_access_costs(
     kernel: Kernel, linked_sources: list[LinkedSources] | None
 ) -> Iterator[tuple[int, AccessCost]]:
-    """Each access with the place of its step."""
+    """Yield each access with the index of its device function."""
     for kernel_index, lowered_kernel in enumerate(kernel.kernels):
         kernel_suffix = f" of {lowered_kernel.name}" if len(kernel.kernels) > 1 else ""
         sources = linked_sources[kernel_index] if linked_sources else None
@@ -216,7 +219,7 @@ def _add_source_lines(cost: AccessCost, sources: LinkedSources | None, statement
 
 
 def _format_instructions(cost: AccessCost) -> str:
-    """The instructions of an access, the most frequent first."""
+    """Return the instructions of an access, the most frequent first."""
     return (
         " ".join(name if count == 1 else f"{count}×{name}" for name, count in cost.widths.most_common()) or EMPTY_CELL
     )

@@ -1,4 +1,4 @@
-"""Chains of kernels as tables: what the layers take together, and each of them. Pure functions of readings."""
+"""Tables of chains of kernels: the time of all layers together, and of each layer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TITLES = {
 LIBRARY_COUNTERPARTS = {SEPARATE_SUM: CUDNN_SEPARATE_SUM, GRAPH: CUDNN_GRAPH, OVERLAPPING: CUDNN_GRAPH}
 SEPARATE_COUNTERPARTS = {GRAPH: SEPARATE_SUM, OVERLAPPING: SEPARATE_SUM, CUDNN_GRAPH: CUDNN_SEPARATE_SUM}
 LEGEND = (
-    "Alone: launches of one kernel in a graph, hot cache. One graph: every layer once, each with weights of its own. "
-    "Overlapping: kernels that wait by themselves for the one before them begin before it has ended. Input: what the "
-    "layer before wrote, or an array of its own."
+    "Alone: launches of one kernel in a graph, hot cache. One graph: every layer once, each with its own weights. "
+    "Overlapping: kernels with programmatic dependent launch begin before the previous kernel has ended. Input: the "
+    "output of the previous layer, or a separate array."
 )
 
 
 def make_totals_table(metrics: KernelMetricsFile[ChainLayer]) -> Table:
-    """What all layers take together, each alone and in one graph: a line each, ours and cuDNN's."""
+    """Return a table of the time of all layers, each alone and in one graph, by tvmconv and by cuDNN."""
     layers = metrics.kernels
     seconds = {SEPARATE_SUM: sum(layer.seconds for layer in layers)}
     if all(layer.cudnn is not None for layer in layers):
@@ -53,14 +53,14 @@ def make_totals_table(metrics: KernelMetricsFile[ChainLayer]) -> Table:
             )
         )
     return Table(
-        (f"{len(layers)} layers", "time [µs]", "over the sum, a layer [µs]", "× cuDNN"),
+        (f"{len(layers)} layers", "time [µs]", "over the sum, per layer [µs]", "× cuDNN"),
         rows,
         frozenset([f"{len(layers)} layers"]),
     )
 
 
 def make_layers_table(layers: Sequence[ChainLayer]) -> Table:
-    """The layers in their order, a line each."""
+    """Return a table with one row per layer, in their order."""
     columns = {
         "layer": [layer.layer for layer in layers],
         "schedule": [layer.schedule for layer in layers],

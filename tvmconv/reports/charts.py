@@ -1,6 +1,4 @@
-"""Charts: first the numbers that they show (`compute_sweep_info`, `compute_size_info`, `compute_history_info`, pure),
-then the drawing.
-"""
+"""Charts of sweeps and searches: pure functions that compute the shown numbers, and functions that draw them."""
 
 from __future__ import annotations
 
@@ -19,22 +17,22 @@ if TYPE_CHECKING:
     from tvmconv.reports.history import HistoryInfo
 
 FORMATS = (".png", ".svg", ".pdf")
-LIBRARY_LINE_STYLES = ("--", ":", "-.")  # of what is compared with, in black
-RESULT_LINE_STYLE = (0, (8, 3))  # of the result of a search
-DOTS_PER_INCH, NUM_PALETTE_COLORS = 150, 64  # dots an inch, and colours, of a PNG
+LIBRARY_LINE_STYLES = ("--", ":", "-.")  # libraries are drawn in black
+RESULT_LINE_STYLE = (0, (8, 3))
+DOTS_PER_INCH, NUM_PALETTE_COLORS = 150, 64  # of a PNG
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOPS, BYTES = "GFLOP/s", "GB/s"
 
 
 @dataclass(frozen=True)
 class ChartSeries:
-    """The rates of one schedule or library.
+    """The throughput of one schedule or library.
 
     Attributes:
-        name: of the schedule or the library.
-        x: where on the axis.
-        y: the rate there, in the chart's unit.
-        is_library: whether it is a library, to compare with.
+        name: Name of the schedule or library.
+        x: Positions on the x axis.
+        y: Throughput at these positions, in the chart's unit.
+        is_library: Whether this is a library.
     """
 
     name: str
@@ -45,17 +43,17 @@ class ChartSeries:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What a chart of a sweep shows.
+    """The contents of a chart of a sweep.
 
     Attributes:
-        title: on top of the chart.
-        axis: what the x axis is, such as "channels".
-        ticks: positions on the x axis.
-        labels: one a tick.
-        is_log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
-        series: one a schedule or library.
-        unit: of the rates, `FLOPS` or `BYTES`.
-        peak_rate: of the device's memory, in that unit; None where it is not known or says nothing.
+        title: Title of the chart.
+        axis: Label of the x axis, such as "channels".
+        ticks: Positions on the x axis.
+        labels: One label per tick.
+        is_log_x: Whether positions are numbers on a logarithmic axis instead of indices.
+        series: One series per schedule or library.
+        unit: Unit of the throughput, `FLOPS` or `BYTES`.
+        peak_rate: Peak of the device's memory in that unit; None if it is unknown or irrelevant.
     """
 
     title: str
@@ -69,13 +67,13 @@ class SweepInfo:
 
 
 def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
-    """GFLOP/s over the workloads of a sweep, one line a schedule; rows without a time are left out.
+    """Return GFLOP/s over the workloads of a sweep, one series per schedule; rows without a time are left out.
 
     Args:
-        title: on top of the chart.
-        axis: what the labels are, such as "channels".
-        labels: one for each result; if all are numbers, they are the positions on the axis, too.
-        results: one a workload.
+        title: Title of the chart.
+        axis: Meaning of the labels, such as "channels".
+        labels: One label per result; if all are numbers, they are the positions on the axis.
+        results: One result per workload.
     """
     is_log_x = all(label.isdigit() for label in labels)
     ticks = tuple(float(label) if is_log_x else float(index) for index, label in enumerate(labels))
@@ -85,13 +83,13 @@ def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Se
 
 
 def compute_size_info(title: str, results: Sequence[Result]) -> SweepInfo:
-    """Rates over the elements of the input, one line a schedule; rows without a time are left out.
+    """Return throughput over the elements of the input, one series per schedule; rows without a time are left out.
 
-    Rates are of what limits the workloads: bytes beside the memory's peak, or operations where any is bound by them.
+    The throughput is in GB/s, with the memory's peak, if memory bounds all workloads, else in GFLOP/s.
 
     Args:
-        title: on top of the chart.
-        results: one a size.
+        title: Title of the chart.
+        results: One result per size.
     """
     sorted_results = sorted(results, key=_count_elements)
     ticks = tuple(map(_count_elements, sorted_results))
@@ -113,7 +111,7 @@ def _count_elements(result: Result) -> float:
 
 
 def _format_power(elements: float) -> str:
-    """Return 65536 as 2¹⁶; what is no power of two in digits."""
+    """Return 65536 as 2¹⁶, and numbers that are not powers of two in digits."""
     mantissa, exponent = math.frexp(elements)
     return f"2{str(exponent - 1).translate(SUPERSCRIPTS)}" if mantissa == 0.5 else f"{elements:,.0f}"
 
@@ -138,13 +136,13 @@ def _collect_series(
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
-    """Draw a sweep: lines where the axis has numbers; between layers that are only named there is nothing to join.
+    """Draw a sweep, with lines if the axis has numbers and with markers only between named layers.
 
-    GFLOP/s are on a logarithmic axis, on which equal factors look equal; GB/s begin at zero, as shares of the peak.
+    GFLOP/s are on a logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the peak.
 
     Args:
-        info: what to draw.
-        path: the file to write; its suffix, one of `FORMATS`, tells the format.
+        info: Contents of the chart.
+        path: File to write; its suffix, one of `FORMATS`, selects the format.
     """
     figure = create_figure(9 if info.is_log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
@@ -198,11 +196,11 @@ def _scale_rates(axes: Any, unit: str) -> None:
 
 
 def draw_history(info: HistoryInfo, path: Path) -> None:
-    """Draw the best rate of searches over their trials, and over their time where the logs tell it.
+    """Draw the best throughput of searches over their trials, and over their time if the logs have it.
 
     Args:
-        info: what to draw.
-        path: the file to write; its suffix, one of `FORMATS`, tells the format.
+        info: Contents of the chart.
+        path: File to write; its suffix, one of `FORMATS`, selects the format.
     """
     timed_histories = [history for history in info.curves if history.elapsed]
     figure = create_figure(12 if timed_histories else 9)
@@ -233,9 +231,9 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
 
 
 def save_figure(figure: Any, path: Path, colors: int = NUM_PALETTE_COLORS) -> None:
-    """Write a figure; a PNG with a palette of so many colours, which takes a third of the bytes.
+    """Write a figure; a PNG gets a palette of `colors` colors, which takes a third of the bytes.
 
-    A text is what it says: Matplotlib would take what names of files have between two `$` for a formula.
+    Texts are shown literally: Matplotlib would otherwise read file names between two `$` as formulas.
     """
     from matplotlib.text import Text
 
@@ -253,7 +251,7 @@ def save_figure(figure: Any, path: Path, colors: int = NUM_PALETTE_COLORS) -> No
 
 
 def create_figure(width: float, height: float = 5.5) -> Any:
-    """A figure that needs no display."""
+    """Return a figure that needs no display; width and height are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Counted from the code beside counted by the GPU, as tables, and which kernels differ."""
+"""The comparison of counters predicted from the code with those that the GPU measured, as tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from tvmconv.experiments.counter_comparison import CounterComparison
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 COUNT_TOLERANCE, BYTES_TOLERANCE = 0.02, 0.1
-MAX_IGNORED_DIFFERENCE = (
-    64  # sectors or wavefronts of a whole launch, of which a difference of some is no share worth a word
-)
-ALL_ACCESS_COUNTS = "sectors and wavefronts"  # all of them
+MAX_IGNORED_DIFFERENCE = 64  # sectors or wavefronts per launch, too few for a meaningful ratio
+ALL_ACCESS_COUNTS = "sectors and wavefronts"
 MAX_DIFFERENCES = 10  # accesses that a summary lists
-OVERVIEW_COLUMNS = {  # columns of the overview, each the sum of some counts
+OVERVIEW_COLUMNS = {  # each column is the sum of some counts
     "sectors": ("global_load_sectors", "global_store_sectors"),
     "wavefronts": ("shared_load_wavefronts", "shared_store_wavefronts"),
     "instructions": ("warp_instructions",),
@@ -33,8 +31,7 @@ COUNTS = {
     DRAM_READ: "dram_read_bytes",
     DRAM_TOTAL: "dram_bytes",
 }
-# What the source view tells of each instruction is more than the metrics of whole launches: these leave out what
-# asynchronous copies and `ldmatrix` do.
+# The source view counts all instructions; the metrics of whole launches omit asynchronous copies and `ldmatrix`.
 _ACCESS_COUNT_KEYS = {
     "global_load_sectors": ("global", "load", "sectors"),
     "global_store_sectors": ("global", "store", "sectors"),
@@ -42,39 +39,38 @@ _ACCESS_COUNT_KEYS = {
     "shared_store_wavefronts": ("shared", "store", "wavefronts"),
 }
 ACCESS_LEGEND = (
-    "By access: the line of `tvmconv show --stage lowered` at which it, or the body that it is in, begins; the "
-    "instructions that the compiler made of it; sectors and wavefronts that are counted and those that Nsight "
-    "Compute's source view tells of these instructions. What the compiler has moved to a line without a statement, "
-    "or to another statement's, counts there."
+    "Each access has the line of `tvmconv show --stage lowered` at which it, or the body that contains it, begins, and "
+    "the number of instructions that the compiler generated for it. Sectors and wavefronts are predicted from the code "
+    "(counted) and measured by Nsight Compute's source view for these instructions. Instructions that the compiler "
+    "moved to another line count there."
 )
 LEGEND = (
-    "Counted over measured, of a whole launch; — where neither counts any, or it is not told. Sectors and wavefronts: "
-    "the source view's, added up over the instructions, `L2 Theoretical Sectors Global` and `L1 Wavefronts Shared`. "
-    "Requests: `l1tex__t_requests_pipe_lsu_mem_global_op_ld` and `_st`. Instructions: `smsp__inst_executed`. DRAM: "
-    "bytes read, by caches that ncu empties before each launch, `dram__bytes_read`, and all bytes, where the arrays "
-    "exceed the L2 cache, with `dram__bytes_write`. Occupancy: counted, and the measured one where it differs "
-    "(`sm__maximum_warps_per_active_cycle_pct`)."
+    "Numbers are counted over measured values of a whole launch; — means that both are zero or one is unknown. Sectors "
+    "and wavefronts: the source view's `L2 Theoretical Sectors Global` and `L1 Wavefronts Shared`, summed over the "
+    "instructions. Requests: `l1tex__t_requests_pipe_lsu_mem_global_op_ld` and `_st`. Instructions: "
+    "`smsp__inst_executed`. DRAM: bytes read with caches that ncu flushes before each launch, `dram__bytes_read`, and "
+    "all bytes including `dram__bytes_write`, where the arrays exceed the L2 cache. Occupancy: counted, with the "
+    "measured one where it differs (`sm__maximum_warps_per_active_cycle_pct`)."
 )
 
 
 def make_table(rows: Sequence[CounterComparison]) -> Table:
-    """One line a step of a kernel."""
+    """Return a table of ratios with one row per device function of a kernel."""
     headers = ("workload", "schedule", *COUNTS, "occupancy")
     return Table(headers, [_format_row(row) for row in rows], left_aligned=frozenset({"workload", "schedule"}))
 
 
 def make_access_table(rows: Sequence[CounterComparison]) -> Table:
-    """One line an access of a kernel: what is counted of it and what was measured, by the source view."""
+    """Return a table with one row per access of a kernel: its predicted and its measured count."""
     return _make_access_table(_list_accesses(rows))
 
 
 def make_largest_differences_table(rows: Sequence[CounterComparison], max_accesses: int = MAX_DIFFERENCES) -> Table:
-    """Return the accesses whose counted and measured numbers differ by more than `COUNT_TOLERANCE`, those that differ
-    most first.
+    """Return a table of the accesses whose predicted and measured counts differ by more than `COUNT_TOLERANCE`.
 
     Args:
-        rows: steps of kernels.
-        max_accesses: number of accesses at most.
+        rows: Device functions of kernels.
+        max_accesses: Largest number of rows; the largest differences come first.
     """
     differing_accesses = [
         (row, access) for row, access in _list_accesses(rows) if not _is_within_tolerance(_compute_access_ratio(access))
@@ -84,7 +80,7 @@ def make_largest_differences_table(rows: Sequence[CounterComparison], max_access
 
 
 def make_overview_table(rows: Sequence[CounterComparison]) -> Table:
-    """Return one line a step of a kernel: what is counted beside what was measured, and how many accesses agree."""
+    """Return a table with one row per device function: predicted and measured counts, and how many accesses agree."""
     headers = ["workload", "schedule"]
     for name in OVERVIEW_COLUMNS:
         headers += [f"{name}, counted", "measured", "×"]
@@ -100,12 +96,12 @@ def make_overview_table(rows: Sequence[CounterComparison]) -> Table:
 
 
 def _list_accesses(rows: Sequence[CounterComparison]) -> list[tuple[CounterComparison, Mapping[str, Any]]]:
-    """The accesses of some steps that take sectors or wavefronts, each with its step."""
+    """Return the accesses of some device functions that use sectors or wavefronts, each with its device function."""
     return [(row, access) for row in rows for access in row.accesses if any(_get_access_counts(access)[1:])]
 
 
 def _get_access_counts(access: Mapping[str, Any]) -> tuple[str, float, int]:
-    """The unit that an access takes, how much of it is counted, and how much was measured."""
+    """Return the unit of an access, its predicted count, and its measured count."""
     unit = "wavefronts" if access["space"] == "shared" else "sectors"
     return unit, access["counts"].get(unit, 0.0), access["measured"].get(unit, 0)
 
@@ -120,7 +116,7 @@ def _is_within_tolerance(ratio: float) -> bool:
 
 
 def _compute_distance(ratio: float) -> float:
-    """How far a ratio is from 1, alike for a number and its reciprocal."""
+    """Return the distance of a ratio from 1, which is equal for a number and its reciprocal."""
     return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
 
 
@@ -143,7 +139,7 @@ def _make_access_table(rows_and_accesses: Sequence[tuple[CounterComparison, Mapp
 
 
 def _format_comparison(row: CounterComparison, keys: Sequence[str]) -> list[str]:
-    """What is counted of a step, what was measured, and their ratio, added up over some counts."""
+    """Return the predicted count, the measured count and their ratio, summed over some keys."""
     if "error" in row.counted or not any(key in row.measured for key in keys):
         return [EMPTY_CELL] * 3
     predicted, measured = map(sum, zip(*(_sum_counts(row, key) for key in keys), strict=True))
@@ -155,7 +151,7 @@ def _format_comparison(row: CounterComparison, keys: Sequence[str]) -> list[str]
 
 
 def make_summary_table(rows: Sequence[CounterComparison]) -> Table:
-    """How many kernels agree, by what is counted."""
+    """Return a table of how many kernels agree, with one row per count."""
     lines = []
     for name, key in COUNTS.items():
         count_ratios = [count_ratio for row in rows if (count_ratio := compute_ratio(row, key)) is not None]
@@ -190,7 +186,7 @@ def _format_summary_row(name: str, tolerance: float, matches: Sequence[bool]) ->
 
 
 def iterate_differing(rows: Sequence[CounterComparison]) -> Iterator[tuple[CounterComparison, list[str]]]:
-    """The steps that differ by more than they may in a count, or in occupancy, each with what differs."""
+    """Yield the device functions that differ by more than the tolerance, each with the names of what differs."""
     for row in rows:
         count_ratios = {name: compute_ratio(row, key) for name, key in COUNTS.items()}
         names = [
@@ -205,7 +201,7 @@ def iterate_differing(rows: Sequence[CounterComparison]) -> Iterator[tuple[Count
 
 
 def make_differences_table(rows: Sequence[CounterComparison]) -> Table:
-    """One line a step that differs, or that could not be counted, with what does and by how much."""
+    """Return a table with one row per device function that differs or could not be analyzed, and the reason."""
     lines = []
     for row, names in iterate_differing(rows):
         count_ratios = ((name, compute_ratio(row, COUNTS[name])) for name in names if name in COUNTS)
@@ -218,7 +214,7 @@ def make_differences_table(rows: Sequence[CounterComparison]) -> Table:
 
 
 def _sum_counts(row: CounterComparison, key: str) -> tuple[float, float]:
-    """A count of a step and what was measured of it: by the source view where that is known, as it knows more."""
+    """Return the predicted and the measured value of a count, by the source view if it is available."""
     if row.accesses and key in _ACCESS_COUNT_KEYS:
         space, kind, unit = _ACCESS_COUNT_KEYS[key]
         matching_accesses = [access for access in row.accesses if (access["space"], access["kind"]) == (space, kind)]
@@ -230,7 +226,7 @@ def _sum_counts(row: CounterComparison, key: str) -> tuple[float, float]:
 
 
 def compute_ratio(row: CounterComparison, key: str) -> float | None:
-    """Counted over measured; None where neither counts any, or one is not known; 1 where they differ by a few."""
+    """Return predicted over measured; None if both are zero or one is unknown, 1 if the difference is negligible."""
     if "error" in row.counted:
         return None
     counts = row.counted.get("counts", {})

@@ -1,4 +1,4 @@
-"""Why one schedule beats another: what a GPU counted while each ran, as tables."""
+"""Tables of the hardware counters of schedules, which explain why one schedule is faster than another."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 SECTOR_BYTES = 32
-MAX_STALL_REASONS = 2  # stall reasons that the table names
+MAX_STALL_REASONS = 2  # in a cell of the table
 
 LEGEND = (
-    "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Busy: the share of "
-    "its peak rate at which a unit works; the L1 has shared memory and textures in it. Bytes are for each "
-    "output; instructions, requests and wavefronts are of warps, for each 32 outputs. Stalled: the warps that wait for "
-    "that reason, on average, when an instruction is issued. Code: counted from the TIR of the busiest block, "
-    "before the compiler merges loads of one element; flop/load is per element loaded from global memory."
+    "One launch under ncu, with cold caches and free clocks: the time is no benchmark's. Busy: the fraction of "
+    "its peak rate at which a unit works; the L1 includes shared memory and textures. Bytes are per output; warp "
+    "instructions, requests and wavefronts are per 32 outputs. Stalled: the mean number of warps that wait for that "
+    "reason when an instruction is issued. Code: counted from the TIR of the busiest block, before the compiler merges "
+    "loads of one element; flop/load is per element loaded from global memory."
 )
 SUMMARY_LEGEND = (
-    "One launch under ncu, the fastest first. Busy: the share of its peak rate at which a unit works; the L1 has "
-    "shared memory and textures in it. Instructions are of warps, for each 32 outputs, and bytes for each output. "
-    "Stalled: the warps that wait for that reason when an instruction is issued. Code: operations for each element "
-    "loaded from global memory, counted from the TIR."
+    "One launch under ncu, the fastest first. Busy: the fraction of its peak rate at which a unit works; the L1 "
+    "includes shared memory and textures. Warp instructions are per 32 outputs, and bytes are per output. Stalled: the "
+    "mean number of warps that wait for that reason when an instruction is issued. Code: operations per element loaded "
+    "from global memory, counted from the TIR."
 )
 
 
 def make_tables(rows: Sequence[Counters]) -> list[Table]:
-    """One line a schedule: what moved and what warps waited for; then the instructions and requests."""
+    """Return two tables with one row per schedule: memory traffic and stalls, then instructions and requests."""
     return [_make_table(rows, columns) for columns in (MEMORY_COLUMNS, INSTRUCTION_COLUMNS)]
 
 
 def make_summary_table(rows: Sequence[Counters]) -> Table:
-    """One line a schedule, the fastest first: what was busy, and how much there was to do."""
+    """Return a table with one row per schedule, the fastest first: busy units and amounts of work."""
     return _make_table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY_COLUMNS)
 
 
@@ -63,7 +63,7 @@ def _format_percent(value: float | None) -> str:
     return EMPTY_CELL if value is None else f"{value:.1f}%"
 
 
-CellFormatters = dict[str, Callable[[Counters], str]]  # of a line, by the headers of their columns
+CellFormatters = dict[str, Callable[[Counters], str]]  # formatters of a row's cells by column header
 
 MEMORY_COLUMNS: CellFormatters = {
     "time [µs]": lambda row: _format_value(row.metrics.get("nanoseconds"), 1e-3),

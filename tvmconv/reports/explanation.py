@@ -1,4 +1,4 @@
-"""Why a kernel takes what it takes, as text: how full it makes the GPU, what its accesses cost, and what bounds it."""
+"""The explanation of a kernel's time as text: occupancy, costs of its accesses, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tvmconv.space import format_value
 
 
 def explain_kernel(kernel: Kernel, device_spec: DeviceSpec | None) -> str:
-    """A page on one kernel.
+    """Return a text that explains one kernel.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        device_spec: the GPU's numbers; without them nothing is said of times.
+        kernel: Kernel for an NVIDIA architecture.
+        device_spec: Specification of the GPU; without it the text has no times.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted, or its architecture is not known.
-        CompileError: it does not compile.
+        AnalysisError: The kernel's operations cannot be counted, or its architecture is unknown.
+        CompileError: The kernel cannot be compiled.
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     prefetch_listings(kernel)
@@ -45,7 +45,7 @@ def explain_kernel(kernel: Kernel, device_spec: DeviceSpec | None) -> str:
         kernel_tiles for lowered_kernel in kernel.kernels if (kernel_tiles := inspect_tiles(kernel, lowered_kernel))
     ]
     if device_spec:
-        count_dram_bytes(kernel)  # of the text alone, while the compiler is at work
+        count_dram_bytes(kernel)  # needs no machine code and runs while the compiler works
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     linked_sources, failure = _try_link_sources(kernel)
     for kernel_index, lowered_kernel in enumerate(kernel.kernels):
@@ -54,11 +54,11 @@ def explain_kernel(kernel: Kernel, device_spec: DeviceSpec | None) -> str:
         )
         sections = [_explain_lowered_kernel(kernel, lowered_kernel, device_spec), code]
         if lowered_kernel not in kernel.timed_kernels:
-            sections.insert(0, "prepares      a weight, once for all calls: it is in no time below")
+            sections.insert(0, "prepack    transforms a weight once for all calls; the times below exclude it")
         lines += ["", kernel.add_kernel_title(lowered_kernel, "\n".join(sections))]
     lines += ["", format_access_costs(kernel, compute_access_costs(kernel, linked_sources))]
     if reason := explain_text_counts(kernel):
-        lines.append(f"These are the accesses of the text, of which the compiler merges and drops some: {reason}.")
+        lines.append(f"These are the accesses of the TIR; the compiler merges and drops some of them: {reason}.")
     lines += [text for kernel_tiles in tma_tiles for text in ("", format_tiles(kernel_tiles))]
     if device_spec:
         predicted = try_predict_time(kernel, device_spec)
@@ -67,36 +67,36 @@ def explain_kernel(kernel: Kernel, device_spec: DeviceSpec | None) -> str:
 
 
 def _try_link_sources(kernel: Kernel) -> tuple[list[LinkedSources] | None, str]:
-    """The kernel's statements and instructions, or why they are not known."""
+    """Return the kernel's statements and instructions, or the reason why they are unavailable."""
     try:
         return link_sources(kernel), ""
-    except CompileError as error:  # there is no disassembler
+    except CompileError as error:  # no disassembler is installed
         return None, str(error)
 
 
 def make_sensitivity_report(
     kernel: Kernel, device_spec: DeviceSpec, on_progress: Callable[[str], None] = lambda text: None
 ) -> str:
-    """What one step of each knob would change, as a table; the kernel itself is its first line.
+    """Return a table of the effect of changing each knob by one step; the kernel itself is the first row.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        device_spec: the GPU's numbers.
-        on_progress: is called with what is being built.
+        kernel: Kernel for an NVIDIA architecture.
+        device_spec: Specification of the GPU.
+        on_progress: Callback that receives the name and value of the changed knob.
 
     Raises:
-        AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
+        AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
     """
     has_prediction = isinstance(try_predict_time(kernel, device_spec), PredictedTime)
     current_summary = _KernelSummary.from_kernel(kernel, device_spec, has_prediction)
-    ratios_and_rows = [(1.0, ("as it is", "", *current_summary.format_cells(1.0)))]
+    ratios_and_rows = [(1.0, ("unchanged", "", *current_summary.format_cells(1.0)))]
     dominant_knob = DominantKnob(kernel)
     for neighbor in iterate_knob_neighbors(kernel):
         on_progress(f"{neighbor.knob}={format_value(neighbor.value)}")
         try:
             neighbor_summary = _KernelSummary.from_kernel(neighbor.kernel, device_spec, has_prediction)
             dominant_knob.add_neighbor(f"{neighbor.knob}={format_value(neighbor.value)}", neighbor.kernel)
-        except (AnalysisError, CompileError):  # what the compiler does not take is no step
+        except (AnalysisError, CompileError):  # configs that do not compile are skipped
             continue
         time_ratio = neighbor_summary.seconds / current_summary.seconds
         ratios_and_rows.append(
@@ -104,20 +104,20 @@ def make_sensitivity_report(
         )
     rows = [ratios_and_rows[0][1], *(row for _, row in sorted(ratios_and_rows[1:], key=lambda item: item[0]))]
     time_header, time_kind = ("predicted [µs]", "predicted") if has_prediction else ("estimate [µs]", "estimated")
-    headers = ("knob", "to", "most by", time_header, "×", "occupancy", "registers", "conflicts", "sectors")
-    table = Table(headers, rows, left_aligned=frozenset({"knob", "to", "most by"}))
+    headers = ("knob", "to", "bottleneck", time_header, "×", "occupancy", "registers", "conflicts", "sectors")
+    table = Table(headers, rows, left_aligned=frozenset({"knob", "to", "bottleneck"}))
     title = f"One step of a knob (× of the {time_kind} time, conflicts and sectors of the whole kernel):"
     return "\n".join([title, table.format_text(), *dominant_knob.format_lines()])
 
 
 @dataclass(frozen=True)
 class _KernelSummary:
-    """What is told of a kernel beside others.
+    """The numbers of a kernel that are compared with those of others.
 
     Attributes:
-        kernel: the kernel.
-        seconds: the predicted time, or the longest estimate of a unit, where no time is predicted.
-        bottleneck: the part or the unit that takes most of it.
+        kernel: The kernel.
+        seconds: Predicted time, or the longest estimate of a unit if no time is predicted.
+        bottleneck: Name of the time component, or of the unit, that takes most of it.
     """
 
     kernel: Kernel
@@ -126,7 +126,7 @@ class _KernelSummary:
 
     @staticmethod
     def from_kernel(kernel: Kernel, device_spec: DeviceSpec, has_prediction: bool) -> _KernelSummary:
-        """Of a kernel; raises AnalysisError where that cannot be counted."""
+        """Return the summary of a kernel; raise AnalysisError if its operations cannot be counted."""
         if has_prediction:
             time = predict_kernel_time(kernel, device_spec)
             return _KernelSummary(kernel, time.seconds, time.components[0].name)
@@ -134,9 +134,14 @@ class _KernelSummary:
         return _KernelSummary(kernel, longest.seconds, longest.unit)
 
     def format_cells(self, time_ratio: float) -> tuple[str, ...]:
-        """Of a table; so many times as long as the kernel as it is."""
+        """Return the cells of a table's row, with the ratio of its time to that of the unchanged kernel."""
         values = collect_quantities(self.kernel, None)
-        counts = (values["occupancy"], values["registers a thread"], values["bank conflicts"], values["global sectors"])
+        counts = (
+            values["occupancy"],
+            values["registers per thread"],
+            values["bank conflicts"],
+            values["global sectors"],
+        )
         return (self.bottleneck, format_significant(self.seconds * 1e6), format_significant(time_ratio), *counts)
 
 
@@ -146,8 +151,8 @@ def _explain_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, devic
     shared_bytes = resources.shared_bytes + lowered_kernel.dynamic_shared_bytes
     lines = [
         f"launch     {lowered_kernel.launch}",
-        f"resources  {resources.registers} registers a thread, {resources.spills} bytes of spills, "
-        f"{shared_bytes:,} bytes of shared memory a block",
+        f"resources  {resources.registers} registers per thread, {resources.spills} bytes of spills, "
+        f"{shared_bytes:,} bytes of shared memory per block",
         f"occupancy  {_format_occupancy(kernel_occupancy)}",
     ]
     if device_spec and kernel_occupancy.resident_blocks:
@@ -169,7 +174,7 @@ def _format_occupancy(kernel_occupancy: Occupancy) -> str:
     return (
         f"{kernel_occupancy.resident_blocks} blocks of {warps} warps, "
         f"{kernel_occupancy.warp_fraction:.0%} of {kernel_occupancy.max_warps} warps; "
-        f"decided by {' and '.join(kernel_occupancy.limiting_resources)} (blocks by each: {limit_texts})"
+        f"decided by {' and '.join(kernel_occupancy.limiting_resources)} (blocks per resource limit: {limit_texts})"
     )
 
 
@@ -190,16 +195,16 @@ def _format_lower_bound(bound: UnitLowerBound) -> str:
 
 
 def find_bottleneck(kernel: Kernel, predicted: PredictedTime | str, unit_times: Sequence[UnitLowerBound]) -> str:
-    """Return what a kernel's time goes to most.
+    """Return the name of what takes most of a kernel's time.
 
     Args:
-        kernel: the kernel.
-        predicted: as `try_predict_time` tells it: the part that adds most to it, where there is a predicted time.
-        unit_times: the times of the units: else the unit with the longest estimate.
+        kernel: The kernel.
+        predicted: Result of `try_predict_time`; with a time, its largest component is the bottleneck.
+        unit_times: Times of the units; without a predicted time, the unit with the longest estimate is the bottleneck.
     """
     if isinstance(predicted, PredictedTime):
         return predicted.components[0].name
-    return f"{unit_times[0].unit}, by an estimate from the text" if explain_text_counts(kernel) else unit_times[0].unit
+    return f"{unit_times[0].unit}, by an estimate from the TIR" if explain_text_counts(kernel) else unit_times[0].unit
 
 
 def _format_prediction(kernel: Kernel, predicted: PredictedTime | str) -> str:
@@ -225,15 +230,14 @@ def _format_prediction(kernel: Kernel, predicted: PredictedTime | str) -> str:
     ]
     table = Table(("part", "alone [µs]", "adds [µs]", "of"), rows, left_aligned=frozenset({"part", "of"}))
     heading = (
-        f"predicted {format_significant(predicted.seconds * 1e6)} µs (of kernels of direct with this "
-        "prediction, half took between "
-        f"{lower_quartile} and {upper_quartile}):"
+        f"predicted {format_significant(predicted.seconds * 1e6)} µs (half of the kernels of direct with this "
+        f"prediction took between {lower_quartile} and {upper_quartile}):"
     )
     return "\n".join([heading, table.format_text()])
 
 
 def try_predict_time(kernel: Kernel, device_spec: DeviceSpec) -> PredictedTime | str:
-    """Return a kernel's predicted time, or why none is predicted."""
+    """Return a kernel's predicted time, or the reason why none is predicted."""
     try:
         return predict_kernel_time(kernel, device_spec)
     except (AnalysisError, CompileError) as error:
@@ -241,7 +245,7 @@ def try_predict_time(kernel: Kernel, device_spec: DeviceSpec) -> PredictedTime |
 
 
 def collect_quantities(kernel: Kernel, device_spec: DeviceSpec | None) -> dict[str, str]:
-    """What is compared of kernels, of their timed steps."""
+    """Return the quantities by which kernels are compared, summed over their timed device functions."""
     values_by_name: dict[str, list[float]] = {}
     for lowered_kernel in kernel.timed_kernels:
         blocks = math.prod(lowered_kernel.launch.grid)
@@ -257,8 +261,8 @@ def collect_quantities(kernel: Kernel, device_spec: DeviceSpec | None) -> dict[s
             values_by_name.setdefault(name, []).append(value)
     occupancies = [compute_kernel_occupancy(kernel, lowered_kernel) for lowered_kernel in kernel.timed_kernels]
     texts = {
-        "threads a block": ", ".join(str(item.threads_per_block) for item in occupancies),
-        "registers a thread": ", ".join(
+        "threads per block": ", ".join(str(item.threads_per_block) for item in occupancies),
+        "registers per thread": ", ".join(
             str(kernel.cubin.kernels[lowered_kernel.name].registers) for lowered_kernel in kernel.timed_kernels
         ),
         "occupancy": ", ".join(f"{item.warp_fraction:.0%}" for item in occupancies),

@@ -1,4 +1,4 @@
-"""The course of searches, as numbers to draw."""
+"""The course of searches, as the numbers of a chart."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tvmconv.logs.record_key import RecordKey
 from tvmconv.reports.tables import format_significant
 from tvmconv.workloads import Workload
 
-_COSTS_PER_BATCH = 4096  # texts of times that are parsed together
+_COSTS_PER_BATCH = 4096  # number of texts of times per call of the parser
 
 
 @dataclass
 class Trace:
-    """The trials of one schedule for one workload in one log, in the order in which they came in.
+    """The trials of one schedule for one workload in one log, in the order of the log.
 
     Attributes:
-        log: the log's name.
-        workload: what was tuned.
-        schedule: the schedule's name.
-        device: the device's name.
-        costs: seconds a launch of each trial; infinite for one that failed.
-        elapsed: seconds of tuning at the end of each trial; None where the log does not tell.
-        result: the best record of the schedule, by the rule of `tvmconv.logs.ranking`; None if nothing valid was timed.
+        log: Name of the log.
+        workload: Workload that was tuned.
+        schedule: Name of the schedule.
+        device: Name of the device.
+        costs: Seconds per launch of each trial; infinite for a failed one.
+        elapsed: Seconds of tuning at the end of each trial; None where the log lacks it.
+        result: Best record of the schedule by the rule of `tvmconv.logs.ranking`; None if none has a valid time.
     """
 
     log: str
@@ -49,36 +49,36 @@ class Trace:
 
     @property
     def rates(self) -> list[float]:
-        """GFLOP/s of each trial; 0 for one that failed."""
+        """GFLOP/s of each trial; 0 for a failed one."""
         flops = self.workload.flops
         return [flops / seconds / 1e9 for seconds in self.costs]
 
     @property
     def num_failed(self) -> int:
-        """How many trials failed."""
+        """Number of failed trials."""
         return self.costs.count(math.inf)
 
     @property
     def is_naive(self) -> bool:
-        """Whether it is no search, but the naive schedule, which a tuner measures to compare with."""
+        """Whether this is the naive schedule, which a tuner measures for comparison, and not a search."""
         naive = registry.get_baseline_schedule(self.workload)
         return naive is not None and self.schedule == naive.name
 
 
 class _TuningClock:
-    """Seconds of tuning of one workload on one device, over all its sessions in a log.
+    """Seconds of tuning of one workload on one device over all its sessions in a log.
 
-    A search writes the seconds since it began. In a log that was merged from several, these begin again with each of
-    them: sessions are put one after another, as if the second had begun when the first ended. Searches that wrote to
-    the log at the same time share their time.
+    A search writes the seconds since its start. In a log that was merged from several, this time starts again with each
+    of them. Sessions are therefore concatenated, as if the second had started when the first ended. Searches that wrote
+    to the log at the same time share their time.
     """
 
     def __init__(self) -> None:
-        self._session_start = self._session_end = 0.0  # of this session, on the clock of all sessions
-        self._last_elapsed = self._last_timestamp = 0.0  # of the record before
+        self._session_start = self._session_end = 0.0  # this session, in seconds of all sessions
+        self._last_elapsed = self._last_timestamp = 0.0  # previous record
 
     def advance(self, elapsed: float, timestamp: float) -> float:
-        """Return the seconds on the clock of all sessions when a record came in."""
+        """Return the seconds of all sessions at a record."""
         is_concurrent = self._last_timestamp < timestamp and timestamp - elapsed < self._last_timestamp
         if elapsed < self._last_elapsed and not is_concurrent:
             self._session_start = self._session_end
@@ -88,11 +88,11 @@ class _TuningClock:
 
 
 class _TraceSearch:
-    """The records of one subject on their way into traces.
+    """The records of one key while they are collected into traces.
 
     Attributes:
-        index: where its records are, for the result.
-        clock: what its records were taken by.
+        index: Index of its records, from which the result is found.
+        clock: Clock of its records.
     """
 
     def __init__(self, subject: RecordKey, index: LogIndex, traces: _TraceCollector) -> None:
@@ -102,16 +102,16 @@ class _TraceSearch:
         self._trace_by_kind: dict[bool, Trace] = {}
 
     def get_trace(self, *, final: bool) -> Trace:
-        """Return the trace of its final timings, or of its trials."""
+        """Return the trace of the final timings, or of the trials."""
         if final not in self._trace_by_kind:
             self._trace_by_kind[final] = self._traces.get_trace(self._subject, final=final)
         return self._trace_by_kind[final]
 
 
 class _TraceCollector:
-    """Sorts the records of a log into searches, in the order in which these began.
+    """A collector of a log's records by search, in the order in which the searches started.
 
-    Final timings are no trials; only where a log was thinned to them they are listed in place of trials.
+    Final timings are not trials; they take the place of trials only in a log that was reduced to them.
     """
 
     def __init__(self, log: str) -> None:
@@ -121,16 +121,16 @@ class _TraceCollector:
         self._clocks: dict[tuple[Workload, str], _TuningClock] = {}
 
     def get_trace(self, subject: RecordKey, *, final: bool) -> Trace:
-        """Return the trace of a subject's trials or final timings."""
+        """Return the trace of a key's trials or final timings."""
         traces = self._finals if final else self._trials
         return traces.setdefault(subject[:3], Trace(self._log, *subject[:3]))
 
     def get_clock(self, subject: RecordKey) -> _TuningClock:
-        """Return the clock that a subject's records were taken by."""
+        """Return the clock of a key's records."""
         return self._clocks.setdefault((subject.workload, subject.device), _TuningClock())
 
     def finish(self, indexes: Mapping[RecordKey, LogIndex]) -> list[Trace]:
-        """Return the traces, with the result of each."""
+        """Return the traces, each with its result."""
         traces = self._trials | {key: trace for key, trace in self._finals.items() if key not in self._trials}
         indexes_by_key: dict[tuple[Workload, str, str], list[tuple[RecordKey, LogIndex]]] = {}
         for subject, index in indexes.items():
@@ -141,11 +141,11 @@ class _TraceCollector:
 
 
 def collect_traces(log: str, records: Iterable[Record]) -> list[Trace]:
-    """Return the searches that records are of, in the order in which these began.
+    """Return the searches of some records, in the order in which they started.
 
     Args:
-        log: name of the log that the records are from.
-        records: trials and final timings, in the order in which they came in.
+        log: Name of the log of the records.
+        records: Trials and final timings, in the order of the log.
     """
     record_list, collector = list(records), _TraceCollector(log)
     for record in record_list:
@@ -157,18 +157,18 @@ def collect_traces(log: str, records: Iterable[Record]) -> list[Trace]:
 
 
 def read_traces(log: str, path: Path, invalid_lines: InvalidLines) -> list[Trace]:
-    """Return the searches of a log, in the order in which these began; lines are looked at, but not parsed in full.
+    """Return the searches of a log, in the order in which they started; lines are scanned, not fully parsed.
 
     Args:
-        log: name of the log.
-        path: the file.
-        invalid_lines: lines that are seen to be no records are added here.
+        log: Name of the log.
+        path: Path of the log.
+        invalid_lines: Collection to which lines that are not records are added.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     indexer, collector = LogIndexer(path), _TraceCollector(log)
-    pending_costs: list[tuple[Trace, bytes | None]] = []  # texts of times, None for a failure
+    pending_costs: list[tuple[Trace, bytes | None]] = []  # text of the times, None for a failure
     searches = scan_log(
         path, invalid_lines, lambda subject: _TraceSearch(subject, indexer.index_of_key(subject), collector)
     )
@@ -190,7 +190,7 @@ def read_traces(log: str, path: Path, invalid_lines: InvalidLines) -> list[Trace
 
 
 def _add_costs(pending_costs: list[tuple[Trace, bytes | None]]) -> None:
-    """Move trials to the costs of their traces."""
+    """Parse pending times and append them to the costs of their traces."""
     costs = iter(parse_medians([text for _, text in pending_costs if text is not None]).tolist())
     for trace, text in pending_costs:
         trace.costs.append(math.inf if text is None else next(costs))
@@ -199,14 +199,14 @@ def _add_costs(pending_costs: list[tuple[Trace, bytes | None]]) -> None:
 
 @dataclass(frozen=True)
 class BestSoFarCurve:
-    """The best rate of a search, as it rose.
+    """The best throughput of a search after each trial.
 
     Attributes:
-        name: what tells the search from the others.
+        name: Name that distinguishes the search from others.
         best_gflops: GFLOP/s of the best trial so far, after each trial; 0 as long as all have failed.
-        elapsed: seconds of tuning after each trial; empty if it is not known of all.
-        num_failed: how many trials failed.
-        result: the best record of the schedule, which seldom is the fastest trial; None if nothing valid was timed.
+        elapsed: Seconds of tuning after each trial; empty if one is unknown.
+        num_failed: Number of failed trials.
+        result: Best record of the schedule, which is often not the fastest trial; None if none has a valid time.
     """
 
     name: str
@@ -217,19 +217,19 @@ class BestSoFarCurve:
 
     @property
     def summary(self) -> str:
-        """For a legend: "direct, 512 trials, 4% failed"."""
+        """Text for a legend: "direct, 512 trials, 4% failed"."""
         return _format_summary(self.name, len(self.best_gflops), self.num_failed)
 
 
 @dataclass(frozen=True)
 class HistoryInfo:
-    """What a chart of searches for one workload shows.
+    """The contents of a chart of searches for one workload.
 
     Attributes:
-        title: on top of the chart.
-        curves: one a search.
-        targets: names and GFLOP/s of what the searches are to beat.
-        results: names and records of the best of each log and device.
+        title: Title of the chart.
+        curves: One curve per search.
+        targets: Names and GFLOP/s of the libraries and schedules to compare with.
+        results: Names and best records by log and device.
     """
 
     title: str
@@ -239,14 +239,14 @@ class HistoryInfo:
 
 
 def compute_history_info(workload: Workload, traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
-    """The searches for a workload, beside the libraries and the fastest schedule that sweeps measured for it.
+    """Return the searches for a workload with the libraries and the fastest schedule that sweeps measured for it.
 
-    The naive schedule, which a tuner measures once to compare with, is no search but one of those beside.
+    The naive schedule, which a tuner measures once for comparison, is a target and not a search.
 
     Args:
-        workload: whose searches.
-        traces: searches for this and other workloads.
-        sweeps: of this and other workloads.
+        workload: The workload.
+        traces: Searches for this and other workloads.
+        sweeps: Sweeps of this and other workloads.
     """
     workload_traces = [trace for trace in traces if trace.workload == workload]
     search_traces = [trace for trace in workload_traces if not trace.is_naive] or workload_traces
@@ -267,7 +267,7 @@ def compute_history_info(workload: Workload, traces: Sequence[Trace], sweeps: Se
 
 
 def _find_best_results(workload_traces: Sequence[Trace]) -> tuple[tuple[str, Record], ...]:
-    """Return the best record of each log and device, by a text that names it and says how it was timed."""
+    """Return the best record of each log and device, with a text that names it and its kind of timing."""
     groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
     for name, trace in zip(_make_names(workload_traces), workload_traces, strict=True):
         if trace.result is not None:
@@ -280,7 +280,7 @@ def _find_best_results(workload_traces: Sequence[Trace]) -> tuple[tuple[str, Rec
 
 
 def format_result(record: Record) -> str:
-    """Return the rate of the best record and how it was timed: "12.8 GFLOP/s, final timing"."""
+    """Return the throughput of a record and its kind of timing: "12.8 GFLOP/s, final timing"."""
     return f"{format_significant(record.gflops)} GFLOP/s, {'final timing' if record.final else 'median of its trials'}"
 
 
@@ -302,11 +302,11 @@ def _make_curve(name: str, trace: Trace) -> BestSoFarCurve:
 
 
 def merge_into_sweep(traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
-    """The result of each search beside the rows of sweeps, workload by workload.
+    """Merge the result of each search with the rows of sweeps, workload by workload.
 
     Returns:
-        For each workload a label and its rows: first those of the sweeps, under the sweep's label, then the others in
-        the order of their searches, under their text.
+        A label and a result per workload. The workloads of the sweeps come first, under the sweep's labels; the others
+        follow in the order of their searches, under their texts.
     """
     labels: dict[Workload, str] = {}
     results: dict[Workload, Result] = {}
@@ -344,7 +344,7 @@ def _format_summary(name: str, trials: int, failed: int) -> str:
 
 
 def _make_names(traces: Sequence[Trace]) -> list[str]:
-    """The schedule of each search, with its device and its log as far as the searches differ in them."""
+    """Return the schedule of each search, with its device and its log if the searches differ in them."""
     devices, logs = {trace.device for trace in traces}, {trace.log for trace in traces}
     names = []
     for trace in traces:

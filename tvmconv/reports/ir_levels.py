@@ -1,26 +1,26 @@
-"""A kernel at any stage of its way, and what is counted from its code, as text."""
+"""The code of a kernel at each IR level, and the operations counted from it, as text."""
 
 from __future__ import annotations
 
 from tvmconv import kernel
 from tvmconv.kernel import Kernel
 
-TRAFFIC_LEVEL = "traffic"  # what a block loads, stores and computes
+TRAFFIC_LEVEL = "traffic"  # loads, stores and FLOP of a block
 IR_LEVELS = (*kernel.IR_LEVELS, TRAFFIC_LEVEL)
 
 
 def format_ir_level(built_kernel: Kernel, name: str, *, is_full: bool = False) -> str:
-    """One of `IR_LEVELS` of a kernel.
+    """Return a kernel's text at one of `IR_LEVELS`.
 
     Args:
-        built_kernel: the kernel.
-        name: of the stage.
-        is_full: as for `Kernel.format_ir_level`.
+        built_kernel: The kernel.
+        name: Name of the level.
+        is_full: As for `Kernel.format_ir_level`.
 
     Raises:
-        AnalysisError: what the kernel does cannot be counted.
-        CompileError: the stage does not exist for the kernel's target.
-        ValueError: `name` is not a stage.
+        AnalysisError: The kernel's operations cannot be counted.
+        CompileError: The level does not exist for the kernel's target.
+        ValueError: `name` is not a level.
     """
     if name != TRAFFIC_LEVEL:
         return built_kernel.format_ir_level(name, full=is_full)

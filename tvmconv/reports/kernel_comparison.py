@@ -1,4 +1,4 @@
-"""Kernels of a workload side by side: what is counted of them, and where the time goes by which they differ."""
+"""The comparison of a workload's kernels: their counts, and the components by which their times differ."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tvmconv.reports.explanation import collect_quantities, try_predict_time
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import format_value
 
-MAX_CAUSES = 3  # that are told of a difference, at most
-MIN_CAUSE_FRACTION = 0.1  # of the largest, for another to be told, too
+MAX_CAUSES = 3  # per difference
+MIN_CAUSE_FRACTION = 0.1  # of the largest cause; smaller ones are left out
 
 
 def compare_kernels(
     kernels: Sequence[Kernel], device_spec: DeviceSpec | None, names: Sequence[str] | None = None
 ) -> str:
-    """A page on several kernels.
+    """Return a text that compares several kernels.
 
     Args:
-        kernels: for one NVIDIA architecture.
-        device_spec: the GPU's numbers; without them nothing is said of times.
-        names: what the kernels are called; by default by their schedules.
+        kernels: Kernels for one NVIDIA architecture.
+        device_spec: Specification of the GPU; without it the text has no times.
+        names: Names of the kernels; by default those of their schedules.
 
     Raises:
-        AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
-        CompileError: one does not compile.
+        AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
+        CompileError: A kernel cannot be compiled.
     """
     names = names or [kernel.schedule.name for kernel in kernels]
     for kernel in kernels:
@@ -52,19 +52,19 @@ def compare_kernels(
         ]
         return "\n".join(lines)
     reasons = [(name, time) for name, time in zip(names, predictions, strict=True) if isinstance(time, str)]
-    lines += ["", *(f"No time is predicted of {name}: {reason}." for name, reason in reasons)]
+    lines += ["", *(f"No time is predicted for {name}: {reason}." for name, reason in reasons)]
     text_counted_names = ", ".join(
         name for name, kernel in zip(names, kernels, strict=True) if explain_text_counts(kernel)
     )
     if text_counted_names:
         lines.append(
-            f"The counts of {text_counted_names} are those of the text, of which the compiler merges and drops some."
+            f"The counts of {text_counted_names} are those of the TIR; the compiler merges and drops some accesses."
         )
     return "\n".join(lines)
 
 
 def _format_configs(kernels: Sequence[Kernel], names: Sequence[str]) -> list[str]:
-    """The knobs of each kernel; of several by one schedule, those in which they differ."""
+    """Return the knobs of each kernel; of kernels by one schedule only those that differ."""
     lines = []
     for name, kernel in zip(names, kernels, strict=True):
         same_schedule_configs = [
@@ -81,7 +81,7 @@ def _format_configs(kernels: Sequence[Kernel], names: Sequence[str]) -> list[str
 
 
 def _make_component_table(times: Sequence[PredictedTime], names: Sequence[str]) -> Table:
-    """What each predicted time is made of, what differs most first."""
+    """Return a table of the components of each predicted time, the largest differences first."""
     components = {component.name: component for component in times[0].components}
     seconds_by_component = {name: [time.get_added_seconds(name) for time in times] for name in components}
     order = sorted(
@@ -93,12 +93,12 @@ def _make_component_table(times: Sequence[PredictedTime], names: Sequence[str]) 
         if any(seconds_by_component[name])
     ]
     rows.append(("launches", *_format_microseconds([time.launch_seconds for time in times]), "one a step"))
-    headers = ("share of the predicted time [µs]", *names, "of")
+    headers = ("part of the predicted time [µs]", *names, "of")
     return Table(headers, rows, left_aligned=frozenset({headers[0], "of"}))
 
 
 def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_name: str, name: str) -> str:
-    """One line: how much longer another kernel takes than the first, and most of why."""
+    """Return one line: the ratio of another kernel's time to the first one's, and the main causes."""
     changes = {
         component.name: other_time.get_added_seconds(component.name) - component.added_seconds
         for component in first.components

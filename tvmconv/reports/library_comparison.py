@@ -1,4 +1,4 @@
-"""Tuned kernels beside libraries: who is faster where, what that makes of the network, and which configs these are."""
+"""The comparison of tuned kernels with libraries: times, speed-ups, network totals, and the kernels' configs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FAILED = "failed"
 
 
 def make_comparison_table(sweep: Sweep) -> Table:
-    """One line a layer: the tuned kernel, each library, and how many times as fast as that the kernel is.
+    """Return a table with one row per layer: the tuned kernel, each library, and the kernel's speed-up over it.
 
-    Where the network's counts are known, the last line but one has the times of all its layers; the last one has the
+    If the network's counts are known, the row before the last has the times of all its layers. The last row has the
     geometric means over the distinct layers.
     """
     results, names = sweep.results, list_compared_names(sweep)
@@ -70,7 +70,7 @@ def make_comparison_table(sweep: Sweep) -> Table:
 
 
 def list_remarks(sweep: Sweep) -> list[str]:
-    """Sentences beside the comparison: where a library is faster, and what failed."""
+    """Return sentences about the comparison: where a library is faster, and what failed."""
     sentences = []
     for name in list_compared_names(sweep):
         ratios = zip(sweep.labels, (_compute_speedup(result, name) for result in sweep.results), strict=True)
@@ -83,7 +83,7 @@ def list_remarks(sweep: Sweep) -> list[str]:
 
 
 def make_configs_table(sweep: Sweep) -> Table:
-    """One line a layer: the workload, the schedule that won, and its config."""
+    """Return a table with one row per layer: the workload, the fastest schedule, and its config."""
     lines = []
     for label, result in zip(sweep.labels, sweep.results, strict=True):
         row = _find_row(result, TUNED)
@@ -95,17 +95,17 @@ def make_configs_table(sweep: Sweep) -> Table:
 
 
 def is_comparison(sweep: Sweep) -> bool:
-    """Whether it is of a network's tuned layers."""
+    """Return whether a sweep has the tuned layers of a network."""
     return bool(sweep.counts) and any(row.name == TUNED for result in sweep.results for row in result.rows)
 
 
 def has_other_schedules(sweep: Sweep) -> bool:
-    """Whether there are schedules beside what was tuned."""
+    """Return whether a sweep has schedules besides the tuned kernel."""
     return any(row.name == TUNED for result in sweep.results for row in result.rows[1:])
 
 
 def list_compared_names(sweep: Sweep) -> list[str]:
-    """The names of the rows behind the tuned one."""
+    """Return the names of the rows after the tuned one."""
     return list(
         dict.fromkeys(
             name for result in sweep.results for name in _iterate_names_after_tuned([row.name for row in result.rows])
@@ -127,13 +127,13 @@ def _format_time(row: ResultRow) -> str:
 
 
 def _compute_speedup(result: Result, name: str) -> float | None:
-    """How many times as fast as the library the tuned kernel is."""
+    """Return the speed-up of the tuned kernel over a library; None if either failed."""
     tuned_timing, library_timing = _find_row(result, TUNED).timing, _find_row(result, name).timing
     return library_timing.median / tuned_timing.median if tuned_timing and library_timing else None
 
 
 def _list_implementations(results: Sequence[Result], name: str) -> list[str]:
-    """What a library ran for each, as far as that is not the same for all."""
+    """Return the implementation that a library used for each layer, without the parts that all layers share."""
     common_parts = find_common_settings(results, name)
     return [
         ", ".join(part for part in (row.library or "").split(", ") if part not in common_parts)

@@ -1,4 +1,4 @@
-"""Networks side by side: what each takes with our kernels and with a library's, in every dtype, layout and batch."""
+"""The table of networks: their times with tvmconv's kernels and with a library's, by dtype, layout and batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MIXED_VALUE = "mixed"
 
 @dataclass(frozen=True)
 class NetworkVariant:
-    """What all convolutions of a network have in common, as workloads' texts have it; `MIXED_VALUE` where they differ.
+    """The properties that all convolutions of a network share, as in workload texts; `MIXED_VALUE` where they differ.
 
     Attributes:
-        dtype: such as `f16`.
-        layout: such as `nhwc`.
-        batch: images at a time.
+        dtype: Text of the dtype, such as `f16`.
+        layout: Layout, such as `nhwc`.
+        batch: Batch size.
     """
 
     dtype: str
@@ -31,7 +31,7 @@ class NetworkVariant:
 
 
 def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
-    """One line a network and library, by name, dtype, layout and batch; filters, which are no network, are left out."""
+    """Return a table with one row per network and library, sorted by name, dtype and batch; filters are left out."""
     lines = []
     for sweep in sweeps:
         info = compute_suite_info("", sweep)
@@ -45,14 +45,14 @@ def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
     headers = (
         "suite",
         *(variant_field.name for variant_field in fields(NetworkVariant)),
-        "beside",
+        "library",
         "layers",
         "slower",
         "× geometric mean",
     )
-    times = ("network [µs]", "beside it [µs]", "×")
+    times = ("network [µs]", "with the library [µs]", "×")
     return Table(
-        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "beside"})
+        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "library"})
     )
 
 
@@ -75,8 +75,8 @@ def _format_value(value: float | None) -> str:
 
 
 def find_variant(sweep: Sweep) -> NetworkVariant:
-    """What all its convolutions have in common."""
-    workloads: list[Any] = [result.workload for result in sweep.results]  # of operators' dataclasses
+    """Return the properties that all convolutions of a sweep share."""
+    workloads: list[Any] = [result.workload for result in sweep.results]  # dataclasses, which `Workload` is not
     values_by_property = (
         {dtypes.DTYPES[workload.dtype].text for workload in workloads},
         {workload.layout for workload in workloads},
@@ -86,14 +86,14 @@ def find_variant(sweep: Sweep) -> NetworkVariant:
 
 
 def make_suite_name(sweep: Sweep, variant: NetworkVariant) -> str:
-    """The sweep's name without what the columns behind it say."""
+    """Return the sweep's name without the words that other columns show."""
     shown_words = {TUNED, variant.dtype, variant.layout, f"b{variant.batch}"}
     base_name, *words = sweep.name.split("-")
     return "-".join([base_name, *(word for word in words if word not in shown_words)])
 
 
 def make_sort_key(sweep: Sweep, variant: NetworkVariant) -> tuple[str, int, str, int]:
-    """By suite, then from float32 to 16 bits, then by batch; what is mixed comes first."""
+    """Return a key that sorts by suite, by dtype from float32 to 16 bits, then by batch; mixed values come first."""
     dtype = [*dtypes.DTYPES_BY_TEXT].index(variant.dtype) if variant.dtype != MIXED_VALUE else -1
     return (
         make_suite_name(sweep, variant),

@@ -1,4 +1,4 @@
-"""Gathering what the page shows: from logs, comparisons and counters, and from kernels that are built for it."""
+"""The collection of a page's contents from logs, comparisons, counters, and kernels that are built for it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from tvmconv.reports.waterfall import make_time_lookup
 from tvmconv.version import VERSION
 from tvmconv.workloads import Layer, Workload
 
-COMPARED_SCHEDULE = "conflict_free"  # that the fastest is looked at beside, where it applies
+COMPARED_SCHEDULE = "conflict_free"  # schedule to which the fastest is compared, where it applies
 
 
 @dataclass(frozen=True)
 class ReportSources:
-    """Where the page's numbers come from.
+    """The sources of a page's numbers.
 
     Attributes:
-        logs: the files.
-        logs_name: what they are called on the page.
-        requires_records: whether somebody named them, so that they should have something of what the page is about.
-        sweeps: comparisons, each of which should, too.
-        counters: files of what a profiler counted.
-        schedules: names of those to look into; None for the fastest and one beside it.
+        logs: Paths of tuning logs.
+        logs_name: Name of the logs on the page.
+        requires_records: Whether the logs were given explicitly, so that they must have records of the page's layers.
+        sweeps: Comparisons, each of which must have results of the page's layers.
+        counters: Paths of files with measured counters.
+        schedules: Names of the schedules to show; None for the fastest and one to compare it with.
     """
 
     logs: Sequence[Path]
@@ -58,13 +58,13 @@ class ReportSources:
 
 @dataclass
 class DeviceRecords:
-    """What the logs have, of one device.
+    """The records of one device in the logs.
 
     Attributes:
-        device: its name.
-        records: of each workload, in the order of the files.
-        files: that have any.
-        invalid_lines: lines of each file that are no records.
+        device: Name of the device.
+        records: Records of each workload, in the order of the files.
+        files: Paths of the files that have such records.
+        invalid_lines: Lines of each file that are not records.
     """
 
     device: str = ""
@@ -82,19 +82,19 @@ def collect_contents(
     command: str,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Contents:
-    """All that the page shows.
+    """Collect the contents of a page.
 
     Args:
-        name: the workload's text, or the network's name.
-        layers: of the network; of one workload, that one.
-        device: what to compile for.
-        device_spec: its numbers; None where they are not known.
-        sources: where measured numbers come from.
-        command: what was typed, for the provenance.
-        on_progress: is called with what is being done.
+        name: Text of the workload, or name of the network.
+        layers: Layers of the network, or the one workload.
+        device: Device to compile for.
+        device_spec: Specification of the GPU; None if unknown.
+        sources: Sources of measured numbers.
+        command: Command line, for the provenance.
+        on_progress: Callback that receives a line of text on the current work.
 
     Raises:
-        Error: a file cannot be read, a schedule is not there, or counters are of other workloads.
+        Error: A file cannot be read, a schedule does not exist, or a source has nothing about these layers.
     """
     on_progress("reading")
     device_records = read_logs(sources.logs, [layer.workload for layer in layers], device)
@@ -142,7 +142,7 @@ def collect_contents(
 
 
 def read_logs(logs: Sequence[Path], workloads: Sequence[Workload], device: Device) -> DeviceRecords:
-    """The records of these workloads on the device that is nearest to the place."""
+    """Read the records of workloads on the device in the logs that matches `device` best."""
     device_records = DeviceRecords()
     workload_set, single_workload = set(workloads), workloads[0] if len(workloads) == 1 else None
     file_records: list[tuple[Path, Record]] = []
@@ -170,7 +170,7 @@ def read_logs(logs: Sequence[Path], workloads: Sequence[Workload], device: Devic
 def _collect_groups(
     w: Workload, device_records: DeviceRecords, sources: ReportSources, device: Device, *, is_single: bool
 ) -> list[TimingGroup]:
-    """Return the times of a workload, of the schedules that were named; of a network's, from the log only the best."""
+    """Return the times of a workload by the selected schedules; for a network only the log's best time."""
     log_group = timing_groups.times_from_log(sources.logs_name, device_records.records.get(w, []))
     if log_group and not is_single:
         log_group = replace(log_group, timings=log_group.timings[:1])
@@ -189,7 +189,7 @@ def _collect_groups(
 
 
 def _select_schedules(group: TimingGroup, w: Workload, schedules: Sequence[str] | None) -> TimingGroup:
-    """Return a group without the schedules of a workload that were not named, if any were; libraries stay."""
+    """Return a group without the schedules that were not selected; libraries stay."""
     if schedules is None:
         return group
     excluded_schedules = {schedule.name for schedule in registry.schedules(w)} - {*schedules}
@@ -200,7 +200,7 @@ def _select_schedules(group: TimingGroup, w: Workload, schedules: Sequence[str] 
 
 
 def _estimate_seconds(w: Workload, groups: Mapping[Workload, Sequence[TimingGroup]]) -> float:
-    """How long a workload takes, for finding the one that takes the longest; a guess where nothing is known."""
+    """Return the fastest known time of a workload, or a guess, in order to find the most expensive layer."""
     return next((group.timings[0].seconds for group in groups[w] if group.timings), w.flops * 1e-15)
 
 
@@ -211,7 +211,7 @@ def _build_kernels(
     device: Device,
     on_progress: Callable[[str], None],
 ) -> list[Kernel]:
-    """The kernels to look into, the fastest first."""
+    """Build the kernels to show, the fastest first."""
     if sources.schedules:
         kernels, failures = [], []
         for name in sources.schedules:
@@ -238,7 +238,7 @@ def _build_kernels(
 
 
 def build_fastest(w: Workload, name: str | None, device_records: DeviceRecords, device: Device) -> Kernel:
-    """The fastest kernel that the log has, of a schedule if one is named; else that with the default knobs."""
+    """Build the fastest kernel in the log, of a schedule if one is named, or else that of the default knobs."""
     has_records = any(record.ok and name in (None, record.schedule) for record in device_records.records.get(w, []))
     return build(w, name, device=device, log=device_records.files if has_records else None)
 
@@ -249,9 +249,9 @@ def _compute_waterfall(
     records: Sequence[Record],
     on_progress: Callable[[str], None],
 ) -> tuple[list[WaterfallStep], str]:
-    """The waterfall of the first kernel that is not its schedule's default, or why there is none."""
+    """Return the waterfall of the first kernel with a non-default config, or the reason why there is none."""
     if not device_spec:
-        return [], "Of this architecture's GPUs no numbers are known: there is no bound to compute."
+        return [], "The specifications of this architecture's GPUs are unknown, so that no bound can be computed."
     try:
         best = next((kernel for kernel in kernels if not _is_default(kernel)), kernels[0])
         if not best.config:
@@ -261,7 +261,7 @@ def _compute_waterfall(
             best, device_spec, find_known_seconds, lambda knob: on_progress(f"waterfall: {knob}")
         )
     except Error as error:
-        return [], f"The way to this kernel cannot be counted: {error}"
+        return [], f"The configs on the way to this kernel cannot be analyzed: {error}"
     return (waterfall_steps, "") if len(waterfall_steps) > 1 else ([], f"{best.schedule.name} has its default config.")
 
 
@@ -273,7 +273,7 @@ def _is_default(kernel: Kernel) -> bool:
 def _read_counters(
     layers: Sequence[Layer], files: Sequence[Path], device: Device, on_progress: Callable[[str], None]
 ) -> tuple[list[CounterComparison], list[tuple[str, str]]]:
-    """What was profiled of the workloads beside what is counted; and the provenance of each file."""
+    """Return the measured counters with those predicted from the code, and the provenance of each file."""
     rows, provenance = [], []
     workloads_by_text = {layer.workload.text: layer.workload for layer in layers}
     for file in files:
@@ -292,7 +292,7 @@ def _read_counters(
 def _read_metrics_file(
     file: Path, workloads_by_text: Mapping[str, Workload], device: Device, on_progress: Callable[[str], None]
 ) -> KernelMetricsFile[CounterComparison]:
-    """A file of `tvmconv counters`, or one of its --stalls, whose kernels are counted here."""
+    """Read a file of `tvmconv counters`, or of its --stalls, for which counters are predicted here."""
     try:
         return KernelMetricsFile.read(file, CounterComparison)
     except Error:
@@ -318,7 +318,7 @@ def _read_metrics_file(
 
 
 def _describe_logs(device_records: DeviceRecords, sources: ReportSources) -> list[tuple[str, str]]:
-    """What the logs are: their records, when and by what they were made."""
+    """Return the provenance of the logs: numbers of records, dates and versions."""
     records = [record for workload_records in device_records.records.values() for record in workload_records]
     if not records:
         return []

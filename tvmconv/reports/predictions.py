@@ -1,4 +1,4 @@
-"""What is predicted without any trial, beside the untuned default, the best of a search, and a library."""
+"""Predictions without any trial, compared with the untuned default, the best of a search, and a library."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tvmconv.reports.networks import NetworkVariant, find_variant, make_sort_key
 from tvmconv.reports.roofline_headroom import compute_roofline_headroom
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant, sum_network_seconds
 
-MUCH_SLOWER_RATIO, SLOWER_RATIO = 0.8, 0.97  # of the library's speed
-TARGET_SPEEDUP = 1.5  # times that, which not every layer leaves room for
+MUCH_SLOWER_RATIO, SLOWER_RATIO = 0.8, 0.97  # speed-ups over the library
+TARGET_SPEEDUP = 1.5  # over the library; the roofline of some layers is below it
 OUR_ROWS = (PREDICTED, UNTUNED, TUNED)
 
 
 def make_predictions_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
-    """One line a network that was measured with what is predicted: speeds over a library, geometric means of layers."""
+    """Return a table with one row per network with predictions: geometric-mean speed-ups over a library."""
     headers = (
         "suite",
         *(variant_field.name for variant_field in fields(NetworkVariant)),
@@ -60,9 +60,9 @@ def make_predictions_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> T
 
 
 def make_slower_layers_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
-    """One line a layer whose tuned kernel is slower than a library, of networks that were measured with predictions.
+    """Return a table with one row per layer whose tuned kernel is slower than a library, of networks with predictions.
 
-    Slower by more than two such timings differ by: below `SLOWER_RATIO` of its speed.
+    A layer counts as slower below `SLOWER_RATIO` of the library's speed, which exceeds the noise of two such timings.
     """
     lines = []
     for sweep in sweeps:
@@ -100,7 +100,7 @@ def _format_mean(ratios: Sequence[float]) -> str:
 
 
 def _compute_speedups(sweep: Sweep, name: str, library: str) -> list[float]:
-    """How many times as fast as the library a row of each layer is, where both ran."""
+    """Return the speed-ups of a row over the library, for the layers where both ran."""
     speedups = []
     for result in sweep.results:
         times = {row.name: row.timing.median for row in result.rows if row.timing}

@@ -1,8 +1,8 @@
-"""What is left to win on tensor cores: the least time of a layer at the best rates that kernels of a GPU have reached.
+"""The headroom on tensor cores: the minimum time of a layer at the best rates that kernels of a GPU have reached.
 
-A roofline (Williams et al., "Roofline", CACM 52(4), 2009) with a launch before it, of measured rates instead of the
-data sheet's. Its ridge is sharp, though kernels near it reach neither rate, and the rates are those of bursts, though
-a GPU at work lowers its clock: it is a bound, and a generous one.
+The model is a roofline (Williams et al., "Roofline", CACM 52(4), 2009) plus the time of a launch, with measured rates
+instead of the data sheet's. It is an optimistic bound: kernels near the ridge reach neither rate, and the rates are
+those of short bursts, while a GPU under load lowers its clock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tvmconv.workloads import Conv
 
 @dataclass(frozen=True)
 class PeakRates:
-    """The best that any kernel in the logs has reached on a GPU, ours or a library's, its launch taken off.
+    """The best rates that any kernel in the logs has reached on a GPU, tvmconv's or a library's, without its launch.
 
     Attributes:
-        launch_seconds: seconds that the smallest kernel takes.
+        launch_seconds: Seconds of the smallest kernel.
         flops_per_second: FLOP/s on tensor cores, by dtype.
-        memory_bytes_per_second: bytes/s of arrays that are not in the cache.
-        cache_bytes_per_second: bytes/s of those that are.
+        memory_bytes_per_second: Bytes/s of arrays in DRAM.
+        cache_bytes_per_second: Bytes/s of arrays in the L2 cache.
     """
 
     launch_seconds: float
@@ -31,11 +31,11 @@ class PeakRates:
     cache_bytes_per_second: float
 
     def roofline_seconds(self, w: Conv, is_cold: bool) -> float | None:
-        """What a kernel that does all multiplications takes at least; None where tensor cores do not compute the dtype.
+        """Return the minimum seconds of a direct convolution; None for a dtype that tensor cores do not support.
 
         Args:
-            w: the convolution.
-            is_cold: whether its arrays come from memory.
+            w: The convolution.
+            is_cold: Whether its arrays are in DRAM instead of the L2 cache.
         """
         if w.dtype not in self.flops_per_second:
             return None
@@ -56,7 +56,7 @@ PEAK_RATES = {
 
 
 def compute_roofline_headroom(result: Result, library: str) -> float | None:
-    """How many times as fast as a library a kernel is that takes the least time; None where that is not known."""
+    """Return the speed-up over a library of a kernel that takes the minimum time; None if it is unknown."""
     rates = PEAK_RATES.get(result.device_name)
     timing = next((row.timing for row in result.rows if row.name == library), None)
     if not rates or not timing or not isinstance(result.workload, Conv):

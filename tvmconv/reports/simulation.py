@@ -1,4 +1,4 @@
-"""Tuners compared on recorded spaces: tables, JSON and a chart. First the numbers, pure, then the drawing."""
+"""The comparison of tuners on recorded spaces: tables and JSON as pure functions, and the chart."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tvmconv.reports.tables import Table
 from tvmconv.search.recorded_space import RecordedSpaceRunner
 from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints
 
-MAX_PANELS = 9  # of a chart; of more spaces it has one panel, for all searches
+MAX_PANELS = 9  # with more spaces than this, a chart has one panel with their mean
 
 
 @dataclass(frozen=True)
 class TunerComparison:
-    """Tuners on one recorded space.
+    """The searches of several tuners on one recorded space.
 
     Attributes:
-        name: of the space.
-        recording: the space.
-        summaries: one a tuner, all with as many trials and seeds.
+        name: Name of the space.
+        recording: The recorded space.
+        summaries: One summary per tuner, all with the same numbers of trials and seeds.
     """
 
     name: str
@@ -34,25 +34,25 @@ class TunerComparison:
 
     @property
     def num_seeds(self) -> int:
-        """Searches by each tuner."""
+        """Number of searches by each tuner."""
         return len(self.summaries[0].searches)
 
     @property
     def num_trials(self) -> int:
-        """Measurements of each search."""
+        """Number of measurements in each search."""
         return len(self.summaries[0].searches[0].relative_throughput)
 
     def format_text(self) -> str:
-        """A heading, and a table with one line a tuner."""
+        """Return a heading and a table with one row per tuner."""
         heading = (
             f"{self.name}: {len(self.recording.space.enumerated_legal):,} configs, "
             f"{self.recording.num_failed:,} of them failed, "
-            f"the best takes {self.recording.best_seconds * 1e3:.4g} ms; share of its speed over {self.num_seeds} seeds"
+            f"the best takes {self.recording.best_seconds * 1e3:.4g} ms; relative throughput of {self.num_seeds} seeds"
         )
         return f"{heading}\n\n{make_relative_throughput_table(self.summaries, self.num_trials).format_text()}"
 
     def to_json(self) -> dict[str, Any]:
-        """The table's numbers, and the share that each seed reached."""
+        """Return the table's numbers and the relative throughput of each seed."""
         counts = select_checkpoints(self.num_trials)
         return {
             "file": self.name,
@@ -78,7 +78,7 @@ class TunerComparison:
 
 
 def make_relative_throughput_table(summaries: Sequence[SimulationSummary], trials: int) -> Table:
-    """Mean ± standard deviation of the shares over the searches, one line a tuner."""
+    """Return a table of the mean ± standard deviation of the relative throughput, one row per tuner."""
     counts = select_checkpoints(trials)
     headers = ("tuner", *(f"after {n}" for n in counts), "tuner [s]")
     rows = [
@@ -94,7 +94,7 @@ def _format_relative_throughput(summary: SimulationSummary, trials: int) -> str:
 
 
 def compute_mean_summaries(comparisons: Sequence[TunerComparison]) -> list[SimulationSummary]:
-    """For each tuner, for each seed the mean over the spaces: the deviation is that of the mean, not of the spaces."""
+    """Return each tuner's mean over the spaces for each seed; its deviation is that of the mean."""
     return [
         _average_summaries(space_summaries)
         for space_summaries in zip(*(comparison.summaries for comparison in comparisons), strict=True)
@@ -108,12 +108,12 @@ def _average_summaries(summaries: Sequence[SimulationSummary]) -> SimulationSumm
 
 @dataclass(frozen=True)
 class TunerCurve:
-    """How one tuner's searches went.
+    """The course of one tuner's searches.
 
     Attributes:
-        tuner: its name.
-        mean: the mean share after each trial: float (trials,).
-        quartiles: the first and the third: float (2, trials).
+        tuner: Name of the tuner.
+        mean: Mean relative throughput after each trial, float (trials,).
+        quartiles: First and third quartile, float (2, trials).
     """
 
     tuner: str
@@ -122,7 +122,7 @@ class TunerCurve:
 
 
 def compute_curves(summaries: Sequence[SimulationSummary]) -> list[TunerCurve]:
-    """The mean and the quartiles over the searches of each tuner."""
+    """Return the mean and the quartiles over the searches of each tuner."""
     tuner_curves = []
     for summary in summaries:
         relative_throughput = np.stack([run.relative_throughput for run in summary.searches])
@@ -135,18 +135,18 @@ def compute_curves(summaries: Sequence[SimulationSummary]) -> list[TunerCurve]:
 
 
 def compute_panels(comparisons: Sequence[TunerComparison]) -> Mapping[str, list[TunerCurve]]:
-    """What a chart of comparisons shows, by the titles: a panel a space, or, where they are many, one of their mean."""
+    """Return the curves of a chart by panel title: one panel per space, or one of the mean if there are many spaces."""
     if len(comparisons) > MAX_PANELS:
         return {f"mean of {len(comparisons)} spaces": compute_curves(compute_mean_summaries(comparisons))}
     return {comparison.name: compute_curves(comparison.summaries) for comparison in comparisons}
 
 
 def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> None:
-    """Draw the share of the optimum's speed over the trials: lines for means, bands between the quartiles.
+    """Draw relative throughput over trials: lines for means, bands between the quartiles.
 
     Args:
-        curves_by_title: what `compute_panels` says.
-        path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
+        curves_by_title: Curves by panel title, as `compute_panels` returns them.
+        path: File to write; its suffix, one of `charts.FORMATS`, selects the format.
     """
     columns = math.ceil(math.sqrt(len(curves_by_title)))
     rows = math.ceil(len(curves_by_title) / columns)
@@ -160,7 +160,7 @@ def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> 
         panel.set_title(_shorten_title(title), fontsize="medium")
         panel.set_ylim(0, 1.02)
         panel.set_xlabel("measurements")
-        panel.set_ylabel("share of the optimum's speed")
+        panel.set_ylabel("relative throughput")
         panel.label_outer()
         panel.grid(alpha=0.4)
     for panel in list(figure.axes)[len(curves_by_title) :]:
@@ -170,5 +170,5 @@ def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> 
 
 
 def _shorten_title(title: str, max_characters: int = 48) -> str:
-    """The end of a long title, which tells a space from others in its folder."""
+    """Return the end of a long title, which distinguishes a space from others in its folder."""
     return title if len(title) <= max_characters else f"…{title[-max_characters:]}"

@@ -1,6 +1,6 @@
-"""What a chart of unrelated layers shows: how many times as fast as a library each is, and the network as a whole.
+"""The contents of a chart of a network's layers: the speed-up of each over a library, and the network's total.
 
-Pure functions of results; `suite_chart` draws them.
+These are pure functions of results; `suite_chart` draws them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tvmconv.experiments.sweep import Sweep, fill_counts
 from tvmconv.reports import library_comparison
 from tvmconv.reports.tables import format_significant, sum_seconds
 
-FASTEST_SCHEDULE = "fastest schedule"  # of a layer, where nothing was tuned
-BOUND_NAMES = ("copy",)  # what no kernel can beat is no rival, as long as there is another
+FASTEST_SCHEDULE = "fastest schedule"  # name of the compared kernels if nothing was tuned
+BOUND_NAMES = ("copy",)  # lower bounds that no kernel can beat; libraries come before them
 
 
 @dataclass(frozen=True)
 class LayerBar:
-    """A layer: our kernel beside the libraries.
+    """A layer: tvmconv's kernel and the libraries.
 
     Attributes:
-        label: the layer's name.
-        count: how often the network has it; None where that is not known.
-        kernel_seconds: seconds of our kernel; None if it failed.
-        library_seconds: seconds of each library; None where it failed.
-        time_fraction: of the network's time with our kernels, 0 to 1; None where that is not known.
+        label: Name of the layer.
+        count: Number of such layers in the network; None if unknown.
+        kernel_seconds: Seconds of tvmconv's kernel; None if it failed.
+        library_seconds: Seconds of each library; None where it failed.
+        time_fraction: Fraction of the network's time with tvmconv's kernels, 0 to 1; None if unknown.
     """
 
     label: str
@@ -40,7 +40,7 @@ class LayerBar:
 
     @property
     def speedups(self) -> tuple[float | None, ...]:
-        """How many times as fast as each library our kernel is; None where one of the two failed."""
+        """Speed-up of tvmconv's kernel over each library; None where one of the two failed."""
         return tuple(
             library_time / self.kernel_seconds if self.kernel_seconds and library_time else None
             for library_time in self.library_seconds
@@ -49,16 +49,15 @@ class LayerBar:
 
 @dataclass(frozen=True)
 class LibraryTotal:
-    """All layers beside one library.
+    """The total of all layers compared with one library.
 
     Attributes:
-        name: of the library.
-        kernel_seconds: seconds of the network with our kernels; None if a layer failed, or nobody knows how often each
-            is there.
-        library_seconds: the same with the library's.
-        mean_speedup: geometric mean of the speed-ups; None if there is none.
-        num_layers: how many layers have a speed-up.
-        num_slower: how many of these are slower than the library's.
+        name: Name of the library.
+        kernel_seconds: Seconds of the network with tvmconv's kernels; None if a layer failed or a count is unknown.
+        library_seconds: Seconds of the network with the library's kernels; None likewise.
+        mean_speedup: Geometric mean of the speed-ups; None if there are none.
+        num_layers: Number of layers with a speed-up.
+        num_slower: Number of layers that are slower than the library's.
     """
 
     name: str
@@ -70,19 +69,19 @@ class LibraryTotal:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as with the library's kernels the network is with ours."""
+        """Speed-up of the network with tvmconv's kernels over the library."""
         return self.library_seconds / self.kernel_seconds if self.kernel_seconds and self.library_seconds else None
 
 
 @dataclass(frozen=True)
 class SuiteInfo:
-    """What a chart of a suite shows.
+    """The contents of a chart of a suite.
 
     Attributes:
-        title: on top of the chart.
-        kernel_name: the name of what is compared.
-        bars: one a layer, the worst first: those that failed, then by the speed-up over the first library.
-        totals: one a library, in the order of the bars' times.
+        title: Title of the chart.
+        kernel_name: Name of the compared kernels.
+        bars: One bar per layer, the worst first: failed ones, then by speed-up over the first library.
+        totals: One total per library, in the order of the bars' times.
     """
 
     title: str
@@ -92,19 +91,19 @@ class SuiteInfo:
 
     @property
     def library_name(self) -> str:
-        """The library that the bars are about."""
+        """Name of the library that the bars show."""
         return self.totals[0].name
 
 
 def compute_suite_info(title: str, sweep: Sweep) -> SuiteInfo | None:
-    """The layers of a suite beside libraries, or beside the naive schedule if there is no library.
+    """Return the layers of a suite compared with libraries, or with the naive schedule if there is no library.
 
     Args:
-        title: on top of the chart.
-        sweep: tuned kernels and libraries; or schedules, of which each layer's fastest counts.
+        title: Title of the chart.
+        sweep: Tuned kernels and libraries, or schedules, of which the fastest per layer counts.
 
     Returns:
-        None if there is nothing to compare with.
+        The contents of the chart; None if there is nothing to compare with.
     """
     sweep = fill_counts(sweep)
     is_tuned = any(row.name == TUNED for result in sweep.results for row in result.rows)
@@ -129,12 +128,12 @@ def compute_suite_info(title: str, sweep: Sweep) -> SuiteInfo | None:
 
 
 def format_heading(info: SuiteInfo) -> str:
-    """The title, and a line a library of what comes of all layers."""
+    """Return the title, and one line per library with the totals."""
     return "\n".join([info.title, *(format_total(info, total) for total in info.totals)])
 
 
 def format_total(info: SuiteInfo, total: LibraryTotal) -> str:
-    """What comes of all layers beside one library, in one line."""
+    """Return the totals of one library in one line."""
     texts = []
     if total.kernel_seconds and total.library_seconds and total.speedup:
         times_text = (
@@ -152,7 +151,7 @@ def format_total(info: SuiteInfo, total: LibraryTotal) -> str:
 
 
 def _select_libraries(sweep: Sweep, *, is_tuned: bool) -> list[str]:
-    """The libraries, those first that may be beaten; without one the naive schedule."""
+    """Return the libraries, lower bounds last; without a library the naive schedule."""
     library_names = library_comparison.list_compared_names(sweep) if is_tuned else list_libraries(sweep.results)
     first_name = sweep.results[0].rows[0].name
     return sorted(library_names, key=lambda name: name in BOUND_NAMES) or [first_name] * (first_name != TUNED)
@@ -161,7 +160,7 @@ def _select_libraries(sweep: Sweep, *, is_tuned: bool) -> list[str]:
 def _get_layer_times(
     result: Result, names: Sequence[str], *, is_tuned: bool
 ) -> tuple[float | None, tuple[float | None, ...]]:
-    """Seconds of our kernel, and of each of what it is compared with."""
+    """Return the seconds of tvmconv's kernel and of each library."""
     kernel_rows = [
         row for row in result.rows if (row.name == TUNED if is_tuned else row.name not in names or not row.library)
     ]
@@ -187,5 +186,5 @@ def _compute_total(name: str, library_index: int, bars: Sequence[LayerBar], coun
 
 
 def _sort_key(bar: LayerBar) -> tuple[bool, float]:
-    """What bars are sorted by: no time of ours first, no time of the library's last."""
+    """Return the sort key of a bar: failed kernels first, failed libraries last."""
     return bar.kernel_seconds is not None, bar.speedups[0] or math.inf

@@ -1,4 +1,4 @@
-"""The chart of a suite: a bar a layer for the speed-up over a library, beside what the layer costs the network."""
+"""The chart of a suite: one bar per layer with its speed-up over a library, and its fraction of the network's time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from tvmconv.reports.library_comparison import FAILED
 from tvmconv.reports.suite import LayerBar, SuiteInfo, format_heading
 from tvmconv.reports.tables import format_significant
 
-CHART_WIDTH, LINE_HEIGHT, MARGIN_HEIGHT = (
-    11.0,
-    0.235,
-    1.6,
-)  # inches: of a chart, of a layer's line, of what is above and below the lines
-BAR_HEIGHT, SMALL_FONT_POINTS = 0.7, 8  # of a line's height; points
+CHART_WIDTH, LINE_HEIGHT, MARGIN_HEIGHT = 11.0, 0.235, 1.6  # inches; one line per layer
+BAR_HEIGHT, SMALL_FONT_POINTS = 0.7, 8  # fraction of a line's height, points
 FASTER_COLOR, SLOWER_COLOR, FRACTION_COLOR = "#4c8cbf", "#e07b39", "#8c8c8c"
-NUM_PALETTE_COLORS = 32  # of a PNG: these, and what lies between them and white
-SLOWER_HATCH = "////"  # of slower bars, which tells them in grey, too
-MARKERS = "Dsv^"  # of the libraries behind the first
-TEXT_SPACE_FRACTION = 0.3  # of the axis behind the longest bar, for the times
+NUM_PALETTE_COLORS = 32  # palette of a PNG: the colors above and their blends with white
+SLOWER_HATCH = "////"  # distinguishes slower bars in grayscale, too
+MARKERS = "Dsv^"  # of libraries after the first
+TEXT_SPACE_FRACTION = 0.3  # fraction of the axis after the longest bar, for the times
 TICKS_BY_RANGE = (
     (4.0, (1, 1.1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
     (20.0, (1, 1.4, 2, 3, 5, 7)),
@@ -32,11 +28,11 @@ TICKS_BY_RANGE = (
 
 
 def draw_suite(info: SuiteInfo, path: Path) -> None:
-    """Draw a suite; the axis of speed-ups is logarithmic, on which equal factors look equal.
+    """Draw a suite; the axis of speed-ups is logarithmic, so that equal factors look equal.
 
     Args:
-        info: what to draw.
-        path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
+        info: Contents of the chart.
+        path: File to write; its suffix, one of `charts.FORMATS`, selects the format.
     """
     figure = create_figure(CHART_WIDTH, MARGIN_HEIGHT + LINE_HEIGHT * (len(info.bars) + len(info.totals)))
     has_time_fractions = any(bar.time_fraction is not None for bar in info.bars)
@@ -51,7 +47,7 @@ def draw_suite(info: SuiteInfo, path: Path) -> None:
 
 
 def _draw_speedups(axes: Any, info: SuiteInfo) -> None:
-    """Bars from 1, to the right where we are faster; behind each its speed-up and both times."""
+    """Draw bars from 1, to the right if the kernel is faster, each followed by its speed-up and both times."""
     _scale_speedups(axes, info)
     _draw_bars(axes, info, is_slower=False, color=FASTER_COLOR)
     _draw_bars(axes, info, is_slower=True, color=SLOWER_COLOR, hatch=SLOWER_HATCH)
@@ -72,14 +68,14 @@ def _draw_speedups(axes: Any, info: SuiteInfo) -> None:
         text.set(verticalalignment="center", fontsize=SMALL_FONT_POINTS, bbox=text_box)
     axes.axvline(1, color="black", linewidth=1.5)
     axes.set_xlabel(
-        f"times as fast as {info.library_name}; behind the bar: {info.kernel_name} / {info.library_name} [µs]"
+        f"times as fast as {info.library_name}; next to the bar: {info.kernel_name} / {info.library_name} [µs]"
     )
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper right", fontsize=SMALL_FONT_POINTS)
 
 
 def _draw_bars(axes: Any, info: SuiteInfo, *, is_slower: bool, color: str, hatch: str = "") -> None:
-    """The bars of those layers that are slower, or of those that are not."""
+    """Draw the bars of the slower layers, or of the others."""
     indexed_speedups = [(bar_index, speedup) for bar_index, bar in enumerate(info.bars) if (speedup := bar.speedups[0])]
     selected_bars = {bar_index: speedup - 1 for bar_index, speedup in indexed_speedups if (speedup < 1) == is_slower}
     if selected_bars:
@@ -112,18 +108,18 @@ def _draw_time_fractions(axes: Any, bars: Sequence[LayerBar]) -> None:
         bar_container, [f"{fraction:.1%}" for fraction in time_fractions], padding=3, fontsize=SMALL_FONT_POINTS
     )
     axes.set_xlim(0, max(time_fractions) * 150)
-    axes.set_xlabel("share of our time [%]")
+    axes.set_xlabel("fraction of the network's time [%]")
     axes.grid(axis="x", alpha=0.4)
     axes.set_axisbelow(True)
 
 
 def _format_layer(bar: LayerBar) -> str:
-    """The layer's name, and its number where it is not the only one."""
+    """Return the layer's name, with its count unless it is 1."""
     return bar.label if bar.count in (None, 1) else f"{bar.label} ×{bar.count}"
 
 
 def _format_times(bar: LayerBar, library_name: str) -> str:
-    """The speed-up and both times, "1.50 ×  2.00 / 3.00"; or what failed."""
+    """Return the speed-up and both times, "1.50 ×  2.00 / 3.00", or what failed."""
     if bar.kernel_seconds is None:
         return FAILED
     library_seconds, speedup = bar.library_seconds[0], bar.speedups[0]
@@ -136,13 +132,13 @@ def _format_times(bar: LayerBar, library_name: str) -> str:
 
 
 def _compute_axis_limits(speedups: Sequence[float]) -> tuple[float, float]:
-    """Where the axis begins and ends: with 1 and all speed-ups in it, and room for the texts."""
+    """Return the limits of the axis, which includes 1, all speed-ups, and space for the texts."""
     min_speedup, max_speedup = min([0.9, *speedups]), max([1.5, *speedups])
     return min_speedup / 1.05, max_speedup * (max_speedup / min_speedup) ** TEXT_SPACE_FRACTION
 
 
 def _compute_ticks(axis_min: float, axis_max: float) -> list[float]:
-    """Steps of each decade on the axis, as many as do not run into each other."""
+    """Return the ticks of each decade on the axis, as many as do not overlap."""
     decades = range(math.floor(math.log10(axis_min)), math.ceil(math.log10(axis_max)))
     decade_steps = next(decade_steps for max_ratio, decade_steps in TICKS_BY_RANGE if axis_max / axis_min < max_ratio)
     return [

@@ -1,4 +1,4 @@
-"""A sweep as a table, as a page and as a chart."""
+"""A sweep as a table, as a Markdown page and as a chart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmconv.workloads.filters import Filter
 
 
 def make_title(sweep: Sweep) -> str:
-    """What a chart of the sweep shows."""
+    """Return the title of a sweep's chart."""
     first_result = sweep.results[0]
     if sweep.is_size_sweep:
         _, subject = split_input_shape(first_result.workload)
@@ -27,14 +27,14 @@ def make_title(sweep: Sweep) -> str:
 
 
 def make_table(sweep: Sweep) -> Table:
-    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times, and their sum."""
+    """Return a table of bandwidths for memory-bound workloads that differ only in size, else of times."""
     if sweep.shows_bandwidth:
         return make_bandwidth_table(sweep.labels, sweep.results)
     return make_sweep_table(sweep.axis, sweep.labels, sweep.results, fill_counts(sweep).counts)
 
 
 def format_text(sweep: Sweep) -> str:
-    """The table for a terminal; of a network whose tuned kernels are in it, these beside libraries as well."""
+    """Return the table for a terminal, with a comparison with libraries if the sweep has a network's tuned kernels."""
     comparison_tables = (
         [library_comparison.make_comparison_table(sweep)] if library_comparison.is_comparison(sweep) else []
     )
@@ -42,24 +42,24 @@ def format_text(sweep: Sweep) -> str:
 
 
 def format_markdown(sweep: Sweep) -> str:
-    """The table, and on what it was measured; of a network's tuned layers also what comes of them."""
+    """Return the Markdown page: tables, and how they were measured."""
     references = [result.rows[0].name for result in sweep.results if any(row.speedup for row in result.rows)]
     reference_note = f"; in parentheses the speed-up over `{references[0]}`" if references else ""
     caption = f"Median times{reference_note}."
     if sweep.shows_bandwidth:
         peak = sweep.results[0].peak_bandwidth
-        peak_note = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
+        peak_note = f"; in parentheses its fraction of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
         caption = (
-            f"Bandwidth: input and output once over the median time{peak_note}. "
+            f"Bandwidth: bytes of input and output divided by the median time{peak_note}. "
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
     paragraphs = [make_table(sweep).format_markdown(), f"{caption} {sweep.provenance}"]
     if library_comparison.is_comparison(sweep):
         has_other_schedules = library_comparison.has_other_schedules(sweep)
-        ladder_paragraphs = ["Beside schedules that are not tuned:", paragraphs[0]] if has_other_schedules else []
+        schedule_paragraphs = ["With schedules that are not tuned:", paragraphs[0]] if has_other_schedules else []
         remark_paragraphs = [
             *library_comparison.list_remarks(sweep),
-            *ladder_paragraphs,
+            *schedule_paragraphs,
             "The schedules and configs:",
             library_comparison.make_configs_table(sweep).format_markdown(),
         ]
@@ -72,9 +72,9 @@ def format_markdown(sweep: Sweep) -> str:
 
 
 def compute_chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
-    """Lines over sizes or channels, if the workloads differ in nothing else; else a bar a layer beside a library.
+    """Return lines over sizes or channels if the workloads differ in nothing else, otherwise bars per layer.
 
-    What comes of all tuned layers is said above either.
+    The title has the totals of tuned layers.
     """
     if sweep.is_size_sweep:
         return compute_size_info(make_title(sweep), sweep.results)
@@ -86,7 +86,7 @@ def compute_chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
 
 
 def draw_chart(sweep: Sweep, path: Path) -> None:
-    """Draw the chart; the suffix of the file to write, one of `charts.FORMATS`, tells the format."""
+    """Draw the chart of a sweep to a file, whose suffix, one of `charts.FORMATS`, selects the format."""
     info = compute_chart(sweep)
     if isinstance(info, SuiteInfo):
         draw_suite(info, path)
@@ -95,7 +95,7 @@ def draw_chart(sweep: Sweep, path: Path) -> None:
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> None:
-    """Write NAME.json, and of its numbers NAME.md and the chart NAME.png."""
+    """Write NAME.json, the page NAME.md and the chart NAME.png."""
     write_numbers(sweep, folder)
     rewrite_page(Sweep.read(folder / f"{sweep.name}.json"), folder)
 
@@ -104,12 +104,12 @@ def write_numbers(sweep: Sweep, folder: Path) -> None:
     """Write NAME.json and NAME.md."""
     partial_file = folder / f"{sweep.name}.json.part"
     partial_file.write_text(sweep.to_json(), encoding="utf-8")
-    partial_file.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
+    partial_file.replace(folder / f"{sweep.name}.json")  # an interruption leaves the earlier measurements intact
     _write_markdown(sweep, folder)
 
 
 def rewrite_page(sweep: Sweep, folder: Path) -> None:
-    """Write NAME.md and the chart NAME.png beside NAME.json, which stays as it was measured."""
+    """Write NAME.md and the chart NAME.png; NAME.json is not changed."""
     _write_markdown(sweep, folder)
     draw_chart(sweep, folder / f"{sweep.name}.png")
 

@@ -1,4 +1,4 @@
-"""How tiles lie in shared memory that TMA and wgmma access, as a table."""
+"""The swizzles of shared-memory tiles that TMA and wgmma access, as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 
 def format_tiles(tiles: Sequence[SwizzledSmemTile]) -> str:
-    """One line a tile: its swizzle, what wgmma takes it to be, and the wavefronts of 8 rows of 16 bytes."""
+    """Return a table with one row per tile: its TMA and wgmma swizzles, and its wavefronts per 8 rows of 16 bytes."""
     headers = ("tile of", "TMA", "swizzle", "wgmma reads it as", "wavefronts of 8 rows")
     rows = [
         (
@@ -33,4 +33,4 @@ def _format_reader(tile: SwizzledSmemTile) -> str:
     if not tile.wgmma_swizzles:
         return EMPTY_CELL
     swizzle_text = " and ".join(map(_format_swizzle, sorted(tile.wgmma_swizzles)))
-    return swizzle_text if tile.is_consistent else f"{swizzle_text}: it does not lie so"
+    return swizzle_text if tile.is_consistent else f"{swizzle_text}: this does not match TMA"

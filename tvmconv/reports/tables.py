@@ -1,4 +1,4 @@
-"""Results as tables, for a terminal and for Markdown. Pure functions of results: no device is touched here."""
+"""Tables of results for a terminal and for Markdown, as pure functions of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmconv.errors import Error, escape_unprintable
 from tvmconv.experiments.results import Result, ResultRow
 
 EMPTY_CELL = "—"
-NETWORK_ROW = "all, times their number"  # what a network takes
+NETWORK_ROW = "all, times their number"  # label of the row with the network's time
 
 T = TypeVar("T")
 
@@ -22,9 +22,17 @@ class Table:
     """A table of texts.
 
     Attributes:
-        headers: one a column.
-        rows: as many cells each as there are headers.
-        left_aligned: headers of the columns that are aligned to the left; numbers read best to the right.
+        headers: One header per column.
+        rows: Rows with as many cells as there are headers.
+        left_aligned: Headers of the columns that are left-aligned; the others are right-aligned, which suits numbers.
+
+    Example:
+        >>> from tvmconv.reports.tables import Table
+        >>> table = Table(["layer", "time [µs]"], [["conv1", "12.5"], ["conv2", "3.1"]], frozenset({"layer"}))
+        >>> print(table.format_text())
+        layer  time [µs]
+        conv1       12.5
+        conv2        3.1
     """
 
     headers: Sequence[str]
@@ -32,20 +40,20 @@ class Table:
     left_aligned: frozenset[str] = frozenset()
 
     def format_text(self) -> str:
-        """The table in aligned columns."""
+        """Return the table with aligned columns."""
         lines = [self._printable(line) for line in (self.headers, *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
         return "\n".join("  ".join(map(self._pad, self.headers, line, widths)).rstrip() for line in lines)
 
     def format_markdown(self) -> str:
-        """The table in GitHub's Markdown."""
+        """Return the table in GitHub's Markdown."""
         rule = [":--" if header in self.left_aligned else "--:" for header in self.headers]
         lines = (self.headers, rule, *self.rows)
         return "\n".join(f"| {' | '.join(self._printable(line))} |" for line in lines)
 
     @staticmethod
     def _printable(line: Sequence[str]) -> list[str]:
-        """Return the cells without newlines, and with what is not printable escaped."""
+        """Return the cells without newlines and with unprintable characters escaped."""
         return [escape_unprintable(cell).replace("\n", "\\n") for cell in line]
 
     def _pad(self, header: str, cell: str, width: int) -> str:
@@ -53,14 +61,15 @@ class Table:
 
 
 def format_heading(result: Result) -> str:
-    """What was computed, and where."""
+    """Return the workload and the device of a result as one line."""
     return f"{result.workload.text} on {result.device}, {result.device_name}"
 
 
 def make_result_table(result: Result) -> Table:
-    """One line a row of the result; columns that would be empty, such as registers on OpenCL, are left out.
+    """Return a table with one row per schedule or library; columns without values, such as registers on OpenCL, are
+    left out.
 
-    The rate is that of what limits the workload: GB/s if it is bound by memory, else GFLOP/s.
+    The throughput is in GB/s if the workload is bound by memory, else in GFLOP/s.
     """
     scale, unit = _choose_time_unit(result)
     rates: dict[str, Callable[[ResultRow], str | None]] = {
@@ -92,7 +101,7 @@ def make_result_table(result: Result) -> Table:
 
 
 def list_notes(result: Result) -> list[str]:
-    """What the table has no room for, one line each: how the times were taken, what a library ran, what failed."""
+    """Return notes below the table, one line each: how times were taken, what a library ran, what failed."""
     lines = []
     timed_rows = [(row.timing.median, row.timing.method, row.name) for row in result.rows if row.timing]
     if timed_rows:
@@ -110,12 +119,12 @@ def list_notes(result: Result) -> list[str]:
 
 
 def mark_unstable(time: str, row: ResultRow) -> str:
-    """A time, with a word behind it where the row's rounds did not agree."""
+    """Return a time, marked as unstable if the row's repetitions disagree."""
     return f"{time} unstable" if row.unstable else time
 
 
 def list_unstable_notes(result: Result) -> list[str]:
-    """The rounds of each row whose rounds did not agree, one line each."""
+    """Return one line for each row whose repetitions disagree, with their times."""
     scale, unit = _choose_time_unit(result)
     return [
         f"{row.name}: the rounds differ by more than 10 %: "
@@ -126,20 +135,20 @@ def list_unstable_notes(result: Result) -> list[str]:
 
 
 def format_result(result: Result) -> str:
-    """Heading, table and notes, for a terminal."""
+    """Return heading, table and notes for a terminal."""
     return "\n".join([format_heading(result), "", make_result_table(result).format_text(), "", *list_notes(result)])
 
 
 def make_sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result], counts: Sequence[int] = ()) -> Table:
-    """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over the first.
+    """Return a table with one row per workload and one column per schedule: µs and the speed-up over the first.
 
-    Where the network's counts are known, the last line has the times of all its layers.
+    If the network's counts are known, the last row has the times of all its layers.
 
     Args:
-        axis: header of the labels, such as "channels".
-        labels: what tells each workload from the others.
-        results: one for each label.
-        counts: how often the network has each workload; empty where nobody asks.
+        axis: Header of the labels, such as "channels".
+        labels: One label per workload.
+        results: One result per label.
+        counts: Number of layers of the network by label; empty if unknown.
     """
     names = _list_row_names(results)
     lines = []
@@ -152,11 +161,11 @@ def make_sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result]
 
 
 def make_bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Table:
-    """Several sizes, one a column, with a line a schedule: GB/s and, in parentheses, the share of the memory's peak.
+    """Return a table with one column per size and one row per schedule: GB/s and the fraction of the memory's peak.
 
     Args:
-        labels: what tells each size from the others.
-        results: one for each label.
+        labels: One label per size.
+        results: One result per label.
     """
     rows_by_result = [{row.name: row for row in result.rows} for result in results]
     lines = [
@@ -168,7 +177,7 @@ def make_bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Ta
 
 
 def _list_row_names(results: Sequence[Result]) -> list[str]:
-    """The names of all rows in their order; those of results with speed-ups come first, as does what these are over."""
+    """Return the names of all rows in order; results with speed-ups come first, so that their reference leads."""
     sorted_results = sorted(results, key=lambda result: not any(row.speedup for row in result.rows))
     return list(dict.fromkeys(row.name for result in sorted_results for row in result.rows))
 
@@ -183,7 +192,7 @@ def _format_sweep_cell(row: ResultRow | None, reference_name: str) -> str:
 
 
 def _format_network_cells(results: Sequence[Result], counts: Sequence[int], names: Sequence[str]) -> list[str]:
-    """What `_format_sweep_cell` says of a workload, of the network; a dash without a time of every layer."""
+    """Return the cells of the network's row, with a dash where a layer has no time."""
     totals = [sum_network_seconds(results, counts, name) for name in names]
     first_total = totals[0] if any(row.speedup for result in results for row in result.rows) else None
     cells = []
@@ -194,19 +203,19 @@ def _format_network_cells(results: Sequence[Result], counts: Sequence[int], name
 
 
 def sum_network_seconds(results: Sequence[Result], counts: Sequence[int], name: str) -> float | None:
-    """Seconds of all layers of a network by one schedule or library; None if there is not a time for each.
+    """Return the seconds of all layers of a network by one schedule or library; None if a layer has no time.
 
     Args:
-        results: one a layer.
-        counts: how often the network has each.
-        name: of the rows.
+        results: One result per layer.
+        counts: Number of layers by result.
+        name: Name of the rows.
     """
     timings = [{row.name: row.timing for row in result.rows}.get(name) for result in results]
     return sum_seconds([timing.median if timing else None for timing in timings], counts)
 
 
 def sum_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Seconds of all layers, each as often as it is there; None if a time is missing, or there are no counts."""
+    """Return the seconds of all layers, each times its count; None if a time or the counts are missing."""
     known_seconds = [layer_seconds for layer_seconds in seconds if layer_seconds is not None]
     if not counts or len(known_seconds) < len(seconds):
         return None
@@ -227,13 +236,13 @@ def _format_gigabytes(bandwidth: float) -> str:
 
 
 def format_significant(value: float, digits: int = 3) -> str:
-    """A positive number to so many significant digits, whole digits never rounded: 0.123, 1.50, 17,858."""
+    """Return a number with `digits` significant digits; integer digits are never rounded: 0.123, 1.50, 17,858."""
     decimals = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:,.{decimals}f}"
 
 
 def _choose_time_unit(result: Result) -> tuple[float, str]:
-    """Units a second, and their name: ms if even the fastest row takes one, else µs."""
+    """Return the units per second and their name: ms if even the fastest row takes one, else µs."""
     medians = [row.timing.median for row in result.rows if row.timing]
     return (1e3, "ms") if medians and min(medians) >= 1e-3 else (1e6, "µs")
 
@@ -247,10 +256,10 @@ def _format_optional(value: T | None, format_value: Callable[[T], str]) -> str |
 
 
 def replace_section(page: str, name: str, section: str) -> str:
-    """A Markdown page with the text between its lines `<!-- NAME -->` and `<!-- /NAME -->` replaced.
+    """Return a Markdown page with the text between its lines `<!-- NAME -->` and `<!-- /NAME -->` replaced.
 
     Raises:
-        Error: the page does not have these two lines once each, in this order.
+        Error: The page does not have these two lines once each, in this order.
     """
     start_marker, end_marker = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
     text_before, start_match, text_after_start = page.partition(start_marker)

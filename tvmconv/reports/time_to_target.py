@@ -1,4 +1,4 @@
-"""How soon a search is as fast as a library, and nearly as fast as it will ever be."""
+"""The time that a search takes to reach a library's speed, and to nearly reach its best."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.workloads import Workload
 
-NEAR_BEST_FRACTION = 0.95  # of the speed of the fastest config that any of the searches found
+NEAR_BEST_FRACTION = 0.95  # of the speed of the fastest config of all searches
 
 
 def make_time_to_target_table(
     searches: Mapping[str, Iterable[Record]], comparisons: Sequence[Sweep], library: str = "cudnn"
 ) -> Table:
-    """One line a search for each of two goals: how many layers reach it, and after how many seconds.
+    """Return a table with one row per search and goal: how many layers reach the goal, and after how many seconds.
 
     Args:
-        searches: the records of each search, by what to call it. A record's seconds are since the search of its layer
-            began: since the command for the first layer, since the layer before ended for the others.
-        comparisons: comparisons that tell how fast the library is, of several its best; layers in none are left out.
-        library: its name in the comparisons.
+        searches: Records of each search by its name. A record's seconds count from the start of its layer's search:
+            from the command for the first layer, from the end of the previous layer for the others.
+        comparisons: Comparisons with the library's times, of which the best counts; layers without one are left out.
+        library: Name of the library in the comparisons.
     """
     library_seconds: dict[Workload, float] = {}
     for result in (result for sweep in comparisons for result in sweep.results):
@@ -40,7 +40,7 @@ def make_time_to_target_table(
             near_best_seconds[workload], *(cost / NEAR_BEST_FRACTION for _, cost in arrivals)
         )
     goals = {f"{library}'s speed": library_seconds, f"{NEAR_BEST_FRACTION:.0%} of the best": near_best_seconds}
-    headers = ("goal", "search", "layers", "reached", "median [s]", "worst [s]", "seconds a layer")
+    headers = ("goal", "search", "layers", "reached", "median [s]", "worst [s]", "seconds per layer")
     rows = [
         (goal, name, *_format_row(layers, target_seconds))
         for goal, target_seconds in goals.items()
@@ -52,7 +52,7 @@ def make_time_to_target_table(
 def _collect_arrivals(
     records: Iterable[Record], target_seconds: Mapping[Workload, float]
 ) -> dict[Workload, list[tuple[float, float]]]:
-    """Of each layer when its records came in, and what they cost, in seconds."""
+    """Return for each layer the elapsed seconds and the costs of its records."""
     layers: dict[Workload, list[tuple[float, float]]] = {}
     for record in records:
         if record.elapsed is not None and record.ok and record.workload in target_seconds:
@@ -63,7 +63,7 @@ def _collect_arrivals(
 def _format_row(
     layers: Mapping[Workload, Sequence[tuple[float, float]]], target_seconds: Mapping[Workload, float]
 ) -> Sequence[str]:
-    """How many layers there are and reach what is wanted, when in the median and at the latest, and when they ended."""
+    """Return the numbers of layers and of those at the goal, median and latest time of that, and mean duration."""
     first_seconds = [
         min((elapsed for elapsed, cost in arrivals if cost <= target_seconds[workload]), default=math.inf)
         for workload, arrivals in layers.items()

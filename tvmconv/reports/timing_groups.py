@@ -1,4 +1,4 @@
-"""The times of a workload that logs and comparisons have, each with those that it may be compared with."""
+"""The times of a workload in logs and comparisons, grouped by what may be compared with each other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tvmconv.workloads import Workload
 
 @dataclass(frozen=True)
 class NamedTiming:
-    """A schedule or a library, and how long it takes.
+    """The time of a schedule or a library.
 
     Attributes:
-        name: of it.
-        seconds: a launch.
-        note: what else is known, such as "best of 512"; "" for nothing.
-        is_library: whether it is one.
+        name: Name of the schedule or library.
+        seconds: Seconds per launch.
+        note: Remark such as "best of 512"; "" for none.
+        is_library: Whether this is a library.
     """
 
     name: str
@@ -40,13 +40,13 @@ class NamedTiming:
 
 @dataclass(frozen=True)
 class TimingGroup:
-    """Times of one workload that were taken together: only these are compared.
+    """Times of one workload that were measured under the same conditions and are comparable.
 
     Attributes:
-        source: where they are from.
-        device: the name of what they were measured on; "" for times that are computed.
-        timings: the best first.
-        failures: what has no time, and why.
+        source: Source of the times.
+        device: Name of the device on which they were measured; "" for computed times.
+        timings: Timings, the fastest first.
+        failures: Names without a time, each with the reason.
     """
 
     source: str
@@ -56,18 +56,18 @@ class TimingGroup:
 
     @property
     def is_computed(self) -> bool:
-        """Whether nothing was measured."""
+        """Whether the times are computed instead of measured."""
         return not self.device
 
 
 def times_from_log(source: str, records: Iterable[Record]) -> TimingGroup | None:
     """Return the best time of each schedule in a log, the log's result first; None if no record has a time.
 
-    Final timings come before trials, with which they do not compare.
+    Final timings come before trials, with which they are not comparable.
 
     Args:
-        source: the log's name.
-        records: of one workload on one device.
+        source: Name of the log.
+        records: Records of one workload on one device.
     """
     record_list = list(records)
     counts = Counter(record.schedule for record in record_list)
@@ -83,13 +83,13 @@ def times_from_log(source: str, records: Iterable[Record]) -> TimingGroup | None
 
 
 def _describe_timing(record: Record, count: int, *, is_mixed: bool) -> str:
-    """Return how the best record of a schedule was timed, and among how many records."""
+    """Return how the best record of a schedule was timed, and the number of records."""
     timing_kind = ("final timing" if record.final else "trial, not timed again") if is_mixed else ""
     return ", ".join(filter(None, [f"best of {count:,}" if count > 1 else "", timing_kind]))
 
 
 def times_from_sweep(sweep: Sweep, workload: Workload) -> TimingGroup | None:
-    """What a comparison has of a workload; None if it has nothing."""
+    """Return the times of a workload in a comparison; None if there are none."""
     for result in sweep.results:
         if result.workload == workload:
             timings = [
@@ -103,14 +103,14 @@ def times_from_sweep(sweep: Sweep, workload: Workload) -> TimingGroup | None:
 
 
 def times_from_code(workload: Workload, device: Device, device_spec: DeviceSpec) -> TimingGroup | None:
-    """Estimate by their code how long all schedules take with their default knobs.
+    """Estimate from their code the times of all schedules with their default knobs.
 
-    Each time is the longest that one unit of the GPU needs by itself; latency and launches may add to it.
+    Each time is the longest that one unit of the GPU needs alone; latencies and launches may add to it.
 
     Args:
-        workload: what to compute.
-        device: what to compile for.
-        device_spec: the GPU.
+        workload: The workload.
+        device: Device to compile for.
+        device_spec: Specification of the GPU.
     """
     timings, failures = [], []
     for schedule in registry.schedules(workload):
@@ -118,7 +118,7 @@ def times_from_code(workload: Workload, device: Device, device_spec: DeviceSpec)
             try:
                 built_kernel = kernel.build_for_device(workload, schedule, device, None)
                 slowest_unit, *_ = compute_unit_times(built_kernel, device_spec)
-                text = " of its text" if explain_text_counts(built_kernel) else ""
+                text = " of its TIR" if explain_text_counts(built_kernel) else ""
                 timings.append(
                     NamedTiming(schedule.name, slowest_unit.seconds, f"estimate{text}: {slowest_unit.unit} alone")
                 )
@@ -129,9 +129,9 @@ def times_from_code(workload: Workload, device: Device, device_spec: DeviceSpec)
 
 
 def times_from_model(workload: Workload, device: Device) -> TimingGroup | None:
-    """What the model expects of a workload's most promising config; None where it knows nothing."""
+    """Return the cost model's prediction for a workload's most promising config; None if it has none."""
     for candidate in recommend_configs(workload, device, 1)[:1]:
-        return TimingGroup("the model, which predicts", "", (NamedTiming(candidate.schedule, candidate.seconds),))
+        return TimingGroup("the cost model, predicted", "", (NamedTiming(candidate.schedule, candidate.seconds),))
     return None
 
 
@@ -140,7 +140,7 @@ def _sort_by_time(timings: Sequence[NamedTiming]) -> tuple[NamedTiming, ...]:
 
 
 def format_dates(records: Sequence[Record]) -> str:
-    """From when to when records are: "2026-11-20 to 2026-11-21"; "" where they do not tell."""
+    """Return the dates of the first and the last record, "2026-11-20 to 2026-11-21"; "" if they are unknown."""
     timestamps = [
         record.timestamp for record in records if 0 < record.timestamp < 1e11 and math.isfinite(record.timestamp)
     ]

@@ -1,4 +1,4 @@
-"""Whole networks inside PyTorch, side by side: the results of `tvmconv bench torch-models`."""
+"""The table of whole networks inside PyTorch: the results of `tvmconv bench torch-models`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PYTORCH, TVMCONV, COMPILED_LABEL, FROM_LOG_LABEL = "PyTorch", "tvmconv", "compil
 
 
 def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """One line a network, and the geometric mean last.
+    """Return a table with one row per network, and the geometric mean in the last row.
 
     Args:
-        results: of networks, as the script writes them.
+        results: Results of networks, as `tvmconv bench torch-models` writes them.
 
     Raises:
-        KeyError: they are not of that script.
+        KeyError: The results have another format.
     """
     lines, time_ratios = [], []
     for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
@@ -61,7 +61,7 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
 def _find_min_seconds(
     timings_by_name: Mapping[str, Mapping[str, Any]], name_prefix: str, *, is_compiled: bool
 ) -> float:
-    """The least time in a CUDA graph of one's ways to run a network."""
+    """Return the shortest time in a CUDA graph among the timings whose names have a prefix."""
     matching_timings = [
         timing
         for name, timing in timings_by_name.items()

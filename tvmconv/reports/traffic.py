@@ -1,4 +1,4 @@
-"""What a kernel's busiest block loads, stores and computes, as text."""
+"""The loads, stores and FLOP of a kernel's busiest block, as text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 
 def make_table(block_traffic: BlockTraffic) -> Table:
-    """One line an operation that happens."""
-    headers = ("operation", "an output", "a block", "warp-wide")
+    """Return a table with one row per operation that occurs."""
+    headers = ("operation", "per output", "per block", "warp requests")
     rows = [
         (
             name,
@@ -25,7 +25,7 @@ def make_table(block_traffic: BlockTraffic) -> Table:
 
 
 def format_text(block_traffic: BlockTraffic) -> str:
-    """The table under what was counted, and the ratios."""
+    """Return the size of the block, the table, and the ratios."""
     flops_per_load, flops_per_byte = (
         format_significant(value) if math.isfinite(value) else EMPTY_CELL
         for value in (block_traffic.flops_per_load, block_traffic.flops_per_byte)
@@ -36,7 +36,7 @@ def format_text(block_traffic: BlockTraffic) -> str:
             "",
             make_table(block_traffic).format_text(),
             "",
-            f"FLOP for each element read from global memory: {flops_per_load}; for each byte read and "
-            f"written: {flops_per_byte}",
+            f"FLOP per element loaded from global memory: {flops_per_load}; "
+            f"per byte loaded and stored: {flops_per_byte}",
         ]
     )

@@ -1,4 +1,4 @@
-"""What a search tried, as numbers to draw: which knob mattered, what failed, and some trials that stand for all."""
+"""The trials of a search as the numbers of a chart: importance of knobs, failures, and a representative selection."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tvmconv.logs.record import Record
 from tvmconv.measure.results import ErrorKind
 from tvmconv.space import Value
 
-MAX_SHOWN_TRIALS = 300  # trials at most that are drawn, the fastest third of them in any case
-MIN_TRIALS = 10  # trials that say nothing of a knob
+MAX_SHOWN_TRIALS = 300  # largest number of drawn trials
+MIN_TRIALS = 10  # fewer trials say nothing about a knob
 
 
 @dataclass(frozen=True)
 class KnobImportance:
-    """How much of what trials differ in a knob explains.
+    """The fraction of the differences in time that a knob explains.
 
     Attributes:
-        knob: its name.
-        explained_fraction: epsilon squared of the logarithms of the times by the knob's values, 0 to 1: what they
-            explain of the variance, less what as many values would by chance (Kelley, PNAS 21, 1935).
-        num_values: how many were tried.
+        knob: Name of the knob.
+        explained_fraction: Epsilon squared of the logarithms of the times by the knob's values, 0 to 1: the variance
+            that they explain minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
+        num_values: Number of values that were tried.
     """
 
     knob: str
@@ -33,10 +33,10 @@ class KnobImportance:
 
 
 def compute_knob_importances(records: Sequence[Record]) -> list[KnobImportance]:
-    """What each knob explains, those that explain most first; none of few trials.
+    """Return the importance of each knob, the largest first; the list is empty for few trials.
 
     Args:
-        records: with times, of one search.
+        records: Records with times, of one search.
     """
     importances = []
     if len(records) < MIN_TRIALS:
@@ -61,12 +61,12 @@ def _epsilon_squared(groups: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True)
 class TrialFailure:
-    """Trials that failed in one way.
+    """Trials that failed with one kind of error.
 
     Attributes:
-        kind: such as "compile device".
-        count: how many.
-        message: of the first of them; "" where it has none.
+        kind: Kind of the error, such as "compile device".
+        count: Number of trials.
+        message: Message of the first of them; "" if it has none.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class TrialFailure:
 
 
 def group_failures(records: Sequence[Record]) -> list[TrialFailure]:
-    """What failed, by kind, the most frequent first."""
+    """Return the failures by kind, the most frequent first."""
     failed_records = [record for record in records if not record.ok]
     counts = Counter(record.error for record in failed_records)
     first_messages: dict[ErrorKind, str] = {}
@@ -88,7 +88,7 @@ def group_failures(records: Sequence[Record]) -> list[TrialFailure]:
 
 
 def select_representative_trials(records: Sequence[Record], max_trials: int = MAX_SHOWN_TRIALS) -> list[Record]:
-    """So many of the trials with times, the fastest first: the fastest third, and of the others each so-manieth."""
+    """Return at most `max_trials` trials, the fastest first: the fastest third, and an even selection of the others."""
     sorted_records = sorted((record for record in records if record.ok), key=lambda record: record.cost)
     if len(sorted_records) <= max_trials:
         return sorted_records

@@ -1,4 +1,4 @@
-"""The knob waterfall as a table: what each knob buys on the way from the default config to the best one."""
+"""The knob waterfall as a table: the effect of each knob from the default config to the best one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import Config, format_value
 
 LEGEND = (
-    "Each line has the knobs of all lines above it. Estimate: the time of the unit that takes the longest, by the "
-    "code; × of the line above. Measured: where the log has that very config. Wavefronts and sectors are of the whole "
-    "kernel."
+    "Each line includes the knobs of all lines above it. Estimate: the time of the slowest unit, counted from the "
+    "code; × is the ratio to the line above. Measured: the log's time of exactly that config. Wavefronts and sectors "
+    "are those of the whole kernel."
 )
 
 
 def make_time_lookup(records: Iterable[Record], schedule: str) -> Callable[[Config], float | None]:
-    """How long the configs of a schedule take that records have: the fastest of each.
+    """Return a function from a config to its fastest time in records, in seconds; None for a config without a record.
 
     Args:
-        records: of one workload on one device.
-        schedule: the schedule's name.
+        records: Records of one workload on one device.
+        schedule: Name of the schedule.
     """
     seconds_by_config: dict[tuple[tuple[str, object], ...], float] = {}
     for record in records:
@@ -37,18 +37,18 @@ def _make_config_key(config: Config) -> tuple[tuple[str, object], ...]:
 
 
 def format_changes(step: WaterfallStep) -> str:
-    """What changed at a line: "tile_f=-1,1,8,2"; at the first, that nothing did."""
+    """Return the changed knobs of a step, "tile_f=-1,1,8,2"; the first step is the default config."""
     return ", ".join(f"{name}={format_value(value)}" for name, value in step.knobs) or "the default config"
 
 
 def format_waterfall(best: Kernel, steps: Sequence[WaterfallStep]) -> str:
-    """The table with a heading and a legend, for a terminal."""
+    """Return the table with a heading and a legend, for a terminal."""
     heading = f"{best.workload} by {best.schedule.name} on {best.device.text}, one knob at a time"
     return "\n".join([heading, "", make_waterfall_table(steps).format_text(), "", LEGEND])
 
 
 def make_waterfall_table(steps: Sequence[WaterfallStep]) -> Table:
-    """A line a config, from the default to the best."""
+    """Return a table with one row per config, from the default to the best."""
     headers = [
         "knob",
         "estimate [µs]",

@@ -1,4 +1,4 @@
-"""Which kind of schedule wins on which layers: tables and a chart over channels, images and batches."""
+"""The fastest kind of schedule per layer: tables, and a chart over channels, image sizes and batches."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.workloads import Conv2d, Workload
 
-OTHER_KINDS = "others"  # the kind of all schedules that are named in none
-PANEL_WIDTH, PANEL_HEIGHT, SMALL_FONT_POINTS = 5.0, 5.6, 7  # inches of a panel, points
+OTHER_KINDS = "others"  # kind of all schedules that have no kind of their own
+PANEL_WIDTH, PANEL_HEIGHT, SMALL_FONT_POINTS = 5.0, 5.6, 7  # inches, inches, points
 MARKER_STYLES = ("s", "#2f6fab"), ("D", "#6a9f58"), ("o", "#e07b39"), ("^", "#8c5fa8"), ("v", "#7f7f7f")
 NUM_PALETTE_COLORS = 128
-PANEL_MAX_BATCHES = (1, 8, math.inf)  # the most of each panel
+PANEL_MAX_BATCHES = (1, 8, math.inf)  # largest batch of each panel
 
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """A layer.
+    """A layer with its tuned kernel and a library's.
 
     Attributes:
-        label: of the layer, ending with its batch.
-        workload: the layer.
-        tuned_row: the fastest kernel, as it was compared with the library.
-        library_row: the library's.
-        seconds_by_kind: of the fastest kernel of each kind in any log.
+        label: Label of the layer, which ends with its batch.
+        workload: The layer's workload.
+        tuned_row: The fastest kernel, as it was compared with the library.
+        library_row: The library's row.
+        seconds_by_kind: Seconds of the fastest kernel of each kind in any log.
     """
 
     label: str
@@ -50,26 +50,26 @@ class LayerComparison:
 
     @property
     def lead_ratio(self) -> float | None:
-        """How many times as long the next kind takes; None where there is no other."""
+        """Time of the second-fastest kind over that of the fastest; None if there is only one."""
         first_seconds, *remaining_seconds = sorted(self.seconds_by_kind.values())
         return remaining_seconds[0] / first_seconds if remaining_seconds else None
 
     @property
     def speedup(self) -> float:
-        """Over the library."""
+        """Speed-up over the library."""
         return _get_seconds(self.library_row) / _get_seconds(self.tuned_row)
 
 
 def compare_layers(
     sweeps: Iterable[Sweep], records: Iterable[Record], kinds: Collection[str], library: str = "cudnn"
 ) -> list[LayerComparison]:
-    """The layers of comparisons that have both a tuned kernel and the library's.
+    """Return the layers of comparisons that have both a tuned kernel and the library's.
 
     Args:
-        sweeps: the comparisons.
-        records: what was measured of these layers.
-        kinds: schedules that are kinds of their own; all others are one.
-        library: its name in the comparisons.
+        sweeps: The comparisons.
+        records: Measurements of these layers.
+        kinds: Schedules that are kinds of their own; all others form one kind.
+        library: Name of the library in the comparisons.
     """
     compared_rows = []
     for label, result in (
@@ -92,8 +92,18 @@ def compare_layers(
 
 
 def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -> Table:
-    """A line a layer: what won, its time and error beside the library's, and the best time of each kind."""
-    headers = ("layer", "workload", "schedule", "ours [µs]", "library [µs]", "×", "TFLOP/s", "error", "library's error")
+    """Return a table with one row per layer: the fastest kernel and the library's, their errors, times by kind."""
+    headers = (
+        "layer",
+        "workload",
+        "schedule",
+        "tvmconv [µs]",
+        "library [µs]",
+        "×",
+        "TFLOP/s",
+        "error",
+        "library's error",
+    )
     shown_kinds = [*kinds, OTHER_KINDS]
     rows = [
         (
@@ -113,7 +123,7 @@ def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -
 
 
 def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
-    """A line a network and batch; a layer's label begins with its network."""
+    """Return a table with one row per network and batch; a layer's label begins with its network."""
     headers = ("network", "batch", "layers", "×", "least ×", "slower", "most TFLOP/s", "largest error", "library's")
 
     def key(layer: LayerComparison) -> tuple[str, int]:
@@ -143,14 +153,15 @@ def _summarize_layers(layers: Sequence[LayerComparison]) -> tuple[str, ...]:
 
 
 def draw_winners(layers: Sequence[LayerComparison], kinds: Sequence[str], path: Path) -> None:
-    """A panel for each size of batch: channels across, the output's side up, the winners' marks.
+    """Draw one panel per range of batches: channels on the x axis, side of the output on the y axis, markers by winner.
 
-    Beside each mark is how many times as long the next kind takes; of several layers in one place the least.
+    The number at each marker is the ratio of the second-fastest kind's time; several layers at one position show the
+    least.
 
     Args:
-        layers: the layers.
-        kinds: as for `compare_layers`.
-        path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
+        layers: The layers.
+        kinds: Schedules that are kinds of their own, as for `compare_layers`.
+        path: File to write; its suffix, one of `charts.FORMATS`, selects the format.
     """
     panels = {
         max_batch: panel_layers
@@ -189,7 +200,7 @@ def _draw_panel(axes: Any, panel_layers: Sequence[LayerComparison], kinds: Seque
 
 
 def _select_panel(layer: LayerComparison) -> float:
-    """The most images of a layer's panel."""
+    """Return the largest batch of a layer's panel."""
     return next(max_batch for max_batch in PANEL_MAX_BATCHES if max_batch >= layer.workload.N)
 
 

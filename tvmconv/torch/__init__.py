@@ -1,9 +1,10 @@
-"""Tuned convolutions inside PyTorch: `optimize` gives a copy of a model that runs them.
+"""Tuned convolutions inside PyTorch: `optimize` returns a copy of a model that runs them.
 
->>> import tvmconv.torch
->>> faster = tvmconv.torch.optimize(model, example, seconds=120, log="my.jsonl")
->>> print(faster.report())
->>> y = faster(x)
+Example:
+    >>> import tvmconv.torch
+    >>> optimized = tvmconv.torch.optimize(model, example, seconds=120, log="my.jsonl")
+    >>> print(optimized.report())
+    >>> y = optimized(x)
 """
 
 from tvmconv.errors import ModelError

@@ -1,7 +1,7 @@
-"""An optimised model as a file: the graph and the weights by `torch.export`, and the kernels' machine code.
+"""The file of an optimized model: graph and weights by `torch.export`, and the kernels' machine code.
 
-To load it takes PyTorch and what launches kernels, not TVM. A file is a program: its machine code is run as it is, so
-load only what comes from somebody you trust.
+Loading it needs PyTorch and the launchers, not TVM. The machine code in a file is executed, so load only files from a
+trusted source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tvmconv.torch.launch import make_launcher
 from tvmconv.torch.signature import parse_signature
 
 VERSION = 1
-MAX_NAME = 100  # characters of the name of a device or an architecture
+MAX_NAME = 100  # largest length of the name of a device or an architecture
 HEADER_FILE, MODEL_FILE, CODE_FILE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
 
 
@@ -39,18 +39,18 @@ def save(
     torch_device: torch.device,
     path: str | os.PathLike[str],
 ) -> None:
-    """Write an optimised model.
+    """Write an optimized model to a file.
 
     Args:
-        model: what to write.
-        example_arguments: its arguments; the file computes inputs of these shapes.
-        kernel_names: of the kernels that it runs.
-        torch_device: where it runs.
-        path: of the file.
+        model: The model.
+        example_arguments: Arguments of the model; the file computes inputs of these shapes.
+        kernel_names: Names of the kernels that it runs.
+        torch_device: PyTorch's device of the model.
+        path: Path of the file.
 
     Raises:
-        ModelError: `torch.export` does not take the model.
-        Error: the file cannot be written.
+        ModelError: `torch.export` does not accept the model.
+        Error: The file cannot be written.
     """
     model_buffer = io.BytesIO()
     with translate_to_model_error(f"{type(model).__name__} cannot be saved"), torch.no_grad():
@@ -77,16 +77,19 @@ def save(
 
 
 def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bool = False) -> torch.nn.Module:
-    """A model that was saved: it computes inputs of the example's shapes.
+    """Load a saved model, which computes inputs of the example's shapes.
 
     Args:
-        path: of the file.
-        device: ours, where it runs; by default the GPU of the number that it had, or the first device of OpenCL.
-        rebuild: build the kernels anew, which takes TVM, where the file has them for another architecture.
+        path: Path of the file.
+        device: tvmconv's device to run on; by default the GPU with the saved index, or the first OpenCL device.
+        rebuild: Whether to build the kernels again, which needs TVM, if the file has them for another architecture.
+
+    Returns:
+        The model.
 
     Raises:
-        DeviceError: there is no such device, or it is of another architecture.
-        ModelError: this is no such file, or of another version.
+        DeviceError: The device does not exist, or its architecture differs and `rebuild` is false.
+        ModelError: The file cannot be read, is not such a file, or has another version.
     """
     path_text = os.fspath(path)
     with translate_to_model_error(f"cannot read {path_text}"):
@@ -98,9 +101,8 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
             )
             if target_device.arch != archived.arch and not rebuild:
                 raise DeviceError(
-                    f"{path_text} has kernels of {archived.device_name} ({archived.arch}), and "
-                    f"{target_device.text} is {target_device.name} "
-                    f"({target_device.arch}): rebuild=True"
+                    f"{path_text} has kernels of {archived.device_name} ({archived.arch}), but {target_device.text} is "
+                    f"{target_device.name} ({target_device.arch}): rebuild=True builds them again"
                 )
             for kernel in archived.kernels:
                 _install_kernel(kernel, target_device, torch_device, rebuild=target_device.arch != archived.arch)
@@ -112,8 +114,8 @@ class _ArchivedKernel:
     """A kernel of a file.
 
     Attributes:
-        name: under which the model calls it, which begins with its workload.
-        program: the kernel.
+        name: Name under which the model calls it; it begins with the workload's text.
+        program: The executable.
     """
 
     name: str
@@ -122,14 +124,14 @@ class _ArchivedKernel:
 
 @dataclass(frozen=True)
 class _ArchivedModel:
-    """What a file has.
+    """The contents of a file.
 
     Attributes:
-        torch_device_text: text of PyTorch's device.
-        device_name: name of the device that the kernels were built for; None without kernels.
-        arch: its architecture; None on OpenCL.
-        kernels: all that the model calls.
-        model: what `torch.export.save` wrote.
+        torch_device_text: Text of PyTorch's device.
+        device_name: Name of the device for which the kernels were built; None without kernels.
+        arch: Architecture of that device; None for OpenCL.
+        kernels: All kernels that the model calls.
+        model: Bytes that `torch.export.save` wrote.
     """
 
     torch_device_text: str
@@ -140,7 +142,7 @@ class _ArchivedModel:
 
 
 def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
-    """Read a file, and check all but the model itself, which PyTorch reads; raises `ModelError`."""
+    """Read and check a file, except for the model itself, which PyTorch reads; raise ModelError."""
     path_text = os.fspath(path)
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -148,7 +150,7 @@ def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
             header = jsonfile.parse_json(archive.read(HEADER_FILE))
             if header["version"].value != VERSION:
                 version = header["version"].decode(int)
-                raise ModelError(f"{path_text} is of version {version}, and this library reads {VERSION}: save it anew")
+                raise ModelError(f"{path_text} has version {version}, expected {VERSION}: save the model again")
             device, arch = None, None
             if header["kernels"].elements():
                 device = header["device"]["name"].decode_line(MAX_NAME)
@@ -170,7 +172,7 @@ def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
 
 
 def _parse_kernel(data: jsonfile.JsonValue, code: bytes) -> _ArchivedKernel:
-    """Read a kernel, whose program has to take the tensors of its workload."""
+    """Read a kernel and check that its executable takes the tensors of its workload."""
     name = data["workload"].decode(str)
     workload = parse_signature(name).workload
     program, _ = decode_executable(data["program"].decode(str), code)
@@ -183,7 +185,7 @@ def _parse_kernel(data: jsonfile.JsonValue, code: bytes) -> _ArchivedKernel:
 
 
 def _memory_bytes() -> int:
-    """Return the size of this machine's memory: no file that can be loaded is larger."""
+    """Return the size of this machine's memory in bytes, the limit of a file that can be loaded."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,10 +1,10 @@
-"""The backend `tvmconv` of `torch.compile`: convolutions by our kernels, and all else by another backend.
+"""The backend `tvmconv` of `torch.compile`: tvmconv's kernels run convolutions, another backend compiles the rest.
 
->>> faster = torch.compile(model, backend="tvmconv", options={"seconds": 60, "log": "my.jsonl"})
+    >>> compiled = torch.compile(model, backend="tvmconv", options={"seconds": 60, "log": "my.jsonl"})
 
-The graph that a backend is given has parameters as inputs, and these at hand: kernels are chosen for them as `optimize`
-does it, and the graph runs by them as long as it is called with the same parameters. The rest is compiled with and
-without our kernels, and the faster of both runs.
+A backend receives a graph whose inputs include the parameters, together with their current values. Kernels are selected
+for these as `optimize` does, and run as long as the graph is called with the same parameters. The rest of the graph is
+compiled with and without the kernels, and the faster version runs.
 
 Source of the interface: PyTorch's documentation, "Custom Backends".
 """
@@ -38,9 +38,9 @@ from tvmconv.torch.timing import time_call
 from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
 
 CompiledFunction = Callable[..., Any]
-OPTION_NAMES = ("seconds", "log", "choose", "then")  # as of `optimize`; and the backend for all else
+OPTION_NAMES = ("seconds", "log", "choose", "then")  # `then` names the backend for the rest of the graph
 DEFAULT_FALLBACK_BACKEND = "inductor"
-REPLACED_NODE_KEY = "tvmconv"  # under which a node keeps the name of the one that it stands for
+REPLACED_NODE_KEY = "tvmconv"  # key of a node's metadata with the name of the node that it replaces
 CONVOLUTION_MODULES = {torch.conv1d: torch.nn.Conv1d, torch.conv2d: torch.nn.Conv2d, torch.conv3d: torch.nn.Conv3d}
 BATCH_NORMS = {
     torch.nn.Conv1d: torch.nn.BatchNorm1d,
@@ -49,9 +49,7 @@ BATCH_NORMS = {
 }
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-ENTER_AUTOCAST = (
-    torch.amp.autocast_mode._enter_autocast
-)  # what comes behind computes in other dtypes, and is timed alone
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast  # later nodes compute in other dtypes
 
 _logger = logging.getLogger("tvmconv.torch")
 
@@ -61,20 +59,22 @@ def backend(
 ) -> CompiledFunction:
     """Compile a graph that `torch.compile` has captured.
 
-    Graphs with gradients, of other devices than one GPU or the CPU, of sizes that change, or in which autocast changes
-    are the other backend's.
-    What was decided is logged, layer by layer, under the name `tvmconv.torch` at the level INFO.
+    The other backend alone compiles graphs with gradients, on devices other than one GPU or the CPU, with dynamic
+    sizes, or with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at level INFO.
 
     Args:
-        gm: the graph.
-        example_inputs: its inputs, with the parameters among them.
-        options: `seconds`, `log` and `choose` as of `optimize`, where the time that the other backend takes counts, as
-            it was for the graph without our kernels; `then` names the backend for all else, by default
-            "inductor".
+        gm: The graph.
+        example_inputs: Its inputs, parameters included.
+        options: `seconds`, `log` and `choose` as of `optimize`, and `then`, the name of the backend for the rest of the
+            graph, by default "inductor". The time that the other backend takes counts towards `seconds`; it is
+            estimated by its time for the graph without tvmconv's kernels.
+
+    Returns:
+        The compiled function.
 
     Raises:
-        TuningError: there is no such option, or no such choice.
-        Error: the log cannot be read or written.
+        TuningError: An option or the value of `choose` is unknown.
+        Error: The log cannot be read or written.
     """
     option_values, started_at = dict(options or {}), time.monotonic()
     for name in option_values:
@@ -82,11 +82,11 @@ def backend(
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTION_NAMES)}")
     choose_mode = validate_choice(option_values.get("choose", "fastest"))
     seconds = option_values.get("seconds")
-    TuneOptions(seconds=seconds)  # which refuses what is no limit
+    TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds, started_at)
     compile_rest = torch._dynamo.lookup_backend(option_values.get("then", DEFAULT_FALLBACK_BACKEND))
     fallback_run = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
-    fallback_compile_seconds = time.monotonic() - started_at  # which the graph with our kernels takes as well
+    fallback_compile_seconds = time.monotonic() - started_at  # the graph with tvmconv's kernels takes as long
     torch_device = _find_torch_device(example_inputs)
     targets = {node.target for node in gm.graph.nodes}
     if (
@@ -105,8 +105,8 @@ def backend(
                 option_values,
                 deadline and deadline.reserve_seconds(fallback_compile_seconds),
             )
-    except DeviceError as error:  # there is none of ours for PyTorch's
-        _logger.warning("%s: convolutions are left as they are", error)
+    except DeviceError as error:  # tvmconv has no device for PyTorch's
+        _logger.warning("%s: PyTorch computes the convolutions", error)
         return fallback_run
     if not selected_sites:
         _logger.info("%s", report)
@@ -114,7 +114,7 @@ def backend(
     replaced_graph = _replace_convolutions(gm, selected_sites)
     replaced_run = compile_rest(replaced_graph, example_inputs)
     pytorch_seconds, tvmconv_seconds = (
-        _time_call(dispatch, example_inputs, torch_device) for dispatch in (fallback_run, replaced_run)
+        _time_call(run, example_inputs, torch_device) for run in (fallback_run, replaced_run)
     )
     _logger.info("%s", replace(report, before=pytorch_seconds, after=tvmconv_seconds))
     if tvmconv_seconds >= pytorch_seconds and choose_mode != "tuned":
@@ -122,40 +122,38 @@ def backend(
     fixed_inputs = _find_packed_inputs(selected_sites, example_inputs)
 
     def dispatch(*args: Any) -> Any:
-        _ = replaced_graph  # its modules bring weights up to date, as long as they are there
+        _ = replaced_graph  # keeps its modules alive, which update packed weights
         if all(args[input_index] is tensor for input_index, tensor in fixed_inputs):
             return replaced_run(*args)
-        return fallback_run(*args)  # of other parameters nothing is packed
+        return fallback_run(*args)  # no weights are packed for other parameters
 
     return dispatch
 
 
 def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
-    """The device of all inputs; None if they are on several, or not all are tensors that ask for no gradients."""
+    """Return the device of all inputs; None if there are several, an input is not a tensor, or one needs a gradient."""
     if not all(isinstance(value, torch.Tensor) for value in inputs):
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in inputs):
         return None
-    torch_devices = {value.device for value in inputs}
-    return (
-        torch_devices.pop() if len(torch_devices) == 1 and next(iter(torch_devices)).type in ("cpu", "cuda") else None
-    )
+    found = {value.device for value in inputs}
+    return found.pop() if len(found) == 1 and next(iter(found)).type in ("cpu", "cuda") else None
 
 
 def _has_training_norm(gm: fx.GraphModule) -> bool:
-    """Whether a normalisation takes statistics of what it is given, and writes them down."""
+    """Return whether a batch normalization computes and updates statistics."""
     norm_nodes = [node for node in gm.graph.nodes if node.target is torch.nn.functional.batch_norm]
     return any(_bind_arguments(node).get("training") for node in norm_nodes)
 
 
 def _bind_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a convolution or a normalisation, by name."""
+    """Return the arguments of a convolution or a normalization by name."""
     argument_names = CONVOLUTION_ARGUMENTS if node.target in CONVOLUTION_MODULES else NORM_ARGUMENTS
     return dict(zip(argument_names, node.args, strict=False)) | node.kwargs
 
 
 def _copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, without what does nothing in evaluation mode."""
+    """Return a copy of a graph without the nodes that have no effect in evaluation mode."""
     copied_graph = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     remove_no_ops(copied_graph.graph, dict(copied_graph.named_modules()))
     return copied_graph
@@ -168,14 +166,14 @@ def _select_sites(
     option_values: Mapping[str, Any],
     deadline: Deadline | None,
 ) -> tuple[list[FusionSite], Report]:
-    """The convolutions that are faster by our kernels, and what was decided by the deadline."""
+    """Return the convolutions that tvmconv's kernels compute faster, and the report of all decisions."""
     lifted = _lift_to_modules(gm, inputs)
     own_ids = {
         id(tensor)
         for module in getattr(lifted, MODEL_NAME, lifted).children()
         for tensor in (*module.parameters(), *module.buffers())
     }
-    inputs = [value if id(value) in own_ids else value.clone() for value in inputs]  # it may be written to
+    inputs = [value if id(value) in own_ids else value.clone() for value in inputs]  # a graph may write to its inputs
     model = Optimized(gm, lifted)
     device = find_device_for(torch_device, None)
     provider = KernelProvider(device, torch_device, option_values.get("log"), lambda text: _logger.debug("%s", text))
@@ -194,7 +192,7 @@ def _select_sites(
 
 
 def _lift_to_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """The same graph, in which convolutions and normalisations of parameters are modules, called as their nodes are."""
+    """Return the graph with convolutions and normalizations of parameters as modules, called like their nodes."""
     lifted = _copy_graph(gm)
     values = _example_values(lifted.graph, inputs)
     conv_types: dict[fx.Node, type] = {}
@@ -222,7 +220,7 @@ def _example_values(graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any
 def _match_module(
     node: fx.Node, values: Mapping[fx.Node, Any], conv_types: Mapping[fx.Node, type]
 ) -> torch.nn.Module | None:
-    """The module that a call is one of; None if it is none, or its parameters are no inputs of the graph."""
+    """Return the module that is equivalent to a call; None if there is none, or its parameters are not graph inputs."""
     conv_type = CONVOLUTION_MODULES.get(node.target)
     is_norm = node.target is torch.nn.functional.batch_norm
     if conv_type is None and not is_norm:
@@ -270,13 +268,13 @@ def _make_norm(norm_type: type, tensors: Mapping[str, Any], arguments: Mapping[s
         return None
     channels, eps = tensors["running_mean"].shape[0], arguments.get("eps", 1e-5)
     module: Any = norm_type(channels, eps=eps, affine=False, device="meta").eval()
-    module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # buffers, where they are frozen
+    module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # frozen parameters are buffers
     module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
     return module
 
 
 def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[FusionSite]) -> fx.GraphModule:
-    """The graph, in which chosen convolutions are calls of our modules."""
+    """Return the graph with the selected convolutions replaced by calls of tuned modules."""
     replaced_graph = _copy_graph(gm)
     nodes = {node.name: node for node in replaced_graph.graph.nodes}
 
@@ -298,12 +296,12 @@ def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[FusionSit
 
 
 def _find_packed_inputs(selected_sites: Sequence[FusionSite], inputs: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
-    """The inputs of the graph that chosen convolutions were packed from, and their places."""
-    packed_ids = {id(tensor) for site in selected_sites for tensor in site.module.sources()}
+    """Return the graph inputs from which weights were packed, with their indices."""
+    packed_ids = {id(tensor) for site in selected_sites for tensor in site.module.weight_sources()}
     return [(input_index, tensor) for input_index, tensor in enumerate(inputs) if id(tensor) in packed_ids]
 
 
 def _time_call(run: CompiledFunction, inputs: Sequence[Any], torch_device: torch.device) -> float:
-    """The seconds of a call; on a copy of what is no parameter, as a graph may write to its input."""
+    """Return the seconds of a call; inputs other than parameters are copied because a graph may write to them."""
     arguments = [value if isinstance(value, torch.nn.Parameter) else value.clone() for value in inputs]
     return time_call(lambda: run(*arguments), torch_device)

@@ -1,4 +1,4 @@
-"""The convolutions of a model and what follows each, found in the graph that `torch.fx` makes of it."""
+"""The convolutions of a traced model, each with the operations after it that one kernel can compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
 from tvmconv.torch.norms import match_functional_norm
 from tvmconv.workloads.epilogues.leaky_relu import SLOPES
 
-MODEL_NAME = "model"  # what the model is called in the graph
+MODEL_NAME = "model"  # attribute of the graph module that holds the model
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 ADD_METHODS = ("add", "add_")
@@ -39,7 +39,7 @@ ACTIVATION_FUNCTIONS: dict[Any, str] = {
 }
 ACTIVATION_METHODS = {name + end: name for name in ("relu", "sigmoid", "tanh") for end in ("", "_")}
 NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
-NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # PyTorch's and torchvision's, and where they take `training`
+NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
 ACTIVATION_MODULES: dict[type, str] = {
     torch.nn.ReLU: "relu",
     torch.nn.SiLU: "silu",
@@ -52,7 +52,7 @@ ACTIVATION_MODULES: dict[type, str] = {
 }
 
 
-# Activations with parameters: what they are called here, and their parameters with PyTorch's defaults.
+# Activations with parameters: their names here, and their parameters with PyTorch's defaults.
 PARAMETRIC_FUNCTIONS: dict[Any, tuple[str, dict[str, Any]]] = {
     functional.leaky_relu: ("leaky_relu", {"negative_slope": 0.01}),
     functional.leaky_relu_: ("leaky_relu", {"negative_slope": 0.01}),
@@ -67,20 +67,19 @@ PARAMETRIC_MODULES: dict[type, tuple[str, tuple[str, ...]]] = {
     torch.nn.Softplus: ("softplus", ("beta", "threshold")),
     torch.nn.GELU: ("gelu", ("approximate",)),
 }
-ACTIVATION_BY_PARAMETERS: dict[
-    tuple[Any, ...], str
-] = {  # the operations of epilogues that these are, by their parameters
+# Epilogue operations by name and parameters of the activation.
+ACTIVATION_BY_PARAMETERS: dict[tuple[Any, ...], str] = {
     **{("leaky_relu", slope): name for name, slope in SLOPES.items()},
     ("elu", 1.0): "elu",
     ("softplus", 1, 20): "softplus",
     ("gelu", "none"): "gelu",
     ("gelu", "tanh"): "gelu_tanh",
 }
-CLAMP_FUNCTIONS: dict[Any, tuple[float | None, float | None]] = {  # and their limits, if none are given
+CLAMP_FUNCTIONS: dict[Any, tuple[float | None, float | None]] = {  # with default limits
     **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
     **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
 }
-# What a report names where it follows a convolution and no kernel does it: activations and normalisations.
+# Activations and normalizations that a report names if they follow a convolution and no kernel computes them.
 REPORTED_MODULES = {f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "instancenorm", "normalization")}
 REPORTED_FUNCTIONS = {
     *("prelu", "leaky_relu", "rrelu", "elu", "selu", "celu", "softplus", "softsign", "gelu", "hardtanh", "logsigmoid"),
@@ -96,17 +95,17 @@ ACTIVATION_BY_LIMITS: dict[tuple[float | None, float | None], str] = {
 
 @dataclass
 class FusionSite:
-    """A convolution in a graph, and the operations behind it that one kernel does with it.
+    """A convolution in a graph and the operations after it that one kernel computes with it.
 
     Attributes:
-        path: of the convolution in the model.
-        conv: the model's module.
-        norm: the batch normalisation behind it, if there is one.
-        epilogue_names: of the other operations, `add` among them at most once.
-        nodes: of all of them, the convolution's first.
-        add_node: the one that adds a residual, if there is one.
-        followed_by: what alone reads the last one's value, and no kernel does; "" if there is no such operation.
-        module: what computes the site in the tuned graph.
+        path: Path of the convolution in the model.
+        conv: The model's module.
+        nodes: Nodes of all operations, the convolution first.
+        norm: The batch normalization after it, if there is one.
+        epilogue_names: Names of the other operations, with `add` at most once.
+        add_node: Node that adds a residual, if there is one.
+        followed_by: Name of the only reader of the last node, if no kernel computes it; "" otherwise.
+        module: Module that computes the site in the tuned graph.
     """
 
     path: str
@@ -120,14 +119,14 @@ class FusionSite:
 
     @property
     def residual(self) -> fx.Node | None:
-        """What is added, as the graph has it now."""
+        """Node of the added tensor in the current graph; None if there is none."""
         if self.add_node is None:
             return None
         return next(arg for arg in self.add_node.args if isinstance(arg, fx.Node) and arg not in self.nodes)
 
 
 class _ModelHolder(torch.nn.Module):
-    """Calls the model: a model that is a single convolution is a module in the graph like any other."""
+    """A module that calls the model, so that a model that is a single convolution is a module in the graph, too."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -138,44 +137,44 @@ class _ModelHolder(torch.nn.Module):
 
 
 class _FusionTracer(fx.Tracer):
-    """Goes into all modules but PyTorch's own, and those that have hooks, which shall be called."""
+    """A tracer that enters all modules except PyTorch's own and those with hooks, which must be called."""
 
-    proxy_buffer_attributes = True  # what is computed from buffers is computed at each call
+    proxy_buffer_attributes = True  # computations on buffers run at each call
 
     def __init__(self) -> None:
         super().__init__()
         self._autocast = _get_autocast_dtypes()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a node; raises ModelError where the model has changed autocast, as a graph would not."""
+        """Add a node; raise ModelError if the model has changed autocast, which a graph does not reproduce."""
         if _get_autocast_dtypes() != self._autocast:
             raise ModelError("it changes autocast")
         return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one node."""
+        """Return whether a module becomes one node."""
         return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _get_autocast_dtypes() -> list[torch.dtype | None]:
-    """The dtypes of autocast on the CPU and on GPUs, where it is on."""
+    """Return the autocast dtypes on the CPU and on GPUs; None where autocast is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether somebody else does something when a module is called."""
+    """Return whether hooks are registered that run when the module is called."""
     return any(getattr(module, name) for name in HOOK_ATTRIBUTES)
 
 
 def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
-    """The model as a graph, in which it is called `MODEL_NAME`; it shares the model's modules and parameters.
+    """Trace a model as a graph that shares the model's modules and parameters; the model is its attribute `MODEL_NAME`.
 
     Args:
-        model: to be traced.
-        fixed_arguments: arguments that have one value in the graph, whatever it is called with.
+        model: Model to trace.
+        fixed_arguments: Arguments that keep one value in the graph whatever it is called with.
 
     Raises:
-        Exception: whatever a model raises that cannot be traced.
+        Exception: Any exception of a model that cannot be traced.
     """
     holder, tracer = _ModelHolder(model), _FusionTracer()
     if type(model) in CONVOLUTIONS or has_hooks(model):
@@ -188,13 +187,13 @@ def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | Non
         _remove_guards(graph, fixed_arguments or {})
     remove_no_ops(graph, dict(holder.named_modules()))
     traced = fx.GraphModule(holder, graph, type(model).__name__)
-    traced.model = model  # itself, in place of the shells that `GraphModule` makes of modules on the way to others
+    traced.model = model  # `GraphModule` has put empty modules in place of parents
     return traced
 
 
 def _remove_guards(graph: fx.Graph, fixed_arguments: Mapping[str, Any]) -> None:
-    """Let the placeholders of fixed arguments have their names, and nobody look at what is given for them."""
-    names = {f"{name}_1": name for name in fixed_arguments}  # as the tracer calls them
+    """Restore the names of the placeholders of fixed arguments, and remove the guards on their values."""
+    names = {f"{name}_1": name for name in fixed_arguments}  # the tracer appends _1
     for node in [node for node in graph.nodes if node.op == "placeholder" and node.target in names]:
         node.target = names[node.target]
         for user in list(node.users):
@@ -204,7 +203,7 @@ def _remove_guards(graph: fx.Graph, fixed_arguments: Mapping[str, Any]) -> None:
 
 
 def remove_no_ops(graph: fx.Graph, modules: dict[str, Any]) -> None:
-    """Take out what gives what it is given in evaluation mode."""
+    """Remove nodes that return their input in evaluation mode."""
     for node in graph.nodes:
         is_no_op = False
         if node.op == "call_module":
@@ -220,11 +219,11 @@ def remove_no_ops(graph: fx.Graph, modules: dict[str, Any]) -> None:
 
 
 def find_fusion_sites(graph: fx.GraphModule, node_metadata: Mapping[fx.Node, tuple[Any, ...]]) -> Iterator[FusionSite]:
-    """The convolutions of a graph, each with as much of what follows it as one kernel can do.
+    """Yield the convolutions of a graph, each with the operations after it that one kernel can compute.
 
     Args:
-        graph: of the model.
-        node_metadata: what each node gave when the model was run: the memory format, and shape and dtype.
+        graph: Graph of the model.
+        node_metadata: Layout, shape and dtype of the result of each node in a run of the model.
     """
     modules = dict(graph.named_modules())
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
@@ -251,7 +250,7 @@ def find_fusion_sites(graph: fx.GraphModule, node_metadata: Mapping[fx.Node, tup
 
 
 def _name_unfused(site: FusionSite, modules: dict[str, Any]) -> str:
-    """What PyTorch calls the one operation behind a site, if it is an activation or a normalisation."""
+    """Return PyTorch's name of the only operation after a site if it is an activation or a normalization, else ""."""
     users = list(site.nodes[-1].users)
     if len(users) != 1 or users[0].op not in ("call_module", "call_function"):
         return ""
@@ -268,7 +267,7 @@ def _next_fusible(
     order: dict[fx.Node, int],
     node_metadata: Mapping[fx.Node, tuple[Any, ...]],
 ) -> tuple[fx.Node, str] | None:
-    """The next node that a site's kernel can do as well, and what it does; None if there is none."""
+    """Return the next node that a site's kernel can compute and its operation; None if there is none."""
     last_node = site.nodes[-1]
     if len(last_node.users) != 1:
         return None
@@ -290,19 +289,19 @@ def _next_fusible(
         ):
             return None
     if node_metadata.get(user, UNKNOWN_METADATA) != node_metadata.get(last_node, UNKNOWN_METADATA):
-        return None  # what is behind may need it to lie as it does, as a `view`
+        return None  # later nodes may depend on the memory format, such as a `view`
     first_order, site_nodes = order[site.nodes[0]], {*site.nodes}
     if any(
         _is_in_place_write(node, modules)
         for node in order
         if first_order < order[node] < order[user] and node not in site_nodes
     ):
-        return None  # computed later, the convolution might read what was written over its input meanwhile
+        return None  # the kernel runs at the last node, and its input could be overwritten before that
     return user, operation
 
 
 def _classify_node(node: fx.Node, input_node: fx.Node, modules: dict[str, Any]) -> str | None:
-    """What a node does to a value: `norm`, `add`, the name of an activation, or None for anything else."""
+    """Return the operation of a node: `norm`, `add`, the name of an activation, or None for anything else."""
     is_first_argument = bool(node.args) and node.args[0] is input_node
     match node.op:
         case "call_module" if is_first_argument and len(node.args) == 1 and not node.kwargs:
@@ -342,7 +341,7 @@ def _classify_node(node: fx.Node, input_node: fx.Node, modules: dict[str, Any]) 
 
 
 def _match_parametric(node: fx.Node) -> str | None:
-    """The operation of an epilogue that a call of an activation with parameters is; None if it is none."""
+    """Return the epilogue operation of a call of an activation with parameters; None if there is none."""
     name, defaults = PARAMETRIC_FUNCTIONS[node.target]
     arguments = {**dict(zip(defaults, node.args[1:], strict=False)), **node.kwargs}
     arguments.pop("inplace", None)
@@ -357,7 +356,7 @@ def _match_parametric(node: fx.Node) -> str | None:
 
 
 def _match_clamp(node: fx.Node, low: float | None, high: float | None) -> str | None:
-    """The activation that a call with limits is, by their defaults."""
+    """Return the activation of a call with limits, given their defaults; None if there is none."""
     given_limits = dict(zip(("low", "high"), node.args[1:], strict=False))
     low, high = given_limits.get("low", low), given_limits.get("high", high)
     for name, value in node.kwargs.items():
@@ -372,7 +371,7 @@ def _match_clamp(node: fx.Node, low: float | None, high: float | None) -> str | 
 
 
 def _is_in_place_write(node: fx.Node, modules: dict[str, Any]) -> bool:
-    """Whether a node may write to a value that is there already."""
+    """Return whether a node may write to an existing tensor."""
     match node.op:
         case "call_module":
             module = modules[str(node.target)]
@@ -396,7 +395,7 @@ _IN_PLACE_OPERATORS = {name for name in dir(operator) if name.startswith("i") an
 
 
 def replace_sites(graph: fx.GraphModule, sites: list[FusionSite]) -> None:
-    """Have modules of our own compute the sites: those that they have, or new ones."""
+    """Replace the sites of a graph by tuned modules: their own, or new ones."""
     for number, site in enumerate(sites):
         name = f"conv{number}"
         site.module = site.module or TunedConv(site.conv, site.norm, site.epilogue_names)

@@ -1,4 +1,4 @@
-"""Kernels for a model's workloads: from logs, by a search, or predicted."""
+"""Kernels for a model's workloads: from logs, from a search, or predicted."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from tvmconv.torch.signature import KERNEL_NAME_SEPARATOR, parse_signature
 from tvmconv.workloads import Workload, dtypes, parse
 
 DEFAULT_LOG = "tuning.jsonl"
-BUILD_SECONDS = 1.0  # that a builder takes for a kernel, about
-BUILDER_HANDOVER_SECONDS = 1.0  # until builders have ended what a search had them do
-MAX_CANDIDATES = 4  # kernels that are compared for a workload that was not measured on this device
+BUILD_SECONDS = 1.0  # approximate time of one build
+BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
+MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
 
 
 @dataclass
@@ -51,10 +51,10 @@ class AvailableKernel:
     """A kernel that was built.
 
     Attributes:
-        workload_text: of its workload.
-        schedule: its name.
-        config_source: where the config is from, in a few words.
-        program: for the device.
+        workload_text: Text of its workload.
+        schedule: Name of its schedule.
+        config_source: Source of its config, in a few words.
+        program: Executable for the device.
     """
 
     workload_text: str
@@ -65,24 +65,24 @@ class AvailableKernel:
     _truncates: bool | None = None
 
     def load_launcher(self, device: Device, torch_device: torch.device) -> Launcher:
-        """What runs it, loaded once; raises DeviceError if it does not load."""
+        """Return the launcher, which is loaded once; raise DeviceError if it cannot be loaded."""
         if self._launcher is None:
             self._launcher = make_launcher(parse_signature(self.workload_text), self.program, device, torch_device)
         return self._launcher
 
     @property
     def name(self) -> str:
-        """What the operator calls it."""
+        """Name under which the operator runs the kernel."""
         return f"{self.workload_text}{KERNEL_NAME_SEPARATOR}{self.digest[:16]}"
 
     @functools.cached_property
     def digest(self) -> str:
-        """The same for the same program."""
+        """Hash of the executable, equal for equal executables."""
         header, code = encode_executable(self.program, None)
         return hashlib.sha256(header.encode() + code).hexdigest()
 
     def is_truncating(self, device: Device, torch_device: torch.device) -> bool:
-        """Whether it truncates its inputs to TF32; raises DeviceError as `load_launcher` does."""
+        """Return whether the kernel truncates its inputs to TF32; raise DeviceError as `load_launcher` does."""
         if self._truncates is None:
             signature = parse_signature(self.workload_text)
             uses_tf32 = signature.workload.dtype == dtypes.TF32.name
@@ -93,16 +93,16 @@ class AvailableKernel:
 
 
 class KernelProvider:
-    """Kernels for workloads on a device.
+    """A source of kernels for workloads on a device.
 
     Args:
-        device: ours.
-        torch_device: PyTorch's.
-        log: what was measured, and where a search writes.
-        on_progress: is called with a line of text now and then.
+        device: tvmconv's device.
+        torch_device: PyTorch's device.
+        log: Path of a tuning log with earlier measurements, to which a search appends; None for the default log.
+        on_progress: Callback that receives a line of text now and then.
 
     Attributes:
-        unsearched_workloads: workloads that a search was asked for and had no time for, by their texts.
+        unsearched_workloads: Texts of the workloads that were to be searched and for which no time was left.
     """
 
     def __init__(
@@ -116,28 +116,27 @@ class KernelProvider:
         self._log, self._on_progress = log, on_progress
         self._available: dict[str, list[AvailableKernel]] = {}
         self._failure_reasons: dict[str, str] = {}
-        self._built_programs: dict[str, Executable] = {}  # by a search, under what `_config_key` gives
+        self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
         self.unsearched_workloads: list[str] = []
 
     def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
-        """Build kernels for each workload: the one that was measured to be the fastest here, or some that promise most.
+        """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
         Args:
-            counts: how often the model has each, by its text.
-            deadline: when a search of those that the log knows nothing of, and all building, shall be done; those that
-                cost the model most come first. One kernel of each workload may be built until its cut-off. None for no
-                search, and no limit for building.
+            counts: Number of layers of the model by workload text.
+            deadline: Deadline of the search for workloads that the log does not cover, and of all builds; the most
+                expensive workloads come first. One kernel per workload may still be built until the deadline's cut-off.
+                None for no search and no limit.
 
         Raises:
-            Error: the log is not there and nothing is searched, or it cannot be read or written.
-            DeviceError: the device is lost.
+            Error: The log cannot be read or written, or it does not exist and there is no search.
+            DeviceError: The device is lost.
         """
         with keep_workers_alive():
             if deadline is not None:
                 self._search_workloads(counts, deadline)
-            has_log = self._log is not None and (
-                deadline is None or Path(self._log).exists()
-            )  # a search may find nothing
+            # A search that measured nothing has written no log.
+            has_log = self._log is not None and (deadline is None or Path(self._log).exists())
             logs = list_log_files([self._log]) if has_log and self._log is not None else []
             texts = [
                 workload.text
@@ -146,14 +145,15 @@ class KernelProvider:
             self._build_candidates(texts, RecordIndex([*logs, *packaged_logs()]), deadline)
 
     def list_available_kernels(self, text: str) -> list[AvailableKernel]:
-        """The kernels of a workload, the most promising first; none if none could be built."""
+        """Return the kernels of a workload, the most promising first; the list is empty if none could be built."""
         return self._available.get(text, [])
 
     def failure_reason(self, text: str) -> str:
-        """Why there is none."""
+        """Return the reason why a workload has no kernel."""
         return self._failure_reasons.get(text, "")
 
     def _search_workloads(self, counts: Mapping[str, int], deadline: Deadline) -> None:
+        """Search kernels for the workloads that the log does not cover."""
         log = DEFAULT_LOG if self._log is None else self._log
         self._log = log
         workloads = {parse(text): count for text, count in counts.items()}
@@ -178,16 +178,16 @@ class KernelProvider:
             try:
                 result = search(
                     lambda progress, prefix=prefix: self._on_progress(  # type: ignore[misc]
-                        f"{prefix}: {progress.num_trials:,} configs, {search_deadline.remaining_seconds:.0f} s left for all"
+                        f"{prefix}: {progress.num_trials:,} configs, {search_deadline.remaining_seconds:.0f} s left"
                     )
                 )
-            except ScheduleError as error:  # nothing computes it there
+            except ScheduleError as error:  # no schedule computes it on this device
                 self._on_progress(f"{prefix}: {error}")
             else:
                 self._keep_search_result(workload, result)
 
     def _keep_search_result(self, workload: Workload, result: Tuned) -> None:
-        """Note what came of a search, with the kernels that it built."""
+        """Store the executables that a search built."""
         if SkippedPhase.SEARCH in result.omitted:
             self.unsearched_workloads.append(workload.text)
         for trial in result.built:
@@ -195,14 +195,14 @@ class KernelProvider:
                 self._built_programs[_config_key(workload, trial.schedule, trial.config)] = trial.executable
 
     def _build_candidates(self, texts: list[str], record_index: RecordIndex, deadline: Deadline | None) -> None:
-        """Build the candidates of each workload, and others where all of them fail."""
+        """Build the first candidates of each workload, and further ones where all of them fail."""
         remaining: dict[str, Iterator[Candidate]] = {
             text: iterate_candidates(record_index, parse(text), self.device)
             for text in texts
             if not self._load_cached(text, record_index)
         }
         while remaining:
-            # To predict takes a while for each workload: half of the time is for building.
+            # Predictions take a while for each workload, so half of the time is reserved for builds.
             prediction_deadline = (
                 deadline.cut_off.reserve_seconds(deadline.cut_off.remaining_seconds / 2) if deadline else Deadline()
             )
@@ -227,7 +227,7 @@ class KernelProvider:
             builder_inputs = [
                 BuilderInput(parse(text), candidate.schedule, candidate.config) for text, candidate in batch
             ]
-            progress_suffix = f"of {len(builder_inputs)} kernels are built"
+            progress_suffix = f"of {len(builder_inputs)} kernels built"
             results = build_all(
                 builder_inputs,
                 self.device,
@@ -256,12 +256,12 @@ class KernelProvider:
             }
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
-        """The fastest record of a workload on this device."""
+        """Return the fastest record of a workload on this device; None if there is none."""
         device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
         return record if device_match is DeviceMatch.DEVICE else None
 
     def _load_cached(self, text: str, record_index: RecordIndex) -> bool:
-        """Take the kernel that was measured to be the fastest, if it was built before; whether it was."""
+        """Load the fastest measured kernel from the search's results or the cache; return whether it was there."""
         workload = parse(text)
         record = self._find_measured_record(workload, record_index)
         if record is None:
@@ -278,7 +278,7 @@ class KernelProvider:
         return program is not None
 
     def _next_candidates(self, text: str, candidate_iterator: Iterator[Candidate]) -> list[Candidate]:
-        """The candidates to build next: one that was measured, or a few."""
+        """Return the candidates to build next: the measured one, or a few predicted ones."""
         try:
             first_candidate = next(candidate_iterator, None)
             if first_candidate is None or first_candidate.config_source == TUNED:
@@ -290,11 +290,11 @@ class KernelProvider:
                     MAX_CANDIDATES - 1,
                 ),
             ]
-        except Error as error:  # nothing computes it there
+        except Error as error:  # no schedule computes it on this device
             self._failure_reasons[text] = str(error)
             return []
 
 
 def _config_key(workload: Workload, schedule: str, config: Config) -> str:
-    """The same for the same config of a schedule for a workload."""
+    """Return a key that is equal for equal configs of a schedule for a workload."""
     return json.dumps([workload.text, schedule, sorted(config.items())])

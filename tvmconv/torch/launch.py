@@ -1,4 +1,4 @@
-"""Programs as launchers of the operator: on NVIDIA GPUs by CUDA's driver, on the CPU through OpenCL."""
+"""Launchers of executables for the operator: through the CUDA driver on NVIDIA GPUs, through OpenCL on the CPU."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from tvmconv.compiler.executable import CompiledKernel, Executable
     from tvmconv.devices import Device
 
-MAX_TENSOR_MAPS = 64  # tensor maps that are kept, by the address of their arrays
+MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their arrays
 
 
 def make_launcher(
     signature: ConvSignature, program: Executable, device: Device, torch_device: torch.device
 ) -> operator.Launcher:
-    """What runs a program.
+    """Return a launcher of an executable.
 
     Args:
-        signature: of the workload's tensors.
-        program: of the workload, for the device.
-        device: ours.
-        torch_device: PyTorch's for its tensors: the same GPU, or the CPU for a device of OpenCL.
+        signature: Signature of the workload's tensors.
+        program: Executable of the workload for the device.
+        device: tvmconv's device.
+        torch_device: PyTorch's device of the tensors: the same GPU, or the CPU for an OpenCL device.
 
     Raises:
-        DeviceError: it does not load, or takes what tensors of PyTorch cannot be: constant memory or a texture.
+        DeviceError: The executable cannot be loaded, or reads constant memory or a texture, which PyTorch's tensors
+            cannot be.
     """
-    if any(step.constants or step.textures for step in program.kernels):
+    if any(kernel.constants or kernel.textures for kernel in program.kernels):
         raise DeviceError(
-            f"{signature.workload.text}: its kernel reads constant memory or a texture, which PyTorch has none of"
+            f"{signature.workload.text}: its kernel reads constant memory or a texture: expected global memory only"
         )
     if torch_device.type == "cuda":
         return CudaLauncher(signature, program, device, torch_device)
@@ -48,7 +49,7 @@ def make_launcher(
 
 
 class OpenclLauncher:
-    """Runs a program on a device of OpenCL, for tensors of the CPU."""
+    """A launcher on an OpenCL device for tensors on the CPU."""
 
     def __init__(self, signature: ConvSignature, program: Executable, device: Device) -> None:
         self._signature, self.program, self.device = signature, program, device
@@ -58,7 +59,7 @@ class OpenclLauncher:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run it; the tensors lie as the form says."""
+        """Run the executable on tensors in the signature's memory format and return the output."""
         epilogue_arguments = {"bias": bias, "add": add}
         arguments = [x, weight, *(epilogue_arguments[name] for name in self._epilogue_order)]
         result = self._loaded.run([self._to_array(tensor) for tensor in arguments if tensor is not None])
@@ -67,7 +68,7 @@ class OpenclLauncher:
         return output
 
     def _to_array(self, tensor: torch.Tensor) -> np.ndarray:
-        """A tensor's memory, as an array of the axes in the order in which they lie."""
+        """Return a tensor as an array whose axes are in memory order."""
         if tensor.dim() > 1 and self._signature.memory_format is not torch.contiguous_format:
             tensor = tensor.movedim(1, -1)
         tensor = tensor.detach().contiguous()
@@ -76,7 +77,7 @@ class OpenclLauncher:
         return tensor.numpy()
 
     def _to_tensor(self, array: np.ndarray) -> torch.Tensor:
-        """An array as a tensor of N, C and space."""
+        """Return an array as a tensor with the axes N, C and space."""
         if array.dtype == ml_dtypes.bfloat16:
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
@@ -85,9 +86,10 @@ class OpenclLauncher:
 
 
 class CudaLauncher:
-    """Runs a program on an NVIDIA GPU: on PyTorch's current stream, in memory of PyTorch's.
+    """A launcher on an NVIDIA GPU, on PyTorch's current stream and in memory that PyTorch allocates.
 
-    A launch reads its parameters before it returns, but another thread may be in one, too: each takes a set of its own.
+    A launch has read its parameters when it returns. Several threads may launch at once, so each takes parameters of
+    its own.
     """
 
     def __init__(self, signature: ConvSignature, program: Executable, device: Any, torch_device: torch.device) -> None:
@@ -111,10 +113,10 @@ class CudaLauncher:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
     ) -> torch.Tensor:
-        """Queue it; the tensors lie as the form says."""
+        """Queue the kernels on tensors in the signature's memory format and return the output."""
         output = self._signature.allocate_output(self._torch_device)
         packed = self._pack_weight(weight) if self._packed_workspaces else {}
-        # PyTorch has it back when this returns: who takes the memory next, queues behind these launches.
+        # PyTorch frees this memory when the function returns; its next user is queued after these launches.
         workspaces = [
             packed[workspace_index] if workspace_index in packed else self._allocate(nbytes)
             for workspace_index, nbytes in enumerate(self._workspace_bytes)
@@ -140,10 +142,10 @@ class CudaLauncher:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._torch_device)
 
     def _pack_weight(self, weight: torch.Tensor) -> Mapping[int, torch.Tensor]:
-        """The scratch memory that the first steps have filled from a weight, once, by its number.
+        """Return the workspaces that the prepack kernels fill from a weight, by index.
 
-        It is made anew, in the same memory, when the weight was written to. Of a weight that may end without a word
-        there is none.
+        They are filled once, and again in the same memory when the weight is written to. The result is empty for a
+        weight whose lifetime is unknown.
         """
         weight_cache = operator.packed_weight_cache(weight)
         if weight_cache is None:
@@ -153,7 +155,7 @@ class CudaLauncher:
             return packed
         with torch.cuda.device(self._index):
             if torch.cuda.is_current_stream_capturing():
-                return {}  # a graph of these steps makes it with every replay, but not now
+                return {}  # a captured kernel runs at each replay, but not now
             packed = packed or {
                 workspace_index: self._allocate(self._workspace_bytes[workspace_index])
                 for workspace_index in self._packed_workspaces
@@ -164,7 +166,7 @@ class CudaLauncher:
             for workspace_index, tensor in packed.items():
                 pointers[num_arrays + workspace_index] = tensor.data_ptr()
             self._enqueue(self._functions[: self.program.num_prepack_kernels], pointers)
-            torch.cuda.current_stream().synchronize()  # other streams will read it
+            torch.cuda.current_stream().synchronize()  # other streams will read the workspaces
         weight_cache[self] = weight._version, packed
         return packed
 
@@ -173,12 +175,12 @@ def _raw_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
-# PyTorch's own generated code asks for its stream so, in a fifth of the time.
+# PyTorch's generated code uses this function, which takes a fifth of the time.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
 
 class _LoadedFunction:
-    """A kernel function, and sets of parameters for it."""
+    """A loaded kernel function with reusable sets of parameters."""
 
     def __init__(self, kernel: CompiledKernel) -> None:
         self._function = CudaFunction(kernel.code, kernel.name, kernel.dynamic_shared_bytes)
@@ -186,10 +188,8 @@ class _LoadedFunction:
         self._tensor_maps = dict(kernel.tensor_maps)
         self._arguments = kernel.arguments
         self._free_params: list[PackedParams] = []
-        self._overlaps = kernel.uses_pdl  # with whatever is before it on the stream: it waits for its end by itself
-        self._stream_launchers: dict[
-            int, Callable[[PackedParams], None]
-        ] = {}  # by the stream; PyTorch has but some of them
+        self._overlaps = kernel.uses_pdl  # the kernel itself waits for the end of its predecessor on the stream
+        self._stream_launchers: dict[int, Callable[[PackedParams], None]] = {}  # by stream handle
         self._encoded_maps: OrderedDict[tuple[int, int], tuple[int, ...]] = OrderedDict()
 
     def enqueue(self, pointers: Sequence[int], stream: int) -> None:
@@ -214,7 +214,7 @@ class _LoadedFunction:
         self._free_params.append(params)
 
     def _encode_map(self, parameter_index: int, pointer: int) -> tuple[int, ...]:
-        """The words of a tensor map over the array at an address; the latest are kept."""
+        """Return the encoded tensor map of the array at an address; recent ones are cached."""
         encoded_map = self._encoded_maps.get((parameter_index, pointer))
         if encoded_map is None:
             encoded_map = self._encoded_maps[parameter_index, pointer] = encode_tensor_map(

@@ -1,4 +1,6 @@
-"""A convolution of a model with what follows it, by our kernel where there is one for its input, else by PyTorch."""
+"""A convolution of a model with the operations that follow it, run by a tvmconv kernel if there is one, else by
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,16 @@ from tvmconv.torch.signature import ACTIVATIONS, parse_signature
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
 
-TensorStamp = tuple[
-    weakref.ref[torch.Tensor], int, int
-]  # of a tensor: itself, its memory, and how often it was written to
+TensorStamp = tuple[weakref.ref[torch.Tensor], int, int]  # a tensor, its address, and its version counter
 InputKey = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 
 
 def make_input_key(x: torch.Tensor) -> InputKey:
-    """What an input has to be for a kernel, and PyTorch to be set to.
+    """Return the properties of an input, and of PyTorch's settings, that select a kernel.
 
     Returns:
-        Its shape; the dtype that PyTorch computes the convolution in, its own or autocast's; its device; and whether
-        PyTorch may round operands in float32 to TF32.
+        The shape, the dtype in which PyTorch computes the convolution (its own or autocast's), the device, and whether
+        PyTorch may round float32 operands to TF32.
     """
     dtype, device_type = x.dtype, x.device.type
     if dtype.is_floating_point and torch.is_autocast_enabled(device_type):
@@ -38,31 +38,31 @@ def make_input_key(x: torch.Tensor) -> InputKey:
 
 
 def is_tf32_allowed() -> bool:
-    """Whether convolutions in float32 may round their operands to TF32."""
+    """Return whether float32 convolutions may round their operands to TF32."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # since PyTorch 2.9, where it was set by its newer name
+    except RuntimeError:  # since PyTorch 2.9, if the setting was made by its newer name
         return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
 
 
 class TunedConv(torch.nn.Module):
-    """A convolution and what follows it; it owns no parameter, but reads those of the model's own modules.
+    """A convolution and the operations that follow it; it reads the parameters of the model's modules and owns none.
 
-    A weight that is written to, or replaced, is packed anew before the next launch. What is written to through `.data`,
-    PyTorch tells nobody.
+    If a weight is written to or replaced, it is packed again before the next launch. PyTorch does not report writes
+    through `.data`.
 
     Args:
-        conv: the model's convolution.
-        norm: the batch normalisation behind it, which in evaluation mode is a factor and a summand for each channel.
-        followed_by: what follows: names of activations, and `add` for a residual; in their order.
+        conv: The model's convolution.
+        norm: The batch normalization after it; in evaluation mode it is a factor and a summand per channel.
+        followed_by: Names of the operations that follow, in order: activations, and `add` for a residual.
     """
 
     def __init__(self, conv: torch.nn.Module, norm: Any, followed_by: Sequence[str]) -> None:
         super().__init__()
-        self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
+        self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
         self.epilogue_names = tuple(followed_by)
-        self.kernels: dict[InputKey, str] = {}  # their names
-        self._buffer_names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
+        self.kernels: dict[InputKey, str] = {}  # names of kernels
+        self._buffer_names: dict[str, tuple[str, str]] = {}  # buffers of packed weight and bias by kernel name
         self._formats: dict[str, torch.memory_format] = {}
         self._truncates: dict[str, bool] = {}
         self._stamps: dict[str, list[TensorStamp]] = {}
@@ -74,11 +74,16 @@ class TunedConv(torch.nn.Module):
 
     @property
     def norm(self) -> Any:
-        """The model's normalisation, if there is one."""
+        """The model's batch normalization; None if there is none."""
         return self._conv_and_norm[1]
 
     def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """The output, from the input and the residual, if there is one."""
+        """Compute the output.
+
+        Args:
+            x: Input of the convolution.
+            add: Residual, if the epilogue has one.
+        """
         key = make_input_key(x)
         kernel = self.kernels.get(key)
         if (
@@ -89,11 +94,11 @@ class TunedConv(torch.nn.Module):
             return self.run_eager(x, add)
         dtype = key[1]
         if add is not None and add.dtype is not dtype:
-            return self.run_eager(x, add)  # which promotes the sum
+            return self.run_eager(x, add)  # PyTorch promotes the sum's dtype
         weight, bias = self._buffer_names[kernel]
-        if x.dtype is not dtype:  # as autocast does
+        if x.dtype is not dtype:  # autocast would convert it too
             x = x.to(dtype)
-        # Here, and not only in the operator: what is compiled writes it so in the first place.
+        # A compiler can fuse this conversion into the producer of x; the operator alone could not.
         memory_format = self._formats[kernel]
         x = x.contiguous(memory_format=memory_format)
         if add is not None:
@@ -101,7 +106,7 @@ class TunedConv(torch.nn.Module):
         return operator(x, self._buffers[weight], self._buffers[bias], add, kernel)
 
     def _has_module_changed(self) -> bool:
-        """Whether somebody has since set the normalisation to training, or put a hook on one of the modules."""
+        """Return whether, since the optimization, a module got hooks or the normalization was set to training mode."""
         conv, norm = self._conv_and_norm
         return bool(
             conv._forward_hooks
@@ -122,7 +127,7 @@ class TunedConv(torch.nn.Module):
         )
 
     def run_eager(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """The same by PyTorch."""
+        """Compute the output by PyTorch."""
         y = self.conv(x)
         if self.norm is not None:
             y = self.norm(y)
@@ -131,12 +136,12 @@ class TunedConv(torch.nn.Module):
         return y
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
-        """Compute inputs of this key by a kernel, which has to be installed.
+        """Compute inputs with this key by a kernel, which must be installed.
 
         Args:
-            key: of the inputs.
-            kernel: its name.
-            truncates: whether it truncates its inputs to TF32.
+            key: Key of the inputs.
+            kernel: Name of the kernel.
+            truncates: Whether the kernel truncates its inputs to TF32.
         """
         if kernel not in self._buffer_names:
             self._formats[kernel], self._truncates[kernel] = parse_signature(kernel).memory_format, truncates
@@ -149,12 +154,12 @@ class TunedConv(torch.nn.Module):
         self.kernels[key] = kernel
 
     def refresh(self) -> None:
-        """Bring packed weights up to date, as each launch does."""
+        """Update packed weights, as each launch does."""
         for kernel in self._buffer_names:
             self._refresh(kernel)
 
     def clear_kernel(self, key: InputKey) -> None:
-        """Leave inputs of this key to PyTorch."""
+        """Compute inputs with this key by PyTorch."""
         kernel = self.kernels.pop(key, None)
         if kernel is not None and kernel not in self.kernels.values():
             for name in self._buffer_names.pop(kernel):
@@ -166,7 +171,7 @@ class TunedConv(torch.nn.Module):
         return {**self.__dict__, "_stamps": {kernel: [] for kernel in self._stamps}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has to be brought up to date by itself."""
+        """Register the refresh of the copy's own packed weights."""
         super().__setstate__(state)
         for kernel in self._buffer_names:
             self._register_refresh(kernel)
@@ -181,7 +186,7 @@ class TunedConv(torch.nn.Module):
         register_weight_refresh(getattr(self, self._buffer_names[kernel][0]), refresh)
 
     def _refresh(self, kernel: str) -> None:
-        """Make weight and bias anew, in the same memory, if the model's have changed."""
+        """Pack weight and bias again, in the same memory, if the model's tensors have changed."""
         if self._is_current(kernel):
             return
         stamp = self._stamp_sources()
@@ -193,7 +198,7 @@ class TunedConv(torch.nn.Module):
         self._stamps[kernel] = stamp
 
     def weight_sources(self) -> list[torch.Tensor]:
-        """All tensors that weight and bias are made from."""
+        """Return all tensors from which packed weight and bias are computed."""
         conv, norm = self._conv_and_norm
         tensors = [*conv._parameters.values()]
         if norm is not None:
@@ -201,11 +206,11 @@ class TunedConv(torch.nn.Module):
         return [tensor for tensor in tensors if tensor is not None]
 
     def _stamp_sources(self) -> list[TensorStamp]:
-        """What changes when one of the sources does: is written to, replaced, or moved."""
+        """Return stamps that change when a source tensor is written to, replaced or moved."""
         return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.weight_sources()]
 
     def _is_current(self, kernel: str) -> bool:
-        """Whether the sources are those that weight and bias were made from."""
+        """Return whether packed weight and bias match the current source tensors."""
         packed_stamps, current_sources = self._stamps[kernel], self.weight_sources()
         for (tensor_ref, pointer, version), tensor in zip(packed_stamps, current_sources, strict=False):
             if version != tensor._version or pointer != tensor.data_ptr() or tensor_ref() is not tensor:
@@ -213,15 +218,15 @@ class TunedConv(torch.nn.Module):
         return len(packed_stamps) == len(current_sources)
 
     def invalidate_packed_weights(self) -> None:
-        """Have weights packed anew before the next launch: memory of old ones may be that of others by now."""
+        """Force packing before the next launch, because the memory of old source tensors may have been reused."""
         self._stamps = {kernel: [] for kernel in self._stamps}
 
     @torch.no_grad()
     def _pack_weights(self, kernel: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight and the bias as a kernel reads them, in memory of their own."""
+        """Return weight and bias as a kernel reads them, in new memory."""
         signature, (conv, norm) = parse_signature(kernel), self._conv_and_norm
         weight, bias = conv.weight, conv.bias
-        if norm is not None:  # in float64, to be rounded once
+        if norm is not None:  # float64, so that the result is rounded once
             factor = (norm.running_var.double() + norm.eps).rsqrt()
             if norm.weight is not None:
                 factor = factor * norm.weight.double()

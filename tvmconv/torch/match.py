@@ -1,4 +1,4 @@
-"""What a model's convolutions are: found in its graphs, and in a run on the example."""
+"""The match of a model's convolutions with workloads, by its graphs and a run on the example."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 TF32_DTYPE = "tf32"
-ROOT_PATH = "(itself)"  # the path of a model that is a convolution
+ROOT_PATH = "(itself)"  # path of a model that is itself a convolution
 
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """What a node of a graph gave when the model was run.
+    """Shape, strides and dtype of the tensor that a graph node produced.
 
     Attributes:
-        shape: of the tensor.
-        stride: of it.
-        dtype: of it.
-        key: what a kernel has to be for, that takes it as the input.
+        shape: Shape of the tensor.
+        stride: Strides of the tensor, in elements.
+        dtype: Dtype of the tensor.
+        key: Key of kernels that can take the tensor as input.
     """
 
     shape: tuple[int, ...]
@@ -42,18 +42,20 @@ class TensorMetadata:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorMetadata:
-        """What there is to see of a tensor."""
+        """Return the metadata of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, make_input_key(tensor))
 
     def make_random_like(self) -> torch.Tensor:
-        """Another tensor of this kind, of random numbers; of one that was expanded, they are as often the same."""
+        """Return a tensor of random numbers with this shape, dtype and these strides; expanded axes repeat their
+        numbers.
+        """
         num_elements = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         random_numbers = torch.randn(num_elements, dtype=torch.float32, device=self.key[2])
         return random_numbers.to(self.dtype).as_strided(self.shape, self.stride)
 
     @property
     def layout(self) -> str | None:
-        """How it lies; None if it lies as in either layout, or in neither."""
+        """Layout of the tensor; None if it has both layouts or neither."""
         channels_last_format = MEMORY_FORMATS.get(len(self.shape) - 2)
         if channels_last_format is None:
             return CHANNELS_FIRST
@@ -69,16 +71,16 @@ class TensorMetadata:
 
 @dataclass
 class ConvMatch:
-    """A convolution of a model.
+    """A convolution of a model with its workload.
 
     Attributes:
-        path: of its module in the model.
-        workload_text: of its workload, with what follows; "" if our kernels cannot compute it.
-        reason: why not.
-        module: what computes it in the optimised model; None if PyTorch does.
-        input_metadata: its input.
-        residual: the residual, if there is one.
-        site: where it was in the graph.
+        path: Path of its module in the model.
+        workload_text: Text of its workload with the epilogue; "" if tvmconv's kernels cannot compute it.
+        reason: Reason why they cannot.
+        module: Module that computes it in the optimized model; None if PyTorch does.
+        input_metadata: Metadata of its input.
+        residual: Metadata of the residual, if there is one.
+        site: Its location in the graph.
     """
 
     path: str
@@ -91,7 +93,7 @@ class ConvMatch:
 
 
 class ShapeRecorder(fx.Interpreter):
-    """Runs a graph and keeps what the nodes gave."""
+    """An interpreter that runs a graph and records the metadata of its nodes."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
@@ -99,12 +101,12 @@ class ShapeRecorder(fx.Interpreter):
         self._named_arguments: dict[str, Any] = {}
 
     def run_with_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph on arguments in order and by name."""
+        """Run the graph on positional and keyword arguments."""
         self._named_arguments = kwargs
         return self.run(*args)
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """An argument."""
+        """Return an argument."""
         return (
             self._named_arguments[target]
             if target in self._named_arguments
@@ -112,7 +114,7 @@ class ShapeRecorder(fx.Interpreter):
         )
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node."""
+        """Run a node and record the metadata of its result."""
         result = super().run_node(n)
         if isinstance(result, torch.Tensor):
             self.metadata[n] = TensorMetadata.from_tensor(result)
@@ -122,7 +124,16 @@ class ShapeRecorder(fx.Interpreter):
 def match_convolutions(
     model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]
 ) -> list[ConvMatch]:
-    """The convolutions of a model, after a run on the example; those of which there is a workload are replaced."""
+    """Match the convolutions of a model in a run on the example; replace those that have a workload.
+
+    Args:
+        model: The model.
+        partitions: Its traced parts.
+        arguments: Arguments of the model.
+
+    Returns:
+        All convolutions of the model, in the order of the graphs.
+    """
     recorders = []
     for partition in partitions:
         recorders.append(ShapeRecorder(partition.module.graph))
@@ -136,14 +147,13 @@ def match_convolutions(
     matched_paths = {conv_match.path for conv_match in matches}
     for path, module in model.named_modules():
         if isinstance(module, tuple(CONVOLUTIONS)) and (path or ROOT_PATH) not in matched_paths:
-            matches.append(
-                ConvMatch(path, reason="it did not run on the example, or in a module with hooks or of its own kind")
-            )
+            reason = "it did not run on the example, or it is in a module with hooks or a subclass of a convolution"
+            matches.append(ConvMatch(path, reason=reason))
     return matches
 
 
 def _replace_convolutions(partition: GraphPartition, metadata: dict[fx.Node, TensorMetadata]) -> list[ConvMatch]:
-    """The convolutions of a part; those that are workloads are computed by modules of ours from now on."""
+    """Match the convolutions of one part and replace those that have a workload."""
     sites = list(
         find_fusion_sites(
             partition.module.graph,
@@ -178,11 +188,11 @@ def _replace_convolutions(partition: GraphPartition, metadata: dict[fx.Node, Ten
 
 
 def _make_workload(site: FusionSite, metadata: dict[fx.Node, TensorMetadata], default_layout: str) -> Conv:
-    """The workload of a site.
+    """Return the workload of a site.
 
     Raises:
-        ModelError: our kernels cannot compute it, as the message tells.
-        WorkloadError: it is no workload.
+        ModelError: tvmconv's kernels cannot compute it, for the reason in the message.
+        WorkloadError: There is no such workload.
     """
     conv, nodes = site.conv, site.nodes
     input_node = nodes[0].args[0]
@@ -220,9 +230,9 @@ def _make_workload(site: FusionSite, metadata: dict[fx.Node, TensorMetadata], de
 
 
 def _find_obstacle(conv: Any, input_metadata: TensorMetadata, output_metadata: TensorMetadata) -> str:
-    """Why our kernels cannot compute a convolution of an input to an output; "" if they can."""
+    """Return the reason why tvmconv's kernels cannot compute a convolution; "" if they can."""
     if has_hooks(conv):
-        return "it has hooks"
+        return "the module has hooks"
     if "weight" not in conv._parameters:
         return "its weight is computed"
     if conv.padding_mode != "zeros":
@@ -231,9 +241,9 @@ def _find_obstacle(conv: Any, input_metadata: TensorMetadata, output_metadata: T
     if type(weight) is not torch.nn.Parameter or weight.layout is not torch.strided:
         return f"its weight is {type(weight).__name__} of {str(weight.layout).removeprefix('torch.')}"
     if weight.is_inference():
-        return "its weight is an inference tensor, whose changes nobody sees"
+        return "its weight is an inference tensor, whose changes cannot be detected"
     if output_metadata.dtype not in DTYPES:
-        return f"it is of {str(output_metadata.dtype).removeprefix('torch.')}"
+        return f"its dtype is {str(output_metadata.dtype).removeprefix('torch.')}"
     if len(input_metadata.shape) != CONVOLUTIONS[type(conv)] + 2:
-        return "its input has no axis for a batch"
+        return "its input has no batch axis"
     return ""

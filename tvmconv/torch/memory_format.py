@@ -1,7 +1,8 @@
-"""The memory format that a model's convolutions are fastest in, whatever the model is given in.
+"""The choice of the memory format in which a model's convolutions are fastest.
 
-Tensor cores want channels last, as PyTorch's own kernels for them do; in float32 without TF32 our kernels are faster
-with channels first. A model that lies otherwise is laid out so inside: its input is converted once, and what it gives.
+Tensor cores are fastest with channels last, also in PyTorch's own kernels. In float32 without TF32, tvmconv's kernels
+are faster with channels first. A model in the other format is converted: its weights once, its inputs and results per
+call.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ MEMORY_FORMAT_BY_NAME = {"channels last": torch.channels_last, "channels first":
 
 
 def choose_memory_format(model: torch.nn.Module, arguments: Sequence[Any], torch_device: torch.device) -> str | None:
-    """The format, of `MEMORY_FORMAT_BY_NAME`, that a model is to be laid out in; None if it lies so already, or need
-    not.
+    """Return the memory format, a name of `MEMORY_FORMAT_BY_NAME`, to which a model should be converted.
 
     Args:
-        model: whose two-dimensional convolutions count.
-        arguments: its input.
-        torch_device: where it runs; on the CPU no format is better.
+        model: Model whose two-dimensional convolutions decide.
+        arguments: Arguments of the model.
+        torch_device: Device of the model; on the CPU no format is faster.
+
+    Returns:
+        The name, or None if the model has that format already or no format is faster.
     """
     convolutions = [module for module in model.modules() if type(module) is torch.nn.Conv2d]
     if torch_device.type != "cuda" or not convolutions:
@@ -37,7 +40,7 @@ def choose_memory_format(model: torch.nn.Module, arguments: Sequence[Any], torch
 
 
 def find_memory_format(values: Iterable[Any]) -> torch.memory_format | None:
-    """The format that images among some values have in common; None if they have none, or there are none."""
+    """Return the memory format that all images among some values share; None if there is none or it is ambiguous."""
     images = [value for value in values if isinstance(value, torch.Tensor) and value.dim() == 4]
     common_formats = [
         memory_format
@@ -48,7 +51,7 @@ def find_memory_format(values: Iterable[Any]) -> torch.memory_format | None:
 
 
 def to_memory_format(value: Any, memory_format: torch.memory_format) -> Any:
-    """A value whose images lie so; tuples, lists and dictionaries are looked into."""
+    """Return a value with its images in a memory format; tuples, lists and dictionaries are searched recursively."""
     if isinstance(value, torch.Tensor):
         return value.contiguous(memory_format=memory_format) if value.dim() == 4 else value
     if type(value) in (tuple, list):
@@ -59,7 +62,7 @@ def to_memory_format(value: Any, memory_format: torch.memory_format) -> Any:
 
 
 def convert_weight_memory_format(model: torch.nn.Module, formats_by_ndim: Mapping[int, torch.memory_format]) -> None:
-    """Have the weights of a model's convolutions lie in memory formats, which are told by axes of space."""
+    """Convert the weights of a model's convolutions to memory formats that are keyed by number of spatial axes."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.conv._ConvNd) and not torch.nn.parameter.is_lazy(module.weight):
             weight = module.weight

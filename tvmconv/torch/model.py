@@ -1,4 +1,4 @@
-"""A model whose convolutions run by our kernels."""
+"""A model whose convolutions run on tvmconv's kernels."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tvmconv.torch.report import Report
 
 
 class Optimized(torch.nn.Module):
-    """A copy of a model, for inference: what it owns, its `state_dict` too, is as the model had it.
+    """A copy of a model for inference; its parameters, buffers and `state_dict` are those of the model.
 
-    In training mode PyTorch computes all, and so it does where a gradient is asked for, from there on.
+    In training mode, and where a gradient is needed, PyTorch computes everything.
 
     Args:
-        model: what it is of; it becomes part of this.
-        graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
-            traced, whose parts are optimised one by one.
-        static_values: the arguments that the graph is for, as of `static_values`; others are left to the model.
+        model: The model, which becomes part of this module.
+        graph: Traced graph that runs in place of the model and reads the parameters of the model's modules. None for a
+            model that cannot be traced; its parts are then optimized one by one.
+        static_values: Arguments for which the graph was traced, as `static_arguments` returns them; calls with other
+            values run the model itself.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Optimized(torch.nn.Module):
         self._modules = model._modules
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self.training = model.training
-        self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
+        self._plain: tuple[torch.nn.Module, ...] = (model,)  # tuples hide modules that are registered already
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._forward_defaults = {} if static_values is None else get_forward_defaults(model)
         self._static_arguments = None if static_values is None else dict(static_values)
@@ -45,7 +46,7 @@ class Optimized(torch.nn.Module):
         self._uses_eager = False
         self._inner_format: torch.memory_format | None = None
         self._outer_format: torch.memory_format | None = None
-        # Some people set dropout alone to training, to draw samples.
+        # Dropout alone may be set to training mode, in order to draw samples.
         self._mode_dependent_modules = tuple(module for module in model.modules() if _uses_training_mode(module))
         self._report = Report(())
         self._example: tuple[Any, ...] = ()
@@ -53,20 +54,20 @@ class Optimized(torch.nn.Module):
 
     @property
     def original(self) -> torch.nn.Module:
-        """The model itself, which PyTorch runs."""
+        """The model that PyTorch runs."""
         return self._plain[0]
 
     @property
     def graph(self) -> fx.GraphModule:
-        """What runs where PyTorch does not."""
+        """The traced graph, whose convolutions run on tvmconv's kernels."""
         return self._graph[0]
 
     def set_interpreter(self, interpreter: Callable[..., Any] | None) -> None:
-        """Have the graph run by somebody else; None ends it."""
+        """Run the graph through another callable; None runs the graph itself again."""
         self._interpreter = interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the model."""
+        """Compute the model's result from the model's arguments."""
         if self._interpreter is None and (
             self.training or self._uses_eager or any(module.training for module in self._mode_dependent_modules)
         ):
@@ -83,12 +84,17 @@ class Optimized(torch.nn.Module):
         return result if self._outer_format is None else to_memory_format(result, self._outer_format)
 
     def set_memory_format(self, inner_format: torch.memory_format, outer_format: torch.memory_format | None) -> None:
-        """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
+        """Convert weights and images to a memory format inside the model.
+
+        Args:
+            inner_format: Memory format of images and weights inside.
+            outer_format: Memory format of the resulting images; None leaves results as they are.
+        """
         convert_weight_memory_format(self.original, {2: inner_format})
         self._inner_format, self._outer_format = inner_format, outer_format
 
     def restore_memory_format(self) -> None:
-        """End that."""
+        """Undo `set_memory_format`."""
         if self._inner_format is not None:
             is_channels_last = self._inner_format is torch.channels_last
             convert_weight_memory_format(
@@ -97,34 +103,37 @@ class Optimized(torch.nn.Module):
             self._inner_format = self._outer_format = None
 
     def use_eager(self, enabled: bool = True) -> None:
-        """Leave all to PyTorch, or end that."""
+        """Run everything by PyTorch, or stop that if `enabled` is false."""
         self._uses_eager = enabled
 
     def report(self) -> Report:
-        """What runs, layer by layer, and what it takes."""
+        """Return the report of what runs for each layer, and how long it takes."""
         return self._report
 
     def set_report(self, report: Report) -> None:
-        """Have this told by `report`."""
+        """Set the report that `report` returns."""
         self._report = report
 
     def set_example(self, example: tuple[Any, ...], torch_device: torch.device) -> None:
-        """Say for what arguments this was made, and where it runs."""
+        """Set the example arguments and the PyTorch device for which the model was optimized."""
         self._example, self._torch_device = example, torch_device
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that `tvmconv.torch.load` reads: this model for inputs of the example's shapes.
+        """Write the model for inputs of the example's shapes to a file that `tvmconv.torch.load` reads.
+
+        Args:
+            path: Path of the file.
 
         Raises:
-            ModelError: `torch.export` does not take the model.
-            Error: the file cannot be written.
+            ModelError: `torch.export` does not accept the model.
+            Error: The file cannot be written.
         """
         for convolution in self._list_tuned_convs():
-            convolution.refresh()  # nothing is launched when the model is exported
+            convolution.refresh()  # the export launches nothing, so weights are packed here
         save(self, self._example, self._list_kernel_names(), self._torch_device, path)
 
     def _list_kernel_names(self) -> list[str]:
-        """The names of the kernels that run."""
+        """Return the names of the kernels that run."""
         tuned_convs = [
             tuned_conv
             for traced_part in self._list_traced_parts()
@@ -142,32 +151,32 @@ class Optimized(torch.nn.Module):
         ]
 
     def _list_traced_parts(self) -> list[Optimized]:
-        """Those that are graphs: the whole model, or modules of it."""
+        """Return the parts that are traced graphs: the whole model, or modules of it."""
         return [module for module in self.modules() if isinstance(module, Optimized) and module.is_traced]
 
     def graph_code(self) -> list[str]:
-        """What the graphs do, in Python."""
+        """Return the Python code of the graphs."""
         return [traced_part.graph.code for traced_part in self._list_traced_parts()]
 
     @property
     def is_traced(self) -> bool:
-        """Whether the model as a whole is a graph."""
+        """Whether the model as a whole is a traced graph."""
         return bool(self._graph)
 
     def train(self, mode: bool = True) -> Optimized:
-        """Set the mode of the model and of this."""
+        """Set the training mode of the model and of this module."""
         super().train(mode)
         self._plain[0].train(mode)
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
-        self._plain[0]._apply(fn, recurse)  # owns the same tensors in the same places
+        self._plain[0]._apply(fn, recurse)  # the model owns the same tensors
         for convolution in self._list_tuned_convs():
             convolution.invalidate_packed_weights()
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """What the model has and this has not."""
+        """Return an attribute of the model that this module lacks."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -178,7 +187,7 @@ class Optimized(torch.nn.Module):
 
 
 def get_forward_defaults(model: torch.nn.Module) -> dict[str, Any]:
-    """What `forward` takes by name, with the defaults."""
+    """Return the names and defaults of the parameters of a model's `forward`."""
     signature_parameters = inspect.signature(model.forward).parameters.values()
     return {
         parameter.name: parameter.default
@@ -188,21 +197,22 @@ def get_forward_defaults(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def static_arguments(defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by which a model decides what to compute: flags, names, and those that are left out.
+    """Return the arguments that decide what a model computes: flags, strings, and None for those left out.
 
     Args:
-        defaults: of its `forward`.
-        args: of a call.
-        kwargs: of the call.
+        defaults: Names and defaults of the parameters of `forward`.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments of the call.
     """
     arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
     return {name: value for name, value in arguments.items() if value is None or type(value) in (bool, str)}
 
 
 def _uses_training_mode(module: torch.nn.Module) -> bool:
-    """Whether the graph is of what a module does in evaluation mode: dropout, and what looks at its mode by itself.
+    """Return whether a module's training mode invalidates the graph, which was traced in evaluation mode.
 
-    Modules of PyTorch's own are called by the graph, in whatever mode they are.
+    This is true for dropout and for modules of the user that read `training`. The graph calls PyTorch's other modules,
+    which read their mode themselves.
     """
     module_type = type(module)
     if module_type.__module__.startswith("torch."):

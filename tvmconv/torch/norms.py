@@ -1,4 +1,4 @@
-"""Batch normalisations that a model calls as a function: `functional.batch_norm` with constant statistics."""
+"""Batch normalizations that a model calls as a function: `functional.batch_norm` with constant statistics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ DEFAULT_EPS = 1e-5  # PyTorch's default
 
 
 class FunctionalNorm:
-    """A call of `functional.batch_norm`, which reads its tensors from the model's own module, as `nn.BatchNorm2d` does.
+    """A call of `functional.batch_norm` with the interface of a module such as `nn.BatchNorm2d`.
 
-    It has what `TunedConv` asks a normalisation for. It owns no tensor: one that the model replaces is seen.
+    It provides the attributes that `TunedConv` reads. It owns no tensor, so that a tensor that the model replaces is
+    seen.
 
     Args:
-        owner: the module that has the tensors.
-        names: the names that running_mean, running_var, weight and bias have there; None for a weight or bias that the
-            call leaves out.
-        eps: what is added to the variance.
+        owner: Module that owns the tensors.
+        names: Attribute names of running_mean, running_var, weight and bias in the owner; None for a weight or bias
+            that the call leaves out.
+        eps: Summand of the variance.
     """
 
     def __init__(self, owner: torch.nn.Module, names: dict[str, str | None], eps: float) -> None:
@@ -33,22 +34,22 @@ class FunctionalNorm:
 
     @property
     def running_mean(self) -> torch.Tensor:
-        """The mean of each channel."""
+        """Mean of each channel."""
         return self._get_tensor("running_mean")
 
     @property
     def running_var(self) -> torch.Tensor:
-        """The variance of each channel."""
+        """Variance of each channel."""
         return self._get_tensor("running_var")
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """The factor of each channel."""
+        """Factor of each channel."""
         return self._get_tensor("weight")
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """The summand of each channel."""
+        """Summand of each channel."""
         return self._get_tensor("bias")
 
     @property
@@ -61,7 +62,7 @@ class FunctionalNorm:
 
     @property
     def training(self) -> bool:
-        """Whether the module that has the tensors is in training mode."""
+        """Whether the owner is in training mode."""
         return self.owner.training
 
     @property
@@ -73,16 +74,16 @@ class FunctionalNorm:
         return self.owner._forward_pre_hooks
 
     def __call__(self, y: torch.Tensor) -> torch.Tensor:
-        """Normalise by PyTorch."""
+        """Normalize a tensor by PyTorch."""
         return functional.batch_norm(y, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 def match_functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | None:
-    """The normalisation that a node of a graph is, if it is one whose statistics are constant.
+    """Return the normalization with constant statistics that a graph node calls; None if there is none.
 
     Args:
-        node: of the graph.
-        modules: the graph's modules by their paths.
+        node: Node of the graph.
+        modules: The graph's modules by path.
     """
     if node.op != "call_function" or node.target is not functional.batch_norm:
         return None
@@ -95,7 +96,7 @@ def match_functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalN
     if not {"running_mean", "running_var"} <= given_tensors.keys():
         return None
     if not all(isinstance(tensor, fx.Node) and tensor.op == "get_attr" for tensor in given_tensors.values()):
-        return None  # a tensor that is computed at each call
+        return None  # a tensor is computed at each call
     owners = {str(tensor.target).rpartition(".")[0] for tensor in given_tensors.values()}
     owner = modules.get(owners.pop()) if len(owners) == 1 else None
     if owner is None or owner.training:

@@ -1,7 +1,7 @@
-"""The operator `tvmconv::conv`: a convolution with its epilogue, as one kernel that was built before, by its name.
+"""The operator `tvmconv::conv`: a convolution with its epilogue, computed by an installed kernel of a given name.
 
-It is defined, not decorated, as what it costs to call decides where kernels take microseconds. It launches on the
-stream that PyTorch is at, takes all memory from PyTorch, and keeps no tensor.
+It is defined through `torch.library.Library` instead of a decorator, because its call overhead matters for kernels of
+microseconds. It launches on PyTorch's current stream, allocates all memory from PyTorch, and keeps no tensor.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from tvmconv.errors import Error
 from tvmconv.torch.signature import ConvSignature, parse_signature
 
 NAMESPACE = "tvmconv"
-# What it calls `workload` is the name of a kernel: the workload's text, and what tells the kernel from others.
+# The argument `workload` is the name of a kernel: the workload's text and a digest.
 SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload) -> Tensor"
 
-# From x, weight, bias and residual, which lie as the form says, to the output.
+# Function from x, weight, bias and residual, in the signature's memory format, to the output.
 Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
 
 class _TrackedWeight:
-    """A weight that tells when it ends.
+    """The callbacks and packed copies of a weight whose lifetime is tracked.
 
     Attributes:
-        refresh_callbacks: what brings it up to date.
-        packed_by_launcher: what launchers have made of it, each by itself, with the version of the weight that it was
-            made of.
+        refresh_callbacks: Functions that update the weight.
+        packed_by_launcher: Packed copies by launcher, with the version of the weight from which each was made.
     """
 
     def __init__(self) -> None:
@@ -38,38 +37,34 @@ class _TrackedWeight:
 
 
 _launchers: dict[tuple[str, torch.device], tuple[Launcher, ConvSignature]] = {}
-_tracked_weights: dict[int, _TrackedWeight] = {}  # by the address of the weight
+_tracked_weights: dict[int, _TrackedWeight] = {}  # by address of the weight
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
 def install_kernel(name: str, device: torch.device, launcher_function: Launcher) -> None:
-    """Have the operator run a kernel on a device, from now on and in the whole process.
+    """Install a kernel, which the operator runs on a device from now on in the whole process.
 
     Args:
-        name: of the kernel: the text of its workload, `KERNEL_NAME_SEPARATOR`, and what tells it from others.
-        device: PyTorch's.
-        launcher_function: what runs it.
+        name: Name of the kernel: the text of its workload, `KERNEL_NAME_SEPARATOR` and a digest.
+        device: PyTorch's device.
+        launcher_function: Launcher of the kernel.
     """
     _launchers[name, device] = launcher_function, parse_signature(name)
 
 
 def remove_kernel(name: str, device: torch.device) -> None:
-    """End that."""
+    """Remove an installed kernel."""
     _launchers.pop((name, device), None)
 
 
 def is_kernel_installed(name: str, device: torch.device) -> bool:
-    """Whether the operator runs a kernel on a device."""
+    """Return whether a kernel is installed on a device."""
     return (name, device) in _launchers
 
 
 def find_launcher(name: str, device: torch.device) -> Launcher:
-    """What runs a kernel on a device.
-
-    Raises:
-        Error: nothing does.
-    """
+    """Return the launcher of an installed kernel; raise Error if there is none."""
     return _find_installed(name, device)[0]
 
 
@@ -81,7 +76,7 @@ def _find_installed(name: str, device: torch.device) -> tuple[Launcher, ConvSign
 
 
 def register_weight_refresh(weight: torch.Tensor, refresh: Callable[[], None]) -> None:
-    """As long as there is a weight, have a function called before a kernel reads it: to bring it up to date."""
+    """Call a function before any kernel reads a weight, for the lifetime of the weight."""
     pointer = weight.data_ptr()
     _tracked_weights.setdefault(pointer, _TrackedWeight()).refresh_callbacks.append(refresh)
     weakref.finalize(weight, _unregister_refresh, pointer, refresh)
@@ -95,7 +90,7 @@ def _unregister_refresh(pointer: int, refresh: Callable[[], None]) -> None:
 
 
 def packed_weight_cache(weight: torch.Tensor) -> dict[Launcher, tuple[int, Any]] | None:
-    """Where launchers keep what they make of a weight, as long as it lives; None for one of which that is not known."""
+    """Return the dictionary of a weight's packed copies by launcher; None for a weight that is not tracked."""
     tracked = _tracked_weights.get(weight.data_ptr())
     return None if tracked is None else tracked.packed_by_launcher
 
@@ -115,7 +110,7 @@ def _run_conv(
 def _check_tensors(
     signature: ConvSignature, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
 ) -> None:
-    """See that the tensors are those of the workload; raises Error."""
+    """Raise Error unless the tensors match the signature."""
     if (
         x.shape == signature.x_shape
         and weight.shape == signature.weight_shape
@@ -134,7 +129,7 @@ def _check_tensors(
     description = ", ".join(
         f"{name} {_describe_tensor(tensor)}" for name, tensor in tensors.items() if tensor is not None
     )
-    raise Error(f"{signature.workload.text} does not take {description}")
+    raise Error(f"{signature.workload.text} does not take {description}: expected the workload's shapes and dtypes")
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""A model, and an example of its input, become a faster model."""
+"""The optimization of a model: tracing, search for kernels, selection of the faster ones, and the report."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from tvmconv.workloads import parse
 
 CPU_MODEL_WARNING = (
     "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
-    'choose="tuned" (--all) takes our kernels'
+    'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
-NUM_TIMING_CALLS = 12  # that the timing of a model takes, about
+NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
 def optimize(
@@ -56,35 +56,36 @@ def optimize(
     choose: ChooseMode = "fastest",
     progress: Callable[[str], None] | None = None,
 ) -> Optimized:
-    """A copy of a model whose convolutions run by kernels of ours, where these are faster.
+    """Return a copy of a model whose convolutions run on tvmconv's kernels where these are faster than PyTorch's.
 
-    A convolution is computed together with the batch normalisation, the activations and the residual that follow it.
-    Where the model is run on what is not like the example, in training mode, or where a gradient is asked for, PyTorch
-    computes it.
+    A kernel computes a convolution and the batch normalization, activations and residual that follow it. PyTorch
+    computes calls with other shapes or dtypes than the example's, in training mode, or where a gradient is needed.
 
     Args:
-        model: whose modules may be anywhere, but all of them on one device; it stays as it is. It is copied in
-            evaluation mode, and its parameters ask for no gradients.
-        example: its input: a tensor, or a tuple of all arguments. Shapes, dtypes, memory formats, `torch.autocast` and
-            the settings of TF32 are taken as they are when this is called.
-        seconds: how long this call may take, with a search for kernels of layers that the log does not have; see
-            `tvmconv.deadline`. What there was no time for is left to PyTorch, and `report()` says so. Without it
-            nothing is searched: kernels are those of the log, those that are shipped, or predicted.
-        log: what the search has measured so far, and appends to: the next time its kernels come from there. A file.
-        device: to tune on and for, such as "cuda:0"; by default the model's own, and the first of OpenCL for a model on
-            the CPU.
-        choose: "fastest": our kernels where they are faster than PyTorch's when both are measured; "tuned": wherever
-            there is one.
-        progress: is called with a line of text now and then.
+        model: Model with all its tensors on one device. It is not modified; the copy is in evaluation mode and its
+            parameters need no gradients.
+        example: Input of the model: a tensor, or a tuple of all arguments. The shapes, dtypes and memory formats, and
+            the current settings of `torch.autocast` and TF32, are those that the copy is optimized for.
+        seconds: Time limit of this call in seconds, with a search for layers that the log does not cover; see
+            `tvmconv.deadline`. Layers for which no time was left run by PyTorch, and `report()` names them. None for no
+            search: kernels come from the log, from the packaged logs, or from predictions.
+        log: Path of a tuning log, from which kernels are taken and to which the search appends.
+        device: Device to tune on and run on, such as "cuda:0"; by default the model's own, and the first OpenCL device
+            for a model on the CPU.
+        choose: "fastest" uses kernels that are faster than PyTorch when both are measured, "tuned" uses every kernel.
+        progress: Callback that receives a line of text now and then.
+
+    Returns:
+        The optimized copy, whose `report()` lists what runs.
 
     Raises:
-        ModelError: the model is no module, cannot be copied, does not run on the example, or lies on several devices.
-        DeviceError: there is no such device.
-        TuningError: `choose` is neither, or `seconds` is no positive number.
-        Error: the log cannot be read or written.
-        KeyboardInterrupt: the user's; the log has what was measured.
+        ModelError: The model is not a module, cannot be copied, does not run on the example, or is on several devices.
+        DeviceError: The device does not exist.
+        TuningError: `choose` has another value, or `seconds` is not a positive number.
+        Error: The log cannot be read or written.
+        KeyboardInterrupt: The user interrupted the search; the log has what was measured until then.
     """
-    TuneOptions(seconds=seconds)  # which refuses what is no limit
+    TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds)
     if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and is_cpu_model(model):
         warnings.warn(CPU_MODEL_WARNING, FallbackWarning, stacklevel=2)
@@ -101,19 +102,19 @@ def optimize_within(
     choose: ChooseMode = "fastest",
     progress: Callable[[str], None] | None = None,
 ) -> Optimized:
-    """As `optimize`, but for what it says of time.
+    """Optimize a model as `optimize` does, until a deadline.
 
     Args:
-        deadline: when all shall be done, with a search; None for no search, and no limit.
-        model: as of `optimize`, and so are the others.
-        example: its input.
-        log: what the search has measured so far, and appends to.
-        device: to tune on and for.
+        deadline: Deadline of the whole call with a search; None for no search and no limit.
+        model: Model, as of `optimize`.
+        example: Input of the model, as of `optimize`.
+        log: Path of a tuning log, as of `optimize`.
+        device: Device to tune on and run on, as of `optimize`.
         choose: "fastest" or "tuned".
-        progress: is called with a line of text now and then.
+        progress: Callback that receives a line of text now and then.
 
     Raises:
-        Error: as `optimize` does.
+        Error: As `optimize` does.
     """
     _check_model(model)
     validate_choice(choose)
@@ -121,7 +122,10 @@ def optimize_within(
     torch_device = _find_torch_device(model, arguments)
     target_device = find_device_for(torch_device, device)
     provider = KernelProvider(target_device, torch_device, log, progress or (lambda text: None))
-    with torch.inference_mode(False), torch.no_grad():  # a copy made for inference alone would hide that it changes
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # inference tensors have no version counter
         if torch_device.type != "cuda":
             return _optimize_on_device(model, tuple(arguments), provider, deadline, choose)
         with torch.cuda.device(torch_device):
@@ -138,20 +142,20 @@ def _optimize_on_device(
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
         with keep_workers_alive() if deadline else contextlib.nullcontext():
-            if deadline and torch_device.type == "cuda":  # on the CPU they would take it from what is timed
+            if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_workers(None, [provider.device])
             model_copy = _copy_model(model)
             with record_calls(model_copy) as static_calls:
                 expected = _run_model(model_copy, example)
             optimized, partitions = partition_model(model_copy, static_calls, example)
-            arguments = clone_tensors(example)  # a model may write to them
+            arguments = clone_tensors(example)  # a model may write to its arguments
             optimized.set_example(arguments, torch_device)
             timing_cache = TimingCache(optimized, arguments, torch_device, provider.device.name)
-            stack.callback(timing_cache.save)  # also those that were measured before an interruption
+            stack.callback(timing_cache.save)  # also after an interruption
             started_at = time.monotonic()
             pytorch_seconds = timing_cache.get_seconds("the whole by PyTorch", lambda: optimized(*arguments))
             whole_seconds = time.monotonic() - started_at
-            if whole_seconds < pytorch_seconds:  # it was known from an earlier call
+            if whole_seconds < pytorch_seconds:  # the cache had the time of an earlier call
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
             notes = [*_set_fastest_format(optimized, torch_device, example, expected), OTHER_INPUTS_NOTE]
             with use_cudnn_heuristics():
@@ -179,7 +183,17 @@ def _optimize_on_device(
 def select_kernels(
     kernel_selector: KernelSelector, matches: Sequence[ConvMatch], counts: Mapping[str, int], device: Device
 ) -> tuple[LayerReport, ...]:
-    """What runs each convolution, in the order of the sites; those that cost the model most are decided on first."""
+    """Select what runs each convolution; convolutions that cost most are decided first.
+
+    Args:
+        kernel_selector: Selector that decides.
+        matches: Convolutions of the model.
+        counts: Number of layers by workload text.
+        device: tvmconv's device.
+
+    Returns:
+        One report per convolution, in the order of `matches`.
+    """
     cost_ranks = {
         workload.text: cost_rank
         for cost_rank, workload in enumerate(
@@ -194,12 +208,12 @@ def select_kernels(
 
 
 def describe_omissions(num_unsearched: int, num_workloads: int, num_not_compared: int) -> list[str]:
-    """What there was no time left for, in sentences.
+    """Return sentences about the work for which no time was left.
 
     Args:
-        num_unsearched: how many workloads were not searched.
-        num_workloads: how many the model has.
-        num_not_compared: how many layers were not compared with PyTorch.
+        num_unsearched: Number of workloads that were not searched.
+        num_workloads: Number of workloads of the model.
+        num_not_compared: Number of layers that were not compared with PyTorch.
     """
     sentences = []
     if num_unsearched:
@@ -210,20 +224,20 @@ def describe_omissions(num_unsearched: int, num_workloads: int, num_not_compared
 
 
 def _copy_model(model: torch.nn.Module) -> torch.nn.Module:
-    """A model of its own, in evaluation mode and without gradients.
+    """Return a copy of a model in evaluation mode and without gradients.
 
     Raises:
-        ModelError: it cannot be copied, as one that keeps a tensor that was computed with gradients.
+        ModelError: The model cannot be copied, for example because it keeps a tensor with a gradient history.
     """
     with translate_to_model_error("the model cannot be copied"):
         return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def _run_model(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
-    """What is in the model's result.
+    """Run a model and return the values in its result as a flat list.
 
     Raises:
-        ModelError: it does not run on the example.
+        ModelError: The model does not run on the arguments.
     """
     with translate_to_model_error("the model does not run on the example"), use_cudnn_heuristics():
         return _flatten_values(model(*clone_tensors(arguments)))
@@ -232,7 +246,7 @@ def _run_model(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
 def _set_fastest_format(
     model: Optimized, torch_device: torch.device, arguments: Sequence[Any], expected: Sequence[Any]
 ) -> list[str]:
-    """Lay a model out in the memory format that is fastest; what there is to tell of it."""
+    """Convert a model to its fastest memory format and return notes about that."""
     name = choose_memory_format(model, arguments, torch_device)
     if name is None:
         return []
@@ -240,14 +254,14 @@ def _set_fastest_format(
     model.set_memory_format(MEMORY_FORMAT_BY_NAME[name], outer_format)
     try:
         _run_model(model, arguments)
-    except ModelError as error:  # it looks at images in a form that they have in their own format alone
+    except ModelError as error:  # a `view`, for example, needs the model's own format
         model.restore_memory_format()
-        return [f"Images lie as they come: with {name}, {error}."]
-    return [f"Inside, images lie with {name}, which is faster: they are converted where they come in and go out."]
+        return [f"Images keep their memory format: with {name}, {error}."]
+    return [f"Inside the model, images are {name}, which is faster: inputs and results are converted."]
 
 
 def _flatten_values(result: Any) -> list[Any]:
-    """A model's result, as a list of what is in it."""
+    """Return the values in nested tuples, lists and dictionaries as a flat list."""
     if isinstance(result, (tuple, list)):
         return [value for item in result for value in _flatten_values(item)]
     return (
@@ -256,7 +270,7 @@ def _flatten_values(result: Any) -> list[Any]:
 
 
 def _find_largest_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float | None:
-    """The largest difference of tensors that lie in the same places."""
+    """Return the largest relative L2 difference of corresponding tensors; None if there are none."""
     pairs = [
         compute_relative_error(output, expected_output)
         for output, expected_output in zip(outputs, expected, strict=False)
@@ -271,11 +285,11 @@ def _check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, (torch.jit.ScriptModule, Optimized)):
-        raise ModelError(f"{type(model).__name__} cannot be optimised: give the module that it was made from")
+        raise ModelError(f"{type(model).__name__} cannot be optimized: expected the module that it was made from")
 
 
 def _find_torch_device(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
-    """The one device on which all tensors are."""
+    """Return the one device of all tensors; raise ModelError if there are several or none."""
     tensors = [
         *model.parameters(),
         *model.buffers(),
@@ -294,20 +308,20 @@ def _find_torch_device(model: torch.nn.Module, arguments: Sequence[Any]) -> torc
 
 
 def is_cpu_model(model: torch.nn.Module) -> bool:
-    """Whether a model's parameters are on the CPU."""
+    """Return whether a model's parameters are on the CPU."""
     parameter = next(model.parameters(), None)
     return parameter is not None and parameter.device.type == "cpu"
 
 
 def find_device_for(torch_device: torch.device, device_text: str | None) -> Device:
-    """Our device for PyTorch's.
+    """Return tvmconv's device for a PyTorch device.
 
     Args:
-        torch_device: PyTorch's.
-        device_text: its text; by default the same GPU, and the first device of OpenCL for the CPU.
+        torch_device: PyTorch's device.
+        device_text: Text of tvmconv's device; by default the same GPU, and the first OpenCL device for the CPU.
 
     Raises:
-        DeviceError: there is none, or it is another one than PyTorch's.
+        DeviceError: The device does not exist, or it is another one than PyTorch's.
     """
     requested = device_text or (f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0")
     found_device = devices.find_device(requested)

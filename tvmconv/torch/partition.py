@@ -1,4 +1,4 @@
-"""A model as graphs that give what it gives: of the whole, or of those of its parts that can be traced."""
+"""The partition of a model into traced graphs: one of the whole model, or one of each part that can be traced."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from tvmconv.torch.fusion import trace_model
 from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.model import Optimized, get_forward_defaults, static_arguments
 
-EQUAL_TOLERANCE = 1e-3  # of the largest element, by which results of the same operations may differ
-StaticCalls = dict[
-    torch.nn.Module, dict[str, Any]
-]  # of modules, with the arguments by which they decide what to compute
+EQUAL_TOLERANCE = 1e-3  # tolerated difference of equal results, relative to the largest element
+StaticCalls = dict[torch.nn.Module, dict[str, Any]]  # called modules with the result of `static_arguments`
 
 
 @dataclass(frozen=True)
 class GraphPartition:
-    """A part of a model that is a graph; the whole model, if that can be traced.
+    """A traced part of a model, or the whole model if it can be traced.
 
     Attributes:
-        path: of the part in the model.
-        module: which is in its place.
+        path: Path of the part in the model.
+        module: Module with the graph, which replaces the part.
     """
 
     path: str
@@ -38,7 +36,7 @@ class GraphPartition:
 
 @contextlib.contextmanager
 def record_calls(model: torch.nn.Module) -> Iterator[StaticCalls]:
-    """The modules of a model that are called meanwhile."""
+    """Record which modules of a model are called inside the context."""
     static_calls: StaticCalls = {}
 
     def record_call(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -52,8 +50,8 @@ def record_calls(model: torch.nn.Module) -> Iterator[StaticCalls]:
 
 
 def _iterate_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The modules of a model, but for those that are compiled, and take no hooks."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # to import it takes seconds; without it nothing is compiled
+    """Yield the modules of a model except compiled ones, which accept no hooks."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes seconds, and no module is compiled without it
     if not isinstance(model, (torch.jit.ScriptModule, *([dynamo.OptimizedModule] if dynamo else []))):
         yield model
         for child in model.children():
@@ -63,15 +61,18 @@ def _iterate_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def partition_model(
     model: torch.nn.Module, static_calls: StaticCalls, arguments: Sequence[Any]
 ) -> tuple[Optimized, list[GraphPartition]]:
-    """A model in the form of graphs: of one, or, where it cannot be traced, of one for each part that can be.
+    """Trace a model as one graph, or each part of it that can be traced as a graph of its own.
 
-    A graph that does not give what its module gives, as one that looks at the type of its input, counts as one that
-    there is not. The parts of a model that cannot be traced are replaced in it.
+    A graph is discarded if its result differs from its module's, as for a module that tests the type of its input. In a
+    model that cannot be traced, the traced parts replace the original ones.
 
     Args:
-        model: to be split.
-        static_calls: of its modules, in a run on the arguments.
-        arguments: of the model.
+        model: Model to trace.
+        static_calls: Calls of its modules in a run on the arguments.
+        arguments: Arguments of the model.
+
+    Returns:
+        The optimized model and its traced parts.
     """
     remaining_calls = dict(static_calls)
     while True:
@@ -92,13 +93,14 @@ def partition_model(
 def _partition_module(
     module: torch.nn.Module, path: str, static_calls: StaticCalls, partitions: list[GraphPartition]
 ) -> torch.nn.Module:
+    """Trace a module, or else its children; append the traced parts to `partitions` and return the replacement."""
     if not any(type(submodule) in CONVOLUTIONS for submodule in module.modules()):
         return module
     try:
         partition = GraphPartition(
             path, Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
         )
-    except Exception:  # whatever the user's code raises when its inputs are no tensors; or it was not called
+    except Exception:  # user code may raise anything on proxies; KeyError if the module was not called
         for name, child in list(module.named_children()):
             traced_child = _partition_module(child, f"{path}.{name}".removeprefix("."), static_calls, partitions)
             if traced_child is not child:
@@ -111,7 +113,7 @@ def _partition_module(
 def _find_mismatching(
     whole_model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]
 ) -> list[GraphPartition]:
-    """The parts whose graphs do not give what their modules give."""
+    """Return the parts whose graphs compute other results than their modules."""
     mismatching: list[GraphPartition] = []
 
     def run_and_compare(partition: GraphPartition, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +121,7 @@ def _find_mismatching(
         try:
             with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
                 result = partition.module.graph.forward(*positional, **keyword)
-        except Exception:  # whatever a graph raises that makes no sense
+        except Exception:  # an invalid graph may raise anything
             result = object()
         expected = partition.module.original(*args, **kwargs)
         if partition not in mismatching and not _are_equal(result, expected):
@@ -136,12 +138,12 @@ def _find_mismatching(
 
 
 def clone_tensors(values: Any) -> Any:
-    """The same values, with tensors of their own, that lie as before."""
+    """Return the same values with copies of the tensors in the same memory format."""
     return tree_map_only(torch.Tensor, lambda tensor: copy.deepcopy(tensor.detach()), values)
 
 
 def _are_equal(result: Any, expected: Any) -> bool:
-    """Whether two results are the same, but for the order of sums."""
+    """Return whether two results are equal up to the order of sums."""
     (result_leaves, result_spec), (expected_leaves, expected_spec) = tree_flatten(result), tree_flatten(expected)
     return result_spec == expected_spec and all(map(_are_close, result_leaves, expected_leaves))
 

@@ -1,4 +1,4 @@
-"""What runs in an optimised model, layer by layer, and what it takes."""
+"""The report of an optimized model: what runs for each layer, and how long it takes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ WHOLE_MODEL = "the whole model"
 
 @dataclass(frozen=True)
 class LayerReport:
-    """A convolution of a model, with what follows it.
+    """The report of one convolution and the operations that follow it.
 
     Attributes:
-        path: of its module.
-        workload: what it computes with what follows it; its text, or "" where it is none.
-        runs: the schedule of the kernel that runs, or `PYTORCH_NAME`.
-        reason: why it is PyTorch's.
-        before: seconds by PyTorch; None where it was not timed.
-        after: seconds by our kernel.
-        origin: where the kernel's config is from: "tuned", "predicted" or "default".
-        followed_by: PyTorch's name of an activation or a normalisation that follows, and that no kernel does.
+        path: Path of the convolution's module in the model.
+        workload: Text of the workload, epilogue included; "" if there is no such workload.
+        runs: Schedule of the kernel that runs, or `PYTORCH_NAME`.
+        reason: Reason why PyTorch runs the layer.
+        before: Seconds with PyTorch; None if it was not timed.
+        after: Seconds with tvmconv's kernel; None if it was not timed.
+        origin: Source of the kernel's config: "tuned", "predicted" or "default".
+        followed_by: PyTorch's name of an activation or normalization that follows and that no kernel computes.
     """
 
     path: str
@@ -37,22 +37,22 @@ class LayerReport:
 
     @property
     def explanation(self) -> str:
-        """Where the kernel's config is from, or why PyTorch runs; and what the kernel leaves to PyTorch."""
+        """Source of the kernel's config or the reason why PyTorch runs, and the operation that is left to PyTorch."""
         unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
         return "; ".join(filter(None, (self.reason or self.origin, unfused_note)))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What runs, and why.
+    """The report of an optimized model.
 
     Attributes:
-        lines: one for each convolution.
-        before: seconds of the whole model by PyTorch; None where it was not timed.
-        after: of the optimised one.
-        difference: of its outputs for the example from PyTorch's own, the largest relative L2 difference; None where
-            there are no tensors to compare.
-        notes: what else is worth telling.
+        lines: One report per convolution.
+        before: Seconds of the whole model with PyTorch; None if it was not timed.
+        after: Seconds of the optimized model; None if it was not timed.
+        difference: Largest relative L2 difference of the outputs for the example from PyTorch's; None if no output is a
+            tensor.
+        notes: Further remarks, one sentence each.
     """
 
     lines: tuple[LayerReport, ...]
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def table(self) -> Table:
-        """One line a convolution, and the whole model last."""
+        """Table with one row per convolution and the whole model in the last row."""
         headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "config, or why")
         rows = [
             (

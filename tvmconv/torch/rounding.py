@@ -1,11 +1,11 @@
-"""TF32 of operands that nobody has rounded.
+"""The compensation of operands that tensor cores truncate to TF32.
 
-Tensor cores take the upper 19 bits of a float32 as they are: they truncate. A number loses half a unit in the tenth
-place of its mantissa m then, which is 2^-11 / m of it, and 2^-11 / (2 ln 2) on average where mantissas lie as
-Benford's law says, with density 1 / (m ln 2). Each layer would give a little less than it should, and a network
-multiplies what its layers lose: of YOLOv8's backbone 16 percent are wrong then, where rounding to nearest makes 0.8.
-What is left when the average is made good is an error as large as that of rounding. So the weights, which are rounded
-to nearest when they are packed, are multiplied by what inputs will lose; that costs nothing.
+Tensor cores read the upper 19 bits of a float32 operand: they truncate it. A number with mantissa m then loses on
+average half a unit in the tenth place of the mantissa, which is the fraction 2^-11 / m of it. With mantissas
+distributed by Benford's law, of density 1 / (m ln 2), the mean loss is 2^-11 / (2 ln 2). A network multiplies the
+losses of its layers: 16 percent of the results of YOLOv8's backbone are wrong by truncation, and 0.8 percent by
+rounding to nearest. Once the mean is compensated, the remaining error is as large as that of rounding. So the weights,
+which are rounded to nearest when they are packed, are multiplied by the inverse of the inputs' mean loss, at no cost.
 
 Source of the law: Hamming, "On the Distribution of Numbers", Bell System Technical Journal 49, 1970.
 """
@@ -19,12 +19,12 @@ import torch
 from tvmconv.torch.operator import Launcher
 from tvmconv.torch.signature import ConvSignature
 
-MEAN_TRUNCATION_LOSS = 2.0**-11 / (2 * math.log(2))  # by truncation to 10 bits of mantissa, on average
-NUM_DROPPED_BITS = 13  # bits
+MEAN_TRUNCATION_LOSS = 2.0**-11 / (2 * math.log(2))  # relative loss by truncation to 10 bits of mantissa
+NUM_DROPPED_BITS = 13
 
 
 def round_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32 tensor rounded to TF32, to nearest, ties to even."""
+    """Return a float32 tensor rounded to TF32, to nearest even."""
     bits = tensor.contiguous().view(torch.int32)
     rounded = bits + (1 << NUM_DROPPED_BITS - 1) - 1 + ((bits >> NUM_DROPPED_BITS) & 1)
     rounded = torch.where(tensor.isfinite(), rounded, bits)
@@ -32,16 +32,21 @@ def round_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def compensate_truncation(weight: torch.Tensor) -> torch.Tensor:
-    """A weight in float64 as a kernel reads it that truncates its inputs: in float32, rounded to TF32."""
+    """Return a float64 weight for a kernel that truncates its inputs: scaled, and rounded to TF32."""
     return round_to_tf32((weight * (1 + MEAN_TRUNCATION_LOSS)).float())
 
 
 def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_device: torch.device) -> bool:
-    """Whether a kernel for TF32 truncates its inputs: schedules without tensor cores compute in float32.
+    """Return whether a TF32 kernel truncates its inputs; schedules without tensor cores compute in float32.
 
-    It is seen by one run, of an input just above a number of TF32, and a weight that is an identity.
+    One run decides it: the input is slightly above a TF32 number, and the weight is an identity.
+
+    Args:
+        signature: Signature of the kernel's tensors.
+        launcher_function: Launcher of the kernel.
+        torch_device: PyTorch's device.
     """
-    representable, unrepresentable = 0.25, 0.25 * (1 + 2.0**-11 + 2.0**-12)  # which would be rounded up
+    representable, unrepresentable = 0.25, 0.25 * (1 + 2.0**-11 + 2.0**-12)  # rounding would increase it
     x = torch.full(signature.x_shape, unrepresentable, device=torch_device)
     centre = [size // 2 for size in signature.workload.kernel]
     weight = torch.zeros(signature.weight_shape, device=torch_device)

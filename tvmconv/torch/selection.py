@@ -1,4 +1,4 @@
-"""Which convolutions run by our kernels: those that are right, and faster."""
+"""The selection of the convolutions that run on tvmconv's kernels: those whose results are correct and faster."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
 from tvmconv.workloads import dtypes
 
 OTHER_INPUTS_NOTE = (
-    "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
+    "PyTorch computes inputs of other shapes and dtypes, on other devices, in training mode, or with gradients."
 )
 NO_TIME_REASON = "not compared: no time left"
-COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # that a layer's comparison takes, about: two timings, and a check
+COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # approximate time of two timings and a check of a layer
 ChooseMode = Literal["fastest", "tuned"]
-TOLERANCE_FACTOR = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
+TOLERANCE_FACTOR = 4.0  # of the dtype's tolerance: PyTorch's result errs too, and is rounded between operations
 
 
 def validate_choice(choose: str) -> ChooseMode:
-    """What `choose` is, if it is one; raises TuningError."""
+    """Return `choose` if it is valid; raise TuningError otherwise."""
     if choose not in get_args(ChooseMode):
         raise TuningError(f"choose={choose!r}: expected one of {', '.join(get_args(ChooseMode))}")
     return cast(ChooseMode, choose)
 
 
 def kernels_deadline(num_workloads: int, torch_device: torch.device, deadline: Deadline) -> Deadline:
-    """Return the deadline of finding kernels, which leaves time to compare the layers with PyTorch.
+    """Return the deadline for finding kernels, which leaves time to compare the layers with PyTorch.
 
-    Of what is left until the deadline, and until its cut-off, half is kept at most.
+    At most half of the time until the deadline, and until its cut-off, is reserved for the comparison.
 
     Args:
-        num_workloads: how many different layers there are.
-        torch_device: where they run.
-        deadline: when all shall be compared.
+        num_workloads: Number of distinct layers.
+        torch_device: PyTorch's device.
+        deadline: Deadline of the comparison.
     """
     comparison_seconds = num_workloads * COMPARE_SECONDS[torch_device.type]
     end = deadline.end_time - min(comparison_seconds, deadline.remaining_seconds / 2)
@@ -57,7 +57,7 @@ def kernels_deadline(num_workloads: int, torch_device: torch.device, deadline: D
 
 @dataclass
 class _Selection:
-    """What was measured for a workload on tensors that lie in one way, for all layers that are like this."""
+    """The measurements and the selected kernel of a workload, for all layers with the same memory formats."""
 
     pytorch_seconds: float
     tvmconv_seconds: float | None = None
@@ -66,17 +66,17 @@ class _Selection:
 
 
 class KernelSelector:
-    """Decides what runs.
+    """A selector that decides what runs each layer.
 
     Args:
-        provider: of the model's workloads.
-        timing_cache: of the model's parts.
-        choose: "fastest" is what is measured to be faster; "tuned" is our kernel wherever it is right.
-        deadline: when all layers shall be decided on. After it each is compared with the most promising of its kernels
-            alone, and those that would not be done by its cut-off are left to PyTorch.
+        provider: Kernels of the model's workloads.
+        timing_cache: Times of the model's parts.
+        choose: "fastest" selects what is measured to be faster, "tuned" selects every correct kernel.
+        deadline: Deadline of all decisions. After it, only the most promising kernel of each layer is compared; layers
+            that would pass its cut-off are left to PyTorch.
 
     Attributes:
-        num_omitted: how many layers came too late.
+        num_omitted: Number of layers for which no time was left.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class KernelSelector:
     ) -> None:
         self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
         self._deadline = deadline or Deadline()
-        self._selection_seconds: list[float] = []  # that each workload took
+        self._selection_seconds: list[float] = []  # one per workload
         self.num_omitted = 0
         self._assigned: list[tuple[TunedConv, InputKey]] = []
         self._kernel_digests: list[str] = []
         self._selections: dict[str, _Selection] = {}
 
     def select(self, conv_match: ConvMatch) -> LayerReport:
-        """Decide on one convolution."""
+        """Decide what runs one convolution, and return its report."""
         followed_by = conv_match.site.followed_by if conv_match.site else ""
         layer_report = LayerReport(
             conv_match.path, conv_match.workload_text, PYTORCH_NAME, conv_match.reason, followed_by=followed_by
@@ -145,7 +145,7 @@ class KernelSelector:
     def _measure(
         self, conv_match: ConvMatch, selection_key: str, arguments: Sequence[torch.Tensor], expected: torch.Tensor
     ) -> _Selection:
-        """Time PyTorch and our kernels; the fastest of those that are right."""
+        """Time PyTorch and the kernels of a layer; select the fastest kernel that is correct."""
         module, x = conv_match.module, conv_match.input_metadata
         assert x is not None
         layer_selection = _Selection(
@@ -154,7 +154,7 @@ class KernelSelector:
         for kernel_number, kernel in enumerate(self._provider.list_available_kernels(conv_match.workload_text)):
             if self._deadline.cut_off.has_passed or (kernel_number and self._deadline.has_passed):
                 break
-            was_installed = operator.is_kernel_installed(kernel.name, self._provider.torch_device)  # have it
+            was_installed = operator.is_kernel_installed(kernel.name, self._provider.torch_device)
             problem = self._try_kernel(conv_match, kernel, arguments, expected)
             if not problem:
                 tvmconv_seconds = self._timing_cache.get_seconds(
@@ -184,7 +184,7 @@ class KernelSelector:
     def _try_kernel(
         self, conv_match: ConvMatch, kernel: AvailableKernel, arguments: Sequence[torch.Tensor], expected: torch.Tensor
     ) -> str:
-        """Have a kernel compute a layer; what is wrong with that, "" for nothing."""
+        """Compute a layer by a kernel and return the problem with it; "" if there is none."""
         assert conv_match.input_metadata is not None
         try:
             launcher = kernel.load_launcher(self._provider.device, self._provider.torch_device)
@@ -200,7 +200,7 @@ class KernelSelector:
             )
         except (Error, RuntimeError) as failure:
             return str(failure).splitlines()[0]
-        return "" if error <= tolerance else f"our result differs by {error:.1e}, more than {tolerance:.1e}"
+        return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
 
     def select_whole_model(
         self,
@@ -211,14 +211,17 @@ class KernelSelector:
         *,
         has_time: bool = True,
     ) -> Report:
-        """Time the whole model, and give it back to PyTorch if our kernels make it no faster.
+        """Time the whole model, and restore PyTorch if the kernels do not make it faster.
 
         Args:
-            model: all of it.
-            partitions: which are graphs.
-            arguments: of the model.
-            report: what was decided so far, and what the model took as it was.
-            has_time: whether there is time for that; without, the kernels stay that are faster for their layers.
+            model: The whole model.
+            partitions: Its traced parts.
+            arguments: Arguments of the model.
+            report: Report of the layers, with the time of the unchanged model.
+            has_time: Whether there is time for the timing; otherwise all selected kernels stay.
+
+        Returns:
+            The report with the time of the optimized model.
         """
         assigned_ids = {id(module) for module, _ in self._assigned}
         tuned_modules = [
@@ -231,7 +234,7 @@ class KernelSelector:
         pytorch_seconds = report.before
         digest_of_kernels = hashlib.sha256("\n".join(self._kernel_digests).encode()).hexdigest()
         if tuned_modules and not has_time:
-            note = "No time was left to time the whole model with our kernels."
+            note = "No time was left to time the whole model with tvmconv's kernels."
             return replace(report, notes=(*report.notes, note))
         tvmconv_seconds = (
             self._timing_cache.get_seconds(f"the whole by {digest_of_kernels}", lambda: model(*arguments))
@@ -250,10 +253,9 @@ class KernelSelector:
         model.restore_memory_format()
         if not tuned_modules:
             return replace(report, after=pytorch_seconds)
-        lines = [
-            replace(line, runs=PYTORCH_NAME, reason=line.reason or "the whole is no faster") for line in report.lines
-        ]
-        note = "All is left to PyTorch: with our kernels the whole model was no faster."
+        reason = "the whole model is no faster"
+        lines = [replace(line, runs=PYTORCH_NAME, reason=line.reason or reason) for line in report.lines]
+        note = "PyTorch runs all layers, because the whole model was no faster with tvmconv's kernels."
         return Report(tuple(lines), pytorch_seconds, pytorch_seconds, notes=(OTHER_INPUTS_NOTE, note))
 
 
@@ -262,6 +264,6 @@ def _find_tolerance(text: str) -> float:
 
 
 def compute_relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """The relative L2 difference."""
+    """Return the relative L2 difference ‖output - expected‖ / ‖expected‖; the absolute one if `expected` is zero."""
     norm = float(expected.double().norm())
     return float((output.double() - expected.double()).norm()) / norm if norm else float(output.double().norm())

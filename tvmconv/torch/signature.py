@@ -1,4 +1,4 @@
-"""What the tensors of a convolution look like in PyTorch."""
+"""Shapes, dtypes and memory formats of a convolution's tensors in PyTorch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
     **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
 }
-MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
-ALIGNMENT = 16  # bytes; what PyTorch allocates is aligned, views of it need not be
-KERNEL_NAME_SEPARATOR = "#"  # in the name of a kernel: between the text of its workload and what tells it from others
+MEMORY_FORMATS = {
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+}  # of NHWC, by number of spatial axes
+ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
+KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,16 @@ class ConvSignature:
     """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space.
 
     Attributes:
-        workload: what is computed.
-        dtype: of all tensors but the bias.
-        bias_dtype: of the bias.
-        memory_format: how all but the bias lie.
-        x_shape: of the input.
-        weight_shape: of the weight.
-        output_shape: of the output, and of a residual.
-        output_stride: of a new output.
-        takes_bias: whether there is a bias.
-        takes_add: whether there is a residual.
+        workload: The convolution.
+        dtype: Dtype of all tensors except the bias.
+        bias_dtype: Dtype of the bias.
+        memory_format: Memory format of all tensors except the bias.
+        x_shape: Shape of the input.
+        weight_shape: Shape of the weight.
+        output_shape: Shape of the output and of a residual.
+        output_stride: Strides of a new output.
+        takes_bias: Whether there is a bias.
+        takes_add: Whether there is a residual.
     """
 
     workload: Conv
@@ -64,30 +67,33 @@ class ConvSignature:
     takes_add: bool
 
     def allocate_output(self, device: torch.device) -> torch.Tensor:
-        """A tensor for the output, with nothing in it."""
+        """Return an uninitialized tensor for the output."""
         return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.dtype, device=device)
 
     def apply_activations(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the epilogue makes of a tensor, but for bias and residual."""
+        """Apply the epilogue without bias and residual to a tensor."""
         for name in self.workload.epilogue:
             tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
         return tensor
 
     def to_kernel_layout(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as it has to lie, which kernels read up to 16 bytes of at once: itself, or a copy."""
+        """Return a tensor in the kernel's memory format and aligned to 16 bytes, as a copy if necessary.
+
+        Kernels read up to 16 bytes at once.
+        """
         tensor = tensor.contiguous(memory_format=self.memory_format)
         return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @functools.cache
 def parse_signature(name: str) -> ConvSignature:
-    """The form of a workload's tensors.
+    """Return the signature of a kernel's tensors.
 
     Args:
-        name: of a kernel, or the workload's text alone.
+        name: Name of a kernel, or the text of its workload.
 
     Raises:
-        WorkloadError: it is no convolution, or PyTorch has no such tensors.
+        WorkloadError: The workload is not a convolution, or PyTorch has no such tensors.
     """
     text = name.partition(KERNEL_NAME_SEPARATOR)[0]
     workload = parse(text)

@@ -1,4 +1,4 @@
-"""How long calls of PyTorch take: in CUDA graphs between events on a GPU, and on the clock elsewhere."""
+"""Timing of PyTorch calls: CUDA graphs between events on a GPU, wall-clock time elsewhere."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ import torch
 from tvmconv.devices.cuda.graphs import time_between_events
 
 NUM_WARM_UP_CALLS = 3
-TIMING_SECONDS = 0.05  # of each timing
-MAX_TIMING_SECONDS = 0.5  # after which a warm-up, and samples of a slow call, are enough whatever their number
+TIMING_SECONDS = 0.05  # duration of one timing
+MAX_TIMING_SECONDS = 0.5  # limit of a warm-up, and of the samples of a slow call
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
-SLICE_SECONDS = 0.1  # a call that takes longer has not waited for a time slice or two alone
-STEADY_SPREAD = 0.2  # of the quartiles, relative to the median: where they are further apart, more samples are taken
-MAX_LAUNCHES_PER_GRAPH = 10  # calls in a graph
+SLICE_SECONDS = 0.1  # waiting for scheduler time slices does not explain a longer call
+STEADY_SPREAD = 0.2  # largest interquartile range relative to the median; beyond it more samples are taken
+MAX_LAUNCHES_PER_GRAPH = 10
 WAKE_SECONDS = 0.1
-WARM_SECONDS, GRAPH_SECONDS = 0.004, 0.01  # of replays: layers are timed by the hundred, and keep the clocks up
+WARM_SECONDS, GRAPH_SECONDS = 0.004, 0.01  # duration of replays; short, as timings of many layers keep clocks high
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds of a call, the median of some.
+    """Return the median time of a call in seconds.
 
-    On a GPU calls are captured in a graph, so that what the host does in between does not count; what cannot be
-    captured is timed with it.
+    On a GPU, calls are captured in a CUDA graph, which excludes the time of the host between launches. A call that
+    cannot be captured is timed with that time included.
+
+    Args:
+        call: Function to time.
+        device: PyTorch's device on which it runs.
     """
     with torch.no_grad():
         if device.type != "cuda":
@@ -36,10 +40,11 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _time_on_cpu(call: Callable[[], object]) -> float:
-    """Return the seconds of a call by PyTorch's threads; of a short one by one thread, where that takes less.
+    """Return the seconds of a call with PyTorch's threads; a short call is also timed with one thread, and the minimum
+    counts.
 
-    On a busy machine threads wait for one another until the scheduler gives each its turn, which is tens of
-    milliseconds of a call of microseconds, and says nothing about the call.
+    On a busy machine, threads wait for each other until the scheduler runs each of them. This adds tens of milliseconds
+    to a call of microseconds, and says nothing about the call.
     """
     call_seconds = time_wall_clock(call, lambda: None)
     threads = torch.get_num_threads()
@@ -61,9 +66,7 @@ def _time_on_gpu(call: Callable[[], object]) -> float:
             return time_wall_clock(call, torch.cuda.synchronize)
         graph = torch.cuda.CUDAGraph()
         try:
-            num_launches = max(
-                1, min(MAX_LAUNCHES_PER_GRAPH, int(TIMING_SECONDS / warm_seconds))
-            )  # a slow call is timed by itself
+            num_launches = max(1, min(MAX_LAUNCHES_PER_GRAPH, int(TIMING_SECONDS / warm_seconds)))
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(num_launches):
                     call()
@@ -91,10 +94,10 @@ def _warm_up(call: Callable[[], object], wait_for_device: Callable[[], object]) 
 
 
 def _is_synchronizing(call: Callable[[], object]) -> bool:
-    """Whether a call waits for the GPU, which in a capture it must not; as far as PyTorch sees that."""
+    """Return whether a call waits for the GPU, as far as PyTorch detects it; a captured call must not."""
     previous_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the mode, that it is a prototype
+        warnings.simplefilter("ignore")  # PyTorch warns that the mode is a prototype
         try:
             torch.cuda.set_sync_debug_mode("error")
             call()
@@ -106,13 +109,13 @@ def _is_synchronizing(call: Callable[[], object]) -> bool:
 
 
 def _end_capture(stream: torch.cuda.Stream) -> None:
-    """Capture something that can be: what failed to be captured leaves random numbers in a state of capture."""
+    """Capture a valid call, because a failed capture leaves the random number generator in a capturing state."""
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
         torch.zeros(1, device=stream.device)
 
 
 def raise_clocks(call: Callable[[], object], device: torch.device) -> None:
-    """Call for as long as an idle GPU takes to raise its clocks."""
+    """Repeat a call for as long as an idle GPU takes to raise its clocks."""
     if device.type == "cuda":
         started_at = time.perf_counter()
         while time.perf_counter() - started_at < WAKE_SECONDS:
@@ -121,12 +124,17 @@ def raise_clocks(call: Callable[[], object], device: torch.device) -> None:
 
 
 def make_waiter(device: torch.device) -> Callable[[], None]:
-    """What waits until a device has done all that was queued."""
+    """Return a function that waits until a device has finished all queued work."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def time_wall_clock(call: Callable[[], object], wait_for_device: Callable[[], None]) -> float:
-    """Return the seconds of a call and of a wait: the lower quartile, as whatever disturbs a timing lengthens it."""
+    """Return the lower quartile of the seconds of a call and a wait, because disturbances only lengthen a timing.
+
+    Args:
+        call: Function to time.
+        wait_for_device: Function that waits for the end of the call.
+    """
     _warm_up(call, wait_for_device)
     times: list[float] = []
     started_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What calls took when they were timed: a choice between kernels is kept from one run to the next."""
+"""A cache of measured times, so that the choice between kernels is reused in later runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tvmconv.torch.timing import raise_clocks, time_call
 
 
 class TimingCache:
-    """The times of a model's parts, by names; those that an earlier run took are not taken again.
+    """Times of a model's parts by name, which are measured once and kept on disk.
 
-    They are kept where programs are, for this model's graphs and shapes, the example's, this GPU, this library's files,
-    the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
+    The file is in the folder of the kernel cache. Its name depends on the model's graphs and shapes, the example's, the
+    GPU, the sources of this package, the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
 
     Args:
-        model: whose parts they are.
-        arguments: of the model.
-        torch_device: where it runs.
-        device_name: of the device.
+        model: The model.
+        arguments: Arguments of the model.
+        torch_device: PyTorch's device.
+        device_name: Name of the device.
     """
 
     def __init__(
@@ -53,7 +53,12 @@ class TimingCache:
         self._has_new = False
 
     def get_seconds(self, name: str, call: Callable[[], object]) -> float:
-        """The seconds of a call, as they are known under a name, or measured now."""
+        """Return the seconds of a call from the cache, or measure them.
+
+        Args:
+            name: Key of the call.
+            call: Function to time.
+        """
         if name not in self._seconds_by_name:
             if not self._is_awake:
                 raise_clocks(lambda: self._model(*self._arguments), self._torch_device)
@@ -62,18 +67,18 @@ class TimingCache:
         return self._seconds_by_name[name]
 
     def mark_idle(self) -> None:
-        """The GPU has nothing to do for a while, and will lower its clocks."""
+        """Note that the GPU was idle and may have lowered its clocks; the next timing raises them first."""
         self._is_awake = False
 
     def save(self) -> None:
-        """Write what was measured, if that is possible."""
+        """Write new times to the file, if the cache has a folder."""
         if self._has_new and self._file:
             write_checked(self._file, json.dumps(self._seconds_by_name, indent=0).encode())
 
 
 @contextlib.contextmanager
 def use_cudnn_heuristics() -> Iterator[None]:
-    """Have cuDNN choose its algorithms without trying them, which takes it seconds for a network."""
+    """Have cuDNN choose algorithms by heuristics; trying them would take seconds for a network."""
     previous = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -83,7 +88,7 @@ def use_cudnn_heuristics() -> Iterator[None]:
 
 
 def _make_cache_key(model: Optimized, arguments: Sequence[Any], device_name: str) -> list[Any]:
-    """All that decides what PyTorch runs for a model, and how fast."""
+    """Return everything that decides what PyTorch runs for a model, and how fast."""
     tensors = [*model.state_dict().items(), *((str(number), value) for number, value in enumerate(arguments))]
     tensor_keys = [
         (key, str(value.dtype), tuple(value.shape), value.stride())

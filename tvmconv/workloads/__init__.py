@@ -1,4 +1,4 @@
-"""Workloads: what to compute."""
+"""Workloads: operators on tensors of fixed shapes, which schedules implement."""
 
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv import Conv

@@ -1,4 +1,4 @@
-"""What every workload provides, whatever its operator."""
+"""The interface that every workload provides, whatever its operator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputSample:
-    """Some outputs of a workload.
+    """A sample of a workload's correct outputs, against which a kernel is verified.
 
     Attributes:
-        positions: where each lies in the output's memory, counted in elements.
-        values: what is right, in float64.
-        max_errors: the largest error of a right kernel at each, positive, in float32.
+        positions: Flat index of each output in the output tensor's memory, in elements.
+        values: Correct values, in float64.
+        max_errors: Largest absolute error of a correct kernel at each position, positive, in float32.
     """
 
     positions: NDArray[np.int64]
@@ -27,32 +27,32 @@ class OutputSample:
 
 
 class Workload(Protocol):
-    """What to compute: an operator on tensors of fixed shapes, at least two inputs and one output.
+    """An operator on tensors of fixed shapes, with at least two inputs and one output.
 
-    Workloads are immutable and hashable, and two are equal exactly when their texts are.
+    Workloads are immutable and hashable. Two workloads are equal exactly when their texts are equal.
     """
 
-    operator: ClassVar[str]  # the operator's name, which is also the prefix of the text: `conv2d`
-    EXAMPLE: ClassVar[str]  # a text, for messages
+    operator: ClassVar[str]  # name of the operator and prefix of the text, such as `conv2d`
+    EXAMPLE: ClassVar[str]  # text of a workload, quoted in error messages
 
     def __hash__(self) -> int:
-        """The same for equal workloads."""
+        """Return a hash that is the same for equal workloads."""
 
     @property
     def dtype(self) -> str:
-        """How elements are stored and multiplied, one of `tvmconv.workloads.dtypes.DTYPES`."""
+        """Data type in which elements are stored and multiplied, one of `tvmconv.workloads.dtypes.DTYPES`."""
 
     @property
     def storage(self) -> str:
-        """Element type of the output, and of all inputs that are not said to be of another, in memory."""
+        """Element type in memory of the output, and of each input without an element type of its own."""
 
     @property
     def tolerance(self) -> float:
-        """The largest relative L2 error of a right result, against `reference`."""
+        """Largest relative L2 error of a correct result against `reference`."""
 
     @property
     def epilogue(self) -> tuple[str, ...]:
-        """The operations on each sum before it is stored, in order; see `tvmconv.workloads.epilogue`."""
+        """Names of the operations on each sum before it is stored, in order; see `tvmconv.workloads.epilogue`."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -60,40 +60,44 @@ class Workload(Protocol):
 
     @property
     def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the kernel's arguments as they lie in memory, in the order of `argument_names`."""
+        """Shapes of the kernel's arguments in memory order, one for each of `argument_names`."""
 
     @property
     def argument_dtypes(self) -> tuple[str, ...]:
-        """Element types of the kernel's arguments in memory, in the order of `argument_names`."""
+        """Element types of the kernel's arguments in memory, one for each of `argument_names`."""
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, a multiplication and an addition counted apart, taps in the padding included."""
+        """Number of floating-point operations; a multiply-add counts as two, and taps in the padding count."""
 
     @property
     def min_bytes(self) -> int:
-        """Least bytes moved to and from memory: each input element that is used read once, each output written once."""
+        """Minimum memory traffic in bytes: used input elements are read once, output elements are written once."""
 
     @property
     def arithmetic_intensity(self) -> float:
-        """`flops` over `min_bytes`, in FLOP per byte: the x of a roofline plot."""
+        """`flops` divided by `min_bytes`, in FLOP per byte: the x axis of a roofline plot."""
 
     @property
     def text(self) -> str:
-        """Canonical text; `parse` of it gives an equal workload."""
+        """Canonical text, from which `parse` returns an equal workload."""
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
-        """Standard normal inputs drawn from `seed`, C-contiguous, of the arguments' shapes and dtypes."""
+        """Draw standard normal inputs from `seed`: C-contiguous arrays of the arguments' shapes and dtypes."""
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """The right output for these inputs, computed in float64."""
+        """Return the correct output for these inputs, computed in float64."""
 
     def declare(self) -> tuple[te.Tensor, ...]:
-        """The tensor-expression declaration: one tensor for each of `argument_names`."""
+        """Declare the computation in tensor expressions and return one tensor for each of `argument_names`."""
 
     def prim_func(self) -> tirx.PrimFunc:
-        """The declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
+        """Return the declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """Read the text of a workload of this class; raises WorkloadError."""
+        """Read the text of a workload of this class.
+
+        Raises:
+            WorkloadError: The text is malformed, or its numbers contradict each other.
+        """

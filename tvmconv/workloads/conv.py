@@ -1,4 +1,4 @@
-"""Convolutions of any rank: what one-, two- and three-dimensional ones have in common, which is nearly everything."""
+"""Convolutions over any number of spatial axes: the methods that Conv1d, Conv2d and Conv3d share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from tvm import te, tirx
     from typing_extensions import Self
 
-SIGMA_FACTOR = 8.0  # times the tolerance of the relative L2 error: what a single sum may err by
-MIN_ALLOWED_ERROR = 1e-30  # of a window that lies in the padding, whose sum is zero, any error is larger
+SIGMA_FACTOR = 8.0  # largest error of a single sum, in units of the tolerance of the relative L2 error
+MIN_ALLOWED_ERROR = 1e-30  # a window inside the padding sums to exactly zero; any real error is larger than this
 
 
 class Conv(ConvGeometry):
-    """A convolution Y of images X with kernels K; `ConvGeometry` tells its fields and what it computes."""
+    """A convolution Y of images X with kernels K; `ConvGeometry` documents its fields and its formula."""
 
     @property
     def text(self) -> str:
-        """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`: options d1, g1, f32, nchw are left out."""
+        """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`.
+
+        The options d1, g1, f32 and nchw are defaults and do not appear in the text.
+        """
         padding = _format_sizes(self.pad_low) if self.pad_low == self.pad_high else join_sizes(self.padding)
         pieces = [
             join_sizes(self.input_shape),
@@ -50,13 +53,24 @@ class Conv(ConvGeometry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the workload's text, such as `EXAMPLE`.
+        """Read a convolution from its text.
 
-        Behind input and weight there may be options s, p, d, g with integers, a dtype, a layout and the operations of
-        an epilogue, each at most once; only the order of the operations counts.
+        After the input and the weight follow options in any order: s, p, d and g with integers, a dtype and a layout,
+        each at most once. The operations of an epilogue follow in the order in which they are applied.
+
+        Args:
+            text: Text of a workload, such as `EXAMPLE`.
+
+        Returns:
+            The workload.
 
         Raises:
-            WorkloadError: the text is malformed, or its numbers contradict each other.
+            WorkloadError: The text is malformed, or its numbers contradict each other.
+
+        Example:
+            >>> from tvmconv import Conv2d
+            >>> Conv2d.parse("conv2d:1x64x56x56,128x64x3x3,s2,p1,f16,nhwc,bias,relu").output_shape
+            (1, 128, 28, 28)
         """
         operator, colon, sizes = text.partition(":")
         parts = sizes.split(",")
@@ -77,15 +91,28 @@ class Conv(ConvGeometry):
         return workload
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
-        """Draw all arguments but Y from the standard normal distribution, as they lie in memory, and round them.
+        """Draw all arguments except Y from the standard normal distribution, in memory order.
 
-        X and K are rounded to the dtype, also where it is not that of their elements (TF32).
+        X and K are rounded to the workload's dtype, also for TF32, whose elements are stored as float32.
+
+        Args:
+            seed: Seed of the random number generator, not negative.
+
+        Returns:
+            One array for each argument before Y, of its shape and element type.
         """
         rounding_dtypes = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
         return random_inputs.draw_normal(seed, list(zip(self.argument_shapes, rounding_dtypes, strict=False)))
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """The right Y for all arguments before it, computed in float64; all as they lie in memory."""
+        """Compute the correct Y in float64.
+
+        Args:
+            inputs: All arguments before Y, in memory order.
+
+        Returns:
+            Y in the workload's layout, in float64.
+        """
         x, k = (layout.move_channels_second(self.layout, array) for array in inputs[:2])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         epilogue_arguments = {}
@@ -100,19 +127,23 @@ class Conv(ConvGeometry):
         return layout.to_storage_layout(self.layout, epilogue.apply_to_array(self.epilogue, y, epilogue_arguments))
 
     def sample_outputs(self, cell: int, seed: int, *inputs: NDArray[Any]) -> OutputSample:
-        """Compute the outputs of a random sample of pixels in float64, with what rounding may change of each.
+        """Compute the outputs of a random sample of pixels in float64, with the error that rounding allows for each.
 
-        A right kernel's sum errs by less than `SIGMA_FACTOR` times the dtype's tolerance of its typical size s (see
-        `convolve_pixels`): the tolerance is of the root mean square of all errors, and of 2^31 normally distributed
-        ones none exceeds 6.3 times that. The epilogue is applied to the sum moved by as much, up and down, so that what
-        an activation amplifies or levels out is counted as it is. Rounding at the store adds the tolerance times the
-        output, and evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel that computes
-        something else is off by s or so, which is 100,000 times as much in float32 and 8 times in bfloat16.
+        Let s be the typical size of a sum (see `convolve_pixels`). The sum of a correct kernel errs by less than
+        `SIGMA_FACTOR` times the dtype's tolerance times s. The tolerance limits the root mean square of all errors, and
+        among 2^31 normally distributed errors none exceeds 6.3 times that. The epilogue is applied to the sum shifted
+        by this error in both directions, because an activation may amplify or remove it. Rounding at the store adds the
+        tolerance times the output. Evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel
+        that computes something else errs by about s, which is 100,000 times the allowed error in float32 and 8 times in
+        bfloat16.
 
         Args:
-            cell: about one in cell / 2 pixels is chosen; see `tvmconv.workloads.pixel_sample`.
-            seed: of the choice.
-            inputs: all arguments but Y, as they lie in memory.
+            cell: Sampling parameter: about one in cell / 2 pixels is chosen; see `tvmconv.workloads.pixel_sample`.
+            seed: Seed of the random choice.
+            inputs: All arguments except Y, in memory order.
+
+        Returns:
+            The outputs of all O channels at the chosen pixels.
         """
         pixels = pixel_sample.choose_pixels(self, cell, seed)
         is_channels_last = self.layout == layout.CHANNELS_LAST
@@ -148,36 +179,36 @@ class Conv(ConvGeometry):
     def declare(self) -> tuple[te.Tensor, ...]:
         """Declare the convolution in tensor expressions.
 
-        Whatever rank, dtype, layout, groups and epilogue, the stages are, in this order:
+        The stages are the same for all numbers of spatial axes, dtypes, layouts, groups and epilogues, in this order:
 
-        - `padded` (N, groups, C/groups, space): X with its zeros as far as windows reach, even if no side is padded.
-        - `weight` (groups, O/groups, C/groups, kernel): K by group.
-        - `sum` (N, groups, O/groups, out): the sum, in float32, of the products of `padded` and `weight`.
-        - `Y`: the output in its layout and dtype, each element the epilogue of one of `sum`.
+        - `padded` (N, groups, C/groups, space): X with zeros as far as windows reach, even where no side is padded.
+        - `weight` (groups, O/groups, C/groups, kernel): K split into groups.
+        - `sum` (N, groups, O/groups, out): the sum of the products of `padded` and `weight`, in float32.
+        - `Y`: the output in its layout and dtype, with the epilogue applied to each element of `sum`.
 
         `padded` and `weight` can be inlined into the sum, and `Y` into a `cache_write` of it.
 
         Returns:
-            A tensor for each of `argument_names`.
+            One tensor for each of `argument_names`.
         """
         from tvmconv.workloads import conv_te
 
         return conv_te.declare(self)
 
     def prim_func(self) -> tirx.PrimFunc:
-        """The declaration as an unscheduled TIR function of the arguments."""
+        """Return the declaration as an unscheduled TIR function of the arguments."""
         from tvm import te
 
         return te.create_prim_func(list(self.declare()))
 
 
 def _format_sizes(numbers: Sizes) -> str:
-    """(2, 2) as `2`, (2, 1) as `2x1`."""
+    """Return (2, 2) as `2` and (2, 1) as `2x1`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else join_sizes(numbers)
 
 
 def _parse_options(operator: type[Conv], pieces: list[str]) -> dict[str, Any]:
-    """Read `s2`, `p1x2`, `g4`, `f16`, `nhwc`, `relu` … into the arguments of an operator."""
+    """Parse `s2`, `p1x2`, `g4`, `f16`, `nhwc`, `relu` and so on into keyword arguments of an operator."""
     options: dict[str, Any] = {}
     epilogues: list[str] = []
     for piece in pieces:
@@ -192,7 +223,7 @@ def _parse_options(operator: type[Conv], pieces: list[str]) -> dict[str, Any]:
 
 
 def _parse_option(operator: type[Conv], piece: str) -> tuple[str, Any]:
-    """The argument that an option is for, and its value."""
+    """Return the name of the keyword argument that an option sets, and its value."""
     if piece in dtypes.DTYPES_BY_TEXT:
         return "dtype", dtypes.DTYPES_BY_TEXT[piece].name
     if piece in layout.LAYOUTS:

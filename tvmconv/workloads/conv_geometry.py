@@ -1,4 +1,4 @@
-"""The sizes of convolutions of any rank, and what follows from them: shapes, operations, bytes."""
+"""The sizes of convolutions and the quantities that follow from them: shapes, operations and bytes."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ if TYPE_CHECKING:
 
 Sizes = tuple[int, ...]
 
-OPTION_NAMES = ("stride", "padding", "dilation", "groups")  # each written as its first letter and integers
+OPTION_NAMES = ("stride", "padding", "dilation", "groups")  # in a text: the first letter, then integers
 
 
 class ConvGeometry(ABC):
-    """The sizes of a convolution Y of images X with kernels K, over `spatial_ndim` axes of space, and what follows from
-    them.
+    """The geometry of a convolution Y of images X with kernels K over `spatial_ndim` spatial axes.
 
-    Y[n, o, p] is the sum over c and r of X[n, c, p·stride + r·dilation - before] · K[o, c, r], with p, r, stride,
-    dilation and padding one number for each axis, and with zeros outside X; then the epilogue. As in every
-    deep-learning library this is a correlation: K is not flipped. With groups, the C input and the O output channels
-    fall into that many equal parts, and each part of the output sees its own part of the input only.
+    Y[n, o, p] is the sum over c and r of X[n, c, p·stride + r·dilation - before] · K[o, c, r], followed by the
+    epilogue. The indices p and r, and stride, dilation and padding, have one number for each spatial axis; X is zero
+    outside its bounds. As in all deep-learning libraries this is a correlation: K is not flipped. With groups, the C
+    input and the O output channels are split into equal parts, and each part of the output reads only its own part of
+    the input.
 
-    Subclasses are frozen dataclasses, whose fields are N, C, the `SPACE`, O, the `KERNEL`, and from `stride` on those
-    below. Shapes are in the order N, C, space (`input_shape` and its like); in memory tensors lie as the layout says
-    (`argument_shapes`).
+    Subclasses are frozen dataclasses with the fields N, C, those of `SPACE`, O, those of `KERNEL`, and the options
+    below. Properties such as `input_shape` are in the order N, C, space; `argument_shapes` are in memory order.
 
     Attributes:
-        N: batch size.
-        C: input channels.
-        O: output channels.
-        stride: the step along each axis of space; the constructor also takes one int for all.
-        padding: zeros before the input along each axis, then behind it along each; the constructor also takes one int
-            for all, or one for both sides of each axis.
-        dilation: distance between the kernel's taps along each axis; the constructor also takes one int.
-        groups: number of groups; it divides C and O.
-        dtype: one of `dtypes.DTYPES`: how elements are stored and multiplied. Sums are accumulated in float32.
-        layout: one of `layout.LAYOUTS`: whether X, K, Y and a residual have their channels before the space or last.
-        epilogue: operations on each sum before it is stored, in order; the constructor also takes one name.
+        N: Batch size.
+        C: Number of input channels.
+        O: Number of output channels.
+        stride: Stride along each spatial axis; the constructor also takes one int for all axes.
+        padding: Zeros before the input along each axis, then zeros after it along each axis. The constructor also takes
+            one int for all sides, or one number for both sides of each axis.
+        dilation: Distance between kernel taps along each axis; the constructor also takes one int for all axes.
+        groups: Number of groups; it divides C and O.
+        dtype: Type in which elements are stored and multiplied, one of `dtypes.DTYPES`; sums are accumulated in
+            float32.
+        layout: One of `layout.LAYOUTS`: channels of X, K, Y and a residual are before the spatial axes, or last.
+        epilogue: Names of the operations on each sum before it is stored, in order; the constructor also takes one
+            name.
 
     Raises:
-        WorkloadError: a number is no integer or out of range, or the numbers contradict each other.
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
     """
 
     operator: ClassVar[str]
     EXAMPLE: ClassVar[str]
-    SPACE: ClassVar[tuple[str, ...]]  # names of the input's sizes along the axes of space
-    KERNEL: ClassVar[tuple[str, ...]]  # of the kernel's
+    SPACE: ClassVar[tuple[str, ...]]  # field names of the input's spatial sizes
+    KERNEL: ClassVar[tuple[str, ...]]  # field names of the kernel's sizes
 
     N: int
     C: int
@@ -78,14 +79,14 @@ class ConvGeometry(ABC):
 
     @classmethod
     def allowed_lengths(cls, option: str) -> tuple[int, ...]:
-        """How many integers an option takes."""
+        """Return the numbers of integers that an option accepts, in ascending order."""
         spatial_ndim = len(cls.SPACE)
         if option == "groups":
             return (1,)
         return tuple(dict.fromkeys((1, spatial_ndim, 2 * spatial_ndim) if option == "padding" else (1, spatial_ndim)))
 
     def _normalize_field(self, name: str, lengths: tuple[int, ...]) -> None:
-        """Check a field's integers and repeat a short form such as `padding=1` up to the longest of its lengths."""
+        """Check a field's integers and repeat a short form such as `padding=1` up to the longest allowed length."""
         minimum = 0 if name == "padding" else 1
         values = validate_integers(name, getattr(self, name), lengths, minimum)
         numbers = values * (lengths[-1] // len(values))
@@ -93,7 +94,7 @@ class ConvGeometry(ABC):
         object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
 
     def _validate(self) -> None:
-        """Check that the normalised fields fit together."""
+        """Check that the normalized fields are consistent with each other."""
         if self.C % self.groups or self.O % self.groups:
             raise WorkloadError(
                 f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
@@ -109,37 +110,37 @@ class ConvGeometry(ABC):
 
     @property
     def spatial_ndim(self) -> int:
-        """How many axes of space there are."""
+        """Number of spatial axes."""
         return len(self.SPACE)
 
     @property
     def input_size(self) -> Sizes:
-        """Sizes of the input along the axes of space."""
+        """Sizes of the input along the spatial axes."""
         return tuple(getattr(self, name) for name in self.SPACE)
 
     @property
     def kernel(self) -> Sizes:
-        """Sizes of the kernel along the axes of space."""
+        """Sizes of the kernel along the spatial axes."""
         return tuple(getattr(self, name) for name in self.KERNEL)
 
     @property
     def pad_low(self) -> Sizes:
-        """Zeros before the input along the axes of space."""
+        """Number of zeros before the input along each spatial axis."""
         return self.padding[: self.spatial_ndim]
 
     @property
     def pad_high(self) -> Sizes:
-        """Zeros behind the input along the axes of space."""
+        """Number of zeros after the input along each spatial axis."""
         return self.padding[self.spatial_ndim :]
 
     @property
     def window(self) -> Sizes:
-        """Sizes of what one output sees of the padded input: the kernel with its dilation."""
+        """Sizes of the input window of one output: the extent of the dilated kernel."""
         return tuple((taps - 1) * dilation + 1 for taps, dilation in zip(self.kernel, self.dilation, strict=True))
 
     @property
     def output_size(self) -> Sizes:
-        """Sizes of the output along the axes of space."""
+        """Sizes of the output along the spatial axes."""
         padded = self.padded_shape[2:]
         return tuple(
             (n - window) // stride + 1 for n, window, stride in zip(padded, self.window, self.stride, strict=True)
@@ -152,7 +153,7 @@ class ConvGeometry(ABC):
 
     @property
     def padded_shape(self) -> Sizes:
-        """Shape of X with its padding: (N, C, before + space + behind)."""
+        """Shape of X with its padding: (N, C, before + space + after)."""
         return self.N, self.C, *map(sum, zip(self.pad_low, self.input_size, self.pad_high, strict=True))
 
     @property
@@ -172,22 +173,22 @@ class ConvGeometry(ABC):
 
     @property
     def tolerance(self) -> float:
-        """The largest relative L2 error of a right result."""
+        """Largest relative L2 error of a correct result."""
         return dtypes.DTYPES[self.dtype].tolerance
 
     @property
     def argument_ops(self) -> list[EpilogueOp]:
-        """The operations of the epilogue that have an argument."""
+        """Operations of the epilogue that read an argument."""
         return [op for op in epilogue.get_ops(self.epilogue) if op.argument_kind]
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """X, K, the epilogue's in its order, and Y."""
+        """X, K, the arguments of the epilogue in its order, and Y."""
         return "X", "K", *(operation.name for operation in self.argument_ops), "Y"
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:
-        """Shapes of the arguments as they lie in memory."""
+        """Shapes of the arguments in memory order."""
         x, k, y = (
             layout.to_storage_order(self.layout, s) for s in (self.input_shape, self.weight_shape, self.output_shape)
         )
@@ -195,7 +196,7 @@ class ConvGeometry(ABC):
 
     @property
     def argument_dtypes(self) -> tuple[str, ...]:
-        """Element types of the arguments in memory; numbers for the channels are in the accumulation dtype."""
+        """Element types of the arguments in memory; per-channel arguments have the accumulator's type."""
         read = (
             dtypes.ACCUMULATOR if operation.argument_kind == "channel" else self.storage
             for operation in self.argument_ops
@@ -204,22 +205,22 @@ class ConvGeometry(ABC):
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every output channel sees one input channel and every input channel feeds one output channel."""
+        """Whether each output channel reads one input channel and each input channel feeds one output channel."""
         return self.C == self.O == self.groups
 
     @property
     def flops(self) -> int:
-        """2·N·O·(C/groups)·out·kernel: a multiplication and an addition for each tap, also in the padding.
+        """2·N·O·(C/groups)·out·kernel: one multiplication and one addition per tap, padding included.
 
-        The epilogue is not counted.
+        The operations of the epilogue are not counted.
         """
         return 2 * math.prod(self.output_shape) * math.prod(self.weight_shape[1:])
 
     @property
     def min_bytes(self) -> int:
-        """Least bytes moved to and from memory: what is used of the inputs read once, Y written once.
+        """Minimum memory traffic in bytes: used input elements are read once, Y is written once.
 
-        Not used are the elements of X that strides step over and the taps of K that only ever meet padding.
+        Elements of X that the stride skips, and taps of K that only meet padding, are unused.
         """
         axes = zip(
             self.input_size, self.kernel, self.output_size, self.stride, self.dilation, self.pad_low, strict=True
@@ -235,16 +236,16 @@ class ConvGeometry(ABC):
 
     @property
     def arithmetic_intensity(self) -> float:
-        """`flops` over `min_bytes`, in FLOP per byte."""
+        """`flops` divided by `min_bytes`, in FLOP per byte."""
         return self.flops / self.min_bytes
 
 
 def _count_used(size: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int) -> tuple[int, int]:
-    """How many of an axis's `size` positions some window reads, and how many of its `kernel` taps read any."""
+    """Return how many of an axis's `size` positions any window reads, and how many of its `kernel` taps read any."""
     positions = np.zeros(size, bool)
     taps = 0
     for tap in range(kernel):
-        first = tap * dilation - pad_low  # where the tap of the first window falls
+        first = tap * dilation - pad_low  # input position that the first window's tap reads
         stop = max(0, first + (output_size - 1) * stride + 1)
         positions_read = positions[first if first >= 0 else first % stride : stop : stride]
         positions_read[:] = True

@@ -1,4 +1,4 @@
-"""The reference of convolutions: in float64, by NumPy's matrix product, of all outputs or of some pixels."""
+"""The reference of convolutions in float64, by NumPy's matrix product, for all outputs or for some pixels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from tvmconv.workloads.dtypes import widen_to_float64
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
-NUM_THREADS = min(
-    16, len(os.sched_getaffinity(0))
-)  # that convolve a part each: several small images, or a part of a large one
+CHUNK_BYTES = 16 << 20  # bytes of unfolded input per thread
+NUM_THREADS = min(16, len(os.sched_getaffinity(0)))
 
 Sizes = tuple[int, ...]
 
@@ -30,21 +28,21 @@ Sizes = tuple[int, ...]
 def convolve(
     x: NDArray[Any], k: NDArray[Any], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> NDArray[np.float64]:
-    """Convolve: unfold the windows into columns (im2col) and multiply them.
+    """Convolve by unfolding the windows into columns (im2col) and multiplying them by the weight.
 
     Source: Chellapilla, Puri, Simard, "High Performance Convolutional Neural Networks for Document Processing", 2006.
-    The columns are made a chunk at a time, as all of them are as many times the input as the kernel has taps.
+    The columns are made in chunks, because all of them take as many times the input's memory as the kernel has taps.
 
     Args:
-        x: input (N, C, space).
-        k: weight (O, C / groups, kernel).
-        stride: one number for each axis of space.
-        padding: zeros before each axis, then behind each.
-        dilation: one number for each axis.
-        groups: number of groups.
+        x: Input (N, C, space).
+        k: Weight (O, C / groups, kernel).
+        stride: One number for each spatial axis.
+        padding: Zeros before each axis, then after each.
+        dilation: One number for each spatial axis.
+        groups: Number of groups.
 
     Returns:
-        Output (N, O, out).
+        Output (N, O, out), in float64.
     """
     spatial_ndim, (filters, _, *kernel) = len(stride), k.shape
     sides = [(0, 0), (0, 0), *zip(padding[:spatial_ndim], padding[spatial_ndim:], strict=True)]
@@ -56,17 +54,16 @@ def convolve(
         (n - window_size) // spacing + 1 for n, window_size, spacing in zip(padded_space, window, stride, strict=True)
     ]
     out = np.empty((len(x), filters, *space), np.float64)
-    column_elements = math.prod(k.shape[1:]) * groups  # elements
+    column_elements = math.prod(k.shape[1:]) * groups
 
-    max_images = CHUNK_BYTES // (8 * column_elements * math.prod(space))  # images that make a chunk together
+    max_images = CHUNK_BYTES // (8 * column_elements * math.prod(space))  # images per chunk
     images_per_chunk = max(1, min(max_images, ceil_div(len(x), NUM_THREADS)))
     padded = np.pad(x, sides)
     windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + spatial_ndim)))[strided]
 
     def convolve_chunk(index: tuple[slice, ...]) -> None:
-        columns = np.moveaxis(
-            windows[index], range(2, 2 + spatial_ndim), range(-spatial_ndim, 0)
-        )  # image, channel, taps, pixels
+        # Axes: image, channel, taps, pixels.
+        columns = np.moveaxis(windows[index], range(2, 2 + spatial_ndim), range(-spatial_ndim, 0))
         unfolded = columns.astype(np.float64, order="C").reshape(len(columns), groups, weight.shape[2], -1)
         out[index] = (weight @ unfolded).reshape(len(columns), filters, *columns.shape[-spatial_ndim:])
 
@@ -80,9 +77,10 @@ def convolve(
 
 
 def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
-    """Do the work of all parts in threads; NumPy copies and multiplies without Python's lock.
+    """Run `work` on all chunks in threads; NumPy copies and multiplies without the GIL.
 
-    A matrix product keeps to its thread: BLAS would use all cores for each, and the threads would wait for one another.
+    BLAS is limited to the calling thread: it would use all cores for each product, and the threads would wait for each
+    other.
     """
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(chunks), NUM_THREADS)) as threads:
         for _ in threads.map(work, chunks):
@@ -90,10 +88,10 @@ def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
 
 
 def _split_output(output_size: Sizes, column_elements: int) -> itertools.product[tuple[slice, ...]]:
-    """The output's pixels in parts whose columns, of so many elements each, keep to `CHUNK_BYTES`."""
+    """Split the output's pixels into chunks whose columns, of `column_elements` each, take at most `CHUNK_BYTES`."""
     max_pixels = max(1, CHUNK_BYTES // (8 * column_elements))
     chunk_sizes = []
-    for n in reversed(output_size):  # whole lines where they fit, then whole planes
+    for n in reversed(output_size):  # whole rows if they fit, then whole planes
         chunk_sizes.append(min(n, max_pixels))
         max_pixels = max(1, max_pixels // n)
     axis_slices = (
@@ -115,22 +113,22 @@ def convolve_pixels(
     *,
     channels_last: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Convolve at some pixels: gather their windows, a chunk at a time, and multiply them by all filters.
+    """Convolve at some pixels: gather their windows in chunks and multiply them by all filters.
 
     Args:
-        x: input as it lies in memory, (N, C, space) or (N, space, C).
-        k: weight as it lies in memory, (O, C / groups, kernel) or (O, kernel, C / groups).
-        pixels: numbers of output positions (n, p), ascending.
-        output_size: sizes of the output along the axes of space.
-        stride: one number for each axis of space.
-        pad_low: zeros before each axis.
-        dilation: one number for each axis.
-        groups: number of groups.
-        channels_last: which of the layouts it is.
+        x: Input in memory order, (N, C, space) or (N, space, C).
+        k: Weight in memory order, (O, C / groups, kernel) or (O, kernel, C / groups).
+        pixels: Numbers of output positions (n, p), ascending.
+        output_size: Sizes of the output along the spatial axes.
+        stride: One number for each spatial axis.
+        pad_low: Zeros before each spatial axis.
+        dilation: One number for each spatial axis.
+        groups: Number of groups.
+        channels_last: Whether the tensors are in channels-last order.
 
     Returns:
-        The sums, (pixels, O), and for each its typical size: the root mean square of what the same window and the
-        same filter give in any order of their elements, ‖window‖ · ‖filter‖ / √(elements).
+        The sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean square of the sum over
+        all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
     """
     spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
     space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
@@ -145,9 +143,8 @@ def convolve_pixels(
         image = pixel_indices[0][chunk]
         flat_positions, is_inside = np.zeros((len(image), taps), np.int64), np.ones((len(image), taps), bool)
         for axis in range(spatial_ndim):
-            position = (pixel_indices[axis + 1][chunk] * stride[axis] - pad_low[axis])[:, None] + tap_indices[
-                axis
-            ] * dilation[axis]
+            start = pixel_indices[axis + 1][chunk] * stride[axis] - pad_low[axis]
+            position = start[:, None] + tap_indices[axis] * dilation[axis]
             is_inside &= (position >= 0) & (position < space[axis])
             flat_positions = flat_positions * space[axis] + position.clip(0, space[axis] - 1)
         gather = _gather_channels_last if channels_last else _gather_channels_first
@@ -169,14 +166,14 @@ def _gather_channels_first(
     is_inside: NDArray[np.bool_],
     groups: int,
 ) -> NDArray[np.float64]:
-    """The windows of pixels of a tensor (N, C, space), as (groups, C / groups * taps, pixels).
+    """Return the windows of pixels of a tensor (N, C, space) as (groups, C / groups * taps, pixels).
 
     Args:
-        x: the tensor.
-        image: the index n of each pixel, ascending.
-        flat_positions: position in the image's space, (pixels, taps).
-        is_inside: whether it is there; what is not is zero.
-        groups: number of groups.
+        x: The tensor.
+        image: Index n of each pixel, ascending.
+        flat_positions: Flat position in the image's space, (pixels, taps).
+        is_inside: Whether the position lies in the image; windows are zero elsewhere.
+        groups: Number of groups.
     """
     channels, (pixels, taps) = x.shape[1], flat_positions.shape
     windows = np.empty((channels, taps, pixels))
@@ -196,7 +193,9 @@ def _gather_channels_last(
     is_inside: NDArray[np.bool_],
     groups: int,
 ) -> NDArray[np.float64]:
-    """As `_gather_channels_first`, of a tensor (N, space, C), as (groups, taps * C / groups, pixels)."""
+    """Return windows as `_gather_channels_first` does, of a tensor (N, space, C), as (groups, taps * C / groups,
+    pixels).
+    """
     channels, (pixels, taps) = x.shape[-1], flat_positions.shape
     row_indices = image[:, None] * math.prod(x.shape[1:-1]) + flat_positions
     values = _take_raw(x.reshape(-1, channels), row_indices.ravel(), axis=0)
@@ -206,5 +205,5 @@ def _gather_channels_last(
 
 
 def _take_raw(array: NDArray[Any], indices: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    """`array.take`, as integers of the same size: Python's lock is held while elements of ml_dtypes are copied."""
+    """Return `array.take` on integers of the same size, because copying elements of ml_dtypes holds the GIL."""
     return array.view(f"u{array.itemsize}").take(indices, axis=axis).view(array.dtype)

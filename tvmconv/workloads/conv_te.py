@@ -1,4 +1,4 @@
-"""The tensor-expression declaration of convolutions, apart from them so that parsing a workload does not import TVM."""
+"""Tensor-expression declarations of convolutions, kept apart so that parsing a workload does not import TVM."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ if TYPE_CHECKING:
 IndexExprs = Sequence[tirx.Expr]
 SumDeclaration = Callable[[te.Tensor, te.Tensor], te.Tensor]
 
-# What axes are called in generated code, by rank: those of the output, of the input and of the reduction.
+# Names of the axes in generated code, by number of spatial axes.
 OUTPUT_AXES = {1: ("q",), 2: ("p", "q"), 3: ("z", "p", "q")}
 INPUT_AXES = {1: ("j",), 2: ("i", "j"), 3: ("h", "i", "j")}
 TAP_AXES = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
 
 
 def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te.Tensor, ...]:
-    """Declare the arguments; `Conv.declare` tells the stages.
+    """Declare the arguments; `Conv.declare` describes the stages.
 
     Args:
-        w: the workload.
-        convolve: from X and K to another way to the sums, which has the indices of `sum`.
+        w: The workload.
+        convolve: Function from X and K to another declaration of the sums, with the indices of `sum`.
+
+    Returns:
+        One tensor for each of `argument_names`.
     """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
@@ -58,16 +61,17 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
 
 
 def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
-    """An index of Y as it lies in memory, as (n, o, place)."""
+    """Return an index of Y in memory order as (n, o, position)."""
     axes = [*range(len(indices))]
     order = to_storage_order(w.layout, axes)
     return [indices[order.index(axis)] for axis in axes]
 
 
 def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
-    """X by group, with its zeros, which are tested for on those sides only that have any.
+    """Declare X by group with its zeros; only sides that have padding are tested.
 
-    It ends with the last window: where a step leaves rows over, TVM takes tiles that reach beyond to read them all.
+    The tensor ends with the last window. If a stride skips the rows behind it, TVM's tiles would otherwise read them
+    too.
     """
     channels = w.C // w.groups
     padded_size = [(n - 1) * s + window for n, s, window in zip(w.output_size, w.stride, w.window, strict=True)]
@@ -90,12 +94,12 @@ def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
 
 
 def _make_bounds_tests(i: tirx.Var, pad_low: int, pad_high: int, size: int) -> list[tirx.Expr]:
-    """What has to hold for a place along an axis of the padded input to lie in the input."""
+    """Return the conditions under which a position along an axis of the padded input lies in the input."""
     return [i >= pad_low] * (pad_low > 0) + [i < pad_low + size] * (pad_high > 0)
 
 
 def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
-    """K by group."""
+    """Declare K by group."""
     filters = w.O // w.groups
     return te.compute(
         (w.groups, filters, *w.weight_shape[1:]),
@@ -106,7 +110,7 @@ def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
 
 
 def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor) -> te.Tensor:
-    """The sum of products over input channels and taps, each of which is widened first."""
+    """Declare the sum of products over input channels and taps; both factors are widened first."""
     images, filters = declare_padded(w, X), declare_weight(w, K)
     names = ("rc", *TAP_AXES[w.spatial_ndim])
     rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))

@@ -1,4 +1,4 @@
-"""What workloads compute in: how elements are stored, how they are multiplied, how far a right result may be off."""
+"""Data types of workloads: how elements are stored and multiplied, and which error a correct result may have."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tvmconv.workloads.text import quote
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ACCUMULATOR = "float32"  # of all sums: a 16-bit sum would lose digits with every tap
-SUM_TOLERANCE = 1e-5  # relative L2; float32 sums of 5,000 products err by about 5e-7
+ACCUMULATOR = "float32"  # type of all sums, because a 16-bit sum would lose digits with every tap
+SUM_TOLERANCE = 1e-5  # relative L2 error; float32 sums of 5,000 products err by about 5e-7
 
 
 @dataclass(frozen=True)
 class Dtype:
-    """A way to compute.
+    """A data type in which a workload is computed.
 
     Attributes:
-        name: `Workload.dtype`.
-        text: in a workload's text.
-        storage: element type of the tensors in memory.
-        unit_roundoff: unit roundoff of an element before it is multiplied, or of a result as it is stored, whichever is
-            coarser: 2^-p for p bits of precision, the leading one included.
+        name: Value of `Workload.dtype`.
+        text: Name in a workload's text.
+        storage: Element type of the tensors in memory.
+        unit_roundoff: Unit roundoff 2^-p for p bits of precision, the leading bit included; the larger one of an
+            element before it is multiplied and of a result as it is stored.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Dtype:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative L2 error of a right result, against float64 on the rounded inputs.
+        """Largest relative L2 error of a correct result against float64 on the rounded inputs.
 
-        A store rounds each element by at most `unit_roundoff`, and by less than that on average; a product of two
-        operands that are cut off instead of rounded errs by up to four times as much. What is wrong errs by far more.
+        A store rounds each element by at most `unit_roundoff`, and by less on average. The product of two operands that
+        are truncated instead of rounded errs by up to four times as much. A wrong kernel errs by far more.
         """
         return SUM_TOLERANCE + 4 * self.unit_roundoff
 
@@ -54,35 +54,42 @@ DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
-    """Round finite numbers to what an operand of that dtype has: to the nearest, and to even in between.
+    """Round finite numbers to an operand's data type, to nearest even.
 
-    Those of TF32 lie in memory as float32, with the lower 13 of 23 bits of their mantissa zero.
+    Elements of TF32 are stored as float32 with the lower 13 of the 23 bits of their mantissa set to zero.
+
+    Args:
+        name: One of `DTYPES`.
+        array: Finite numbers in float32.
+
+    Returns:
+        The rounded numbers, in the data type's storage type.
     """
     if name not in (TF32.name, BFLOAT16.name):
         return array.astype(get_numpy_dtype(DTYPES[name].storage), copy=False)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    if name == BFLOAT16.name:  # as `astype` rounds, which would hold Python's lock
+    if name == BFLOAT16.name:  # same result as `astype`, which would hold the GIL
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(get_numpy_dtype("bfloat16"))
     return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def widen_to_float64(array: NDArray[Any]) -> NDArray[np.float64]:
-    """The same numbers in float64, in an array of their own and in C order."""
+    """Return a C-contiguous copy of an array in float64."""
     if array.dtype.name != "bfloat16":
         return array.astype(np.float64, order="C")
-    bits = array.view(np.uint16).astype(np.uint32, order="C")  # `astype` of ml_dtypes would hold Python's lock
+    bits = array.view(np.uint16).astype(np.uint32, order="C")  # `astype` of ml_dtypes would hold the GIL
     return (bits << 16).view(np.float32).astype(np.float64)
 
 
 def validate_dtype(name: object) -> Dtype:
-    """The dtype of that name; raises WorkloadError."""
+    """Return the data type of a name; raise WorkloadError if there is none."""
     if not isinstance(name, str) or name not in DTYPES:
         raise WorkloadError(f"dtype={quote(name)}: expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def get_numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of an element type; bfloat16 is the one of ml_dtypes."""
+    """Return NumPy's dtype of an element type; bfloat16 is the one of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 

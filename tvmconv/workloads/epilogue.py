@@ -1,8 +1,8 @@
-"""Epilogues: what is done to each output between its sum and its store, declared once and there in every schedule.
+"""Epilogues: operations on each output between its sum and its store, available in every schedule.
 
-An epilogue is a list of operations in the order in which they are applied. An operation is a file in
-`tvmconv/workloads/epilogues/`, which gives its text, its tensor expression and its float64 reference; an operation that
-reads a tensor of its own (a bias, a residual) adds an argument of its name to the kernel.
+An epilogue is a list of operations in the order in which they are applied. Each file in `tvmconv/workloads/epilogues/`
+defines one operation: its text, its tensor expression and its float64 reference. An operation that reads a tensor (a
+bias, a residual) adds an argument of its name to the kernel.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpilogueOp:
-    """One step of an epilogue.
+    """One operation of an epilogue.
 
     Attributes:
-        name: its text in a workload, and the name of its argument if it takes one.
-        compute: from a value in the accumulation dtype, and the argument's element for it if it takes one, to such a
-            value, in tensor expressions; imports TVM by itself, if it needs more than operators.
-        reference: the same of float64 arrays, which broadcast against each other.
-        argument_kind: what it reads besides: `channel` is a number for each output channel, in the accumulation dtype,
-            and `output` a tensor like the output.
-        is_addition: whether it adds what it reads, and does nothing else: a sum may begin with that.
+        name: Text of the operation in a workload, and name of its argument if it reads one.
+        compute: Function from a value (and the argument's element for it) to the new value, in tensor expressions of
+            the accumulator's type. It imports TVM itself if it needs more than operators.
+        reference: The same function on float64 arrays, which broadcast against each other.
+        argument_kind: `channel` for one number per output channel in the accumulator's type, `output` for a tensor of
+            the output's shape and type, None for an operation without an argument.
+        is_addition: Whether the operation only adds its argument; an accumulator may then start from the argument.
     """
 
     name: str
@@ -49,10 +49,17 @@ _registry: dict[str, EpilogueOp] = {}
 
 
 def register_op(op: EpilogueOp) -> None:
-    """Make an operation known, also one of a user's own; raises WorkloadError if its name is taken."""
+    """Register an operation, also one that a user defines.
+
+    Args:
+        op: The operation.
+
+    Raises:
+        WorkloadError: Another file has registered an operation of that name.
+    """
     existing = _registry.get(op.name)
     if existing and existing.compute.__code__.co_filename != op.compute.__code__.co_filename:
-        raise WorkloadError(f"there is an epilogue {quote(op.name)} already")
+        raise WorkloadError(f"epilogue {quote(op.name)} is registered already: expected a new name")
     _registry[op.name] = op
 
 
@@ -63,13 +70,20 @@ def _load_op_modules() -> None:
 
 
 def load_ops() -> dict[str, EpilogueOp]:
-    """All operations by name, in alphabetical order, whatever imported them first."""
+    """Return all operations by name, in alphabetical order whatever the order of imports."""
     _load_op_modules()
     return dict(sorted(_registry.items()))
 
 
 def validate_epilogue(names: object) -> tuple[str, ...]:
-    """The names of an epilogue's operations, in order; raises WorkloadError."""
+    """Return the names of an epilogue's operations, in order.
+
+    Args:
+        names: One name, or a tuple or list of names.
+
+    Raises:
+        WorkloadError: A name is unknown or occurs twice, or the argument has another type.
+    """
     op_names = (names,) if isinstance(names, str) else names
     if not isinstance(op_names, (tuple, list)):
         raise WorkloadError(f"epilogue={quote(names)}: expected a list of {', '.join(load_ops())}")
@@ -82,7 +96,7 @@ def validate_epilogue(names: object) -> tuple[str, ...]:
 
 
 def get_ops(names: Sequence[str]) -> list[EpilogueOp]:
-    """The operations of an epilogue, in order."""
+    """Return the operations of an epilogue, in order."""
     return [load_ops()[name] for name in names]
 
 
@@ -90,9 +104,12 @@ def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[
     """Apply an epilogue in tensor expressions.
 
     Args:
-        names: of its operations.
-        value: a sum, in the accumulation dtype.
-        read: from an operation's name to its argument's element for this output, in the accumulation dtype.
+        names: Names of the operations, in order.
+        value: A sum in the accumulator's type.
+        read: Function from an operation's name to its argument's element for this output, in the accumulator's type.
+
+    Returns:
+        The output, in the accumulator's type.
     """
     for op in get_ops(names):
         value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
@@ -100,12 +117,15 @@ def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[
 
 
 def apply_to_array(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
-    """Apply an epilogue in float64.
+    """Apply an epilogue to an array in float64.
 
     Args:
-        names: of its operations.
-        y: the sums.
-        arguments: of the operations that take one, in float64, by name; they broadcast against `y`.
+        names: Names of the operations, in order.
+        y: The sums.
+        arguments: Arguments of the operations by name, in float64; they broadcast against `y`.
+
+    Returns:
+        The outputs.
     """
     for op in get_ops(names):
         y = op.reference(y, arguments[op.name]) if op.argument_kind else op.reference(y)

@@ -1,4 +1,4 @@
-"""The sizes of filters, and what follows from them: shapes, operations, bytes."""
+"""The sizes of filters and the quantities that follow from them: shapes, operations and bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CLAMP = "clamp"
 
 
 class FilterGeometry(ABC):
-    """The sizes of a filter of one or two dimensions, and what follows from them.
+    """The geometry of a one- or two-dimensional filter.
 
-    An image of (height, width, channels) in C order, interleaved, is filtered by a mask of (rows, columns); a signal is
-    an image of one row and one channel, and its mask has one row.
+    An interleaved image (height, width, channels) in C order is filtered by a mask (rows, columns). A signal is an
+    image of one row and one channel, and its mask has one row.
     """
 
     operator: ClassVar[str]
@@ -60,34 +60,34 @@ class FilterGeometry(ABC):
         object.__setattr__(self, CLAMP, bool(self.clamp))
         if any(size % 2 == 0 for size in self.mask):
             raise WorkloadError(
-                f"mask {quote(join_sizes(self.mask_shape))}: expected odd sizes, so that it has a middle"
+                f"mask {quote(join_sizes(self.mask_shape))}: expected odd sizes, so that the mask has a center"
             )
         check_elements("the padded X", self.padded_shape)
 
     @abstractmethod
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Where an element of a row of the image lies in X and Y; numbers, or expressions of TVM."""
+        """Return the index in X and Y of an element of an image row; arguments are ints or TVM expressions."""
 
     @abstractmethod
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Where a tap of the mask lies in K."""
+        """Return the index in K of a tap of the mask."""
 
     @property
     def radius(self) -> tuple[int, int]:
-        """Rows and columns of the mask on each side of its middle."""
+        """Number of rows and of columns of the mask on each side of its center."""
         rows, columns = self.mask
         return rows // 2, columns // 2
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Shape of X with the ghost cells that the mask reaches: (n + k - 1,) or (H + R - 1, W + S - 1, C)."""
-        num_mask_axes = len(self.mask_shape)  # the axes that the mask slides along; what is behind them are channels
+        """Shape of X with the halo that the mask reaches: (n + k - 1,) or (H + R - 1, W + S - 1, C)."""
+        num_mask_axes = len(self.mask_shape)  # the mask slides along these axes; the axes after them are channels
         padded_sizes = (n + size - 1 for n, size in zip(self.signal_shape, self.mask_shape, strict=False))
         return *padded_sizes, *self.signal_shape[num_mask_axes:]
 
     @property
     def epilogue(self) -> tuple[str, ...]:
-        """The operations on each sum before it is stored."""
+        """Names of the operations on each sum before it is stored."""
         return (CLAMP,) if self.clamp else ()
 
     @property
@@ -97,7 +97,7 @@ class FilterGeometry(ABC):
 
     @property
     def tolerance(self) -> float:
-        """The largest relative L2 error of a right result."""
+        """Largest relative L2 error of a correct result."""
         return dtypes.DTYPES[self.dtype].tolerance
 
     @property
@@ -112,16 +112,16 @@ class FilterGeometry(ABC):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each tap and output, ghost cells included; the clamp is not counted."""
+        """One multiplication and one addition per tap and output, halo included; the clamp is not counted."""
         return 2 * math.prod(self.signal_shape) * math.prod(self.mask_shape)
 
     @property
     def min_bytes(self) -> int:
-        """Least bytes moved: X read and Y written once, and of the mask the taps that ever meet the signal."""
+        """Minimum memory traffic in bytes: X, Y and the taps that meet the signal move once each."""
         taps = (min(taps, 2 * size - 1) for taps, size in zip(self.mask, self.image, strict=False))
         return (2 * math.prod(self.signal_shape) + math.prod(taps)) * np.dtype(self.dtype).itemsize
 
     @property
     def arithmetic_intensity(self) -> float:
-        """`flops` over `min_bytes`, in FLOP per byte."""
+        """`flops` divided by `min_bytes`, in FLOP per byte."""
         return self.flops / self.min_bytes

@@ -1,4 +1,4 @@
-"""One- and two-dimensional filters: a small mask slid over a signal or an image, with zeros around it."""
+"""One- and two-dimensional filters: a small mask is slid over a signal or an image, with zeros outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Filter(FilterGeometry):
-    """What filters of one and two dimensions have in common."""
+    """The methods that one- and two-dimensional filters share."""
 
     def __str__(self) -> str:
         return self.text
@@ -28,18 +28,25 @@ class Filter(FilterGeometry):
     @property
     @abstractmethod
     def text(self) -> str:
-        """Canonical text; `parse` of it gives an equal workload."""
+        """Canonical text, from which `parse` returns an equal workload."""
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw X and K from the standard normal distribution, C-contiguous float32."""
+        """Draw X and K from the standard normal distribution as C-contiguous float32 arrays.
+
+        Args:
+            seed: Seed of the random number generator, not negative.
+
+        Returns:
+            X of shape `signal_shape` and K of shape `mask_shape`.
+        """
         rng = np.random.default_rng(seed)
         return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Correlate, and clamp, in float64.
+        """Correlate, and clamp if the filter does, in float64.
 
         Args:
-            inputs: a signal of shape `signal_shape`, and a mask of shape `mask_shape`.
+            inputs: A signal of shape `signal_shape` and a mask of shape `mask_shape`.
 
         Returns:
             The filtered signal, of shape `signal_shape`.
@@ -53,9 +60,9 @@ class Filter(FilterGeometry):
 
         The stages are, in this order:
 
-        - `padded`: X with its ghost cells, of shape `padded_shape`.
-        - `sum`, of Y's shape: the sum of the products of `padded` and K.
-        - `Y`: the output, of X's shape, each element the epilogue of one of `sum`.
+        - `padded`: X with its halo of zeros, of shape `padded_shape`.
+        - `sum`: the sum of the products of `padded` and K, of Y's shape.
+        - `Y`: the output, of X's shape, with the epilogue applied to each element of `sum`.
 
         Returns:
             The tensors X, K and Y.
@@ -65,7 +72,7 @@ class Filter(FilterGeometry):
         return filters_te.declare(self)
 
     def prim_func(self) -> tirx.PrimFunc:
-        """The declaration as an unscheduled TIR function of X, K and Y."""
+        """Return the declaration as an unscheduled TIR function of X, K and Y."""
         from tvm import te
 
         return te.create_prim_func(list(self.declare()))
@@ -76,21 +83,27 @@ class Filter(FilterGeometry):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Read the workload's text, such as `EXAMPLE`.
+        """Read a filter from its text.
+
+        Args:
+            text: Text of a workload, such as `EXAMPLE`.
+
+        Returns:
+            The workload.
 
         Raises:
-            WorkloadError: the text is malformed, or a number is out of range.
+            WorkloadError: The text is malformed, or a number is out of range.
         """
 
     @classmethod
     def _split_text(cls, text: str) -> tuple[str, str, bool]:
-        """The signal and the mask in a text, and whether it ends in the clamp."""
+        """Return the signal and the mask in a text, and whether it ends in the clamp."""
         operator, colon, sizes = text.partition(":")
         pieces = sizes.split(",")
         if operator != cls.operator or not colon or len(pieces) < 2:
             raise WorkloadError(f"{quote(text)}: expected {cls.operator}:SIGNAL,MASK[,{CLAMP}], as in {cls.EXAMPLE}")
         if pieces[2:] not in ([], [CLAMP]):
             raise WorkloadError(
-                f"{quote(','.join(pieces[2:]))}: expected nothing or {CLAMP!r} behind the mask, as in {cls.EXAMPLE}"
+                f"{quote(','.join(pieces[2:]))}: expected nothing or {CLAMP!r} after the mask, as in {cls.EXAMPLE}"
             )
         return pieces[0], pieces[1], len(pieces) > 2

@@ -1,4 +1,4 @@
-"""The tensor-expression declaration of filters, apart from them so that parsing a workload does not import TVM."""
+"""Tensor-expression declarations of filters, kept apart so that parsing a workload does not import TVM."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """Declare X, K and Y; `Filter.declare` tells the stages."""
+    """Declare X, K and Y; `Filter.declare` describes the stages."""
     X = te.placeholder(w.signal_shape, w.storage, name="X")
     K = te.placeholder(w.mask_shape, w.storage, name="K")
-    num_mask_axes = len(w.mask_shape)  # the axes that the mask slides along; what is behind them are channels
+    num_mask_axes = len(w.mask_shape)  # the mask slides along these axes; the axes after them are channels
     radius = w.radius[-num_mask_axes:]
     padded = te.compute(w.padded_shape, lambda *indices: _read_padded(X, radius, indices), name="padded")
 
@@ -31,12 +31,12 @@ def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 def declare_correlation(
     w: FilterGeometry, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
-    """Y, and `sum` before it.
+    """Declare `sum` and Y, and return Y.
 
     Args:
-        w: the workload.
-        K: the mask.
-        read: `f(indices, tap)`, what the tap with an index of K is multiplied by for the output with an index of Y.
+        w: The workload.
+        K: The mask.
+        read: Function of an index of Y and an index of K that returns the input element that this tap multiplies.
     """
     names = ("r", "s")[-len(w.mask_shape) :]
     axes = tuple(te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, names, strict=True))
@@ -48,16 +48,16 @@ def declare_correlation(
 
 
 def apply_epilogue(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
-    """A sum with the filter's epilogue, whose operations have no arguments."""
+    """Return a sum with the filter's epilogue, whose operations read no arguments."""
 
     def read(name: str) -> tirx.Expr:
-        raise ValueError(f"{name} is no argument of {w.operator}")
+        raise ValueError(f"{w.operator} has no argument {name}")
 
     return epilogue.apply_to_expression(w.epilogue, value, read)
 
 
 def _read_padded(X: te.Tensor, radius: tuple[int, ...], indices: tuple[tirx.Var, ...]) -> tirx.Expr:
-    """X at a place among its ghost cells, tested along those axes only that have any."""
+    """Return X at a position of its halo; only axes that have a halo are tested."""
     shifted = (*(i - r for i, r in zip(indices, radius, strict=False)), *indices[len(radius) :])
     tests = [te.all(i >= r, i < r + n) for i, r, n in zip(indices, radius, X.shape, strict=False) if r]
     return te.if_then_else(te.all(*tests), X[shifted], tirx.const(0.0, X.dtype)) if tests else X[shifted]

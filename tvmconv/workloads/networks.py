@@ -1,7 +1,7 @@
-"""The suites that are built in: the layers of well-known networks, the d2l-tvm sweep, and filters.
+"""The built-in suites: the layers of well-known networks, the d2l-tvm sweep, and filters.
 
-Networks are at ImageNet's 224×224 where nothing else is said. Each suite is a function that walks the layers, one after
-another, and names its source.
+Networks take ImageNet's 224×224 images unless their docstring says otherwise. Each suite is a function that yields the
+names and workloads of the layers in order, and whose docstring cites its source.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tvmconv.workloads.operators.filter2d import Filter2d
 from tvmconv.workloads.text import quote
 
 IMAGE = 224
-LATENT = 64  # of an image of 512×512
+LATENT = 64  # side of the latents of a 512×512 image
 
 
 def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """The sweep over channels of d2l-tvm.
+    """Yield the sweep over channels of d2l-tvm.
 
     Source: Zhang et al., "Dive into Deep Learning Compiler", chapter "Convolution" of "Operator Optimizations on GPUs".
     """
@@ -29,7 +29,7 @@ def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """ResNet-50 v1.5: the first block of a stage strides in its 3×3 convolution, as torchvision's does.
+    """Yield ResNet-50 v1.5, where the 3×3 convolution of a stage's first block is strided, as in torchvision.
 
     Source: He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
     """
@@ -52,7 +52,7 @@ def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def vgg16(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """VGG-16: stages of 3×3 convolutions, halved by pooling in between.
+    """Yield VGG-16: stages of 3×3 convolutions with 2×2 pooling in between.
 
     Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
     """
@@ -65,9 +65,9 @@ def vgg16(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """MobileNet v1, width 1.0: a depthwise 3×3 and a pointwise 1×1 convolution thirteen times.
+    """Yield MobileNet v1, width 1.0: thirteen pairs of a depthwise 3×3 and a pointwise 1×1 convolution.
 
-    The last depthwise layer has stride 1, as in all implementations; the paper's table says 2, which contradicts the
+    The last depthwise layer has stride 1, as in all implementations. The paper's table says 2, which contradicts the
     7×7 that follows.
 
     Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
@@ -84,14 +84,15 @@ def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """YOLOv8s at 640×640 with 80 classes: backbone, neck, and a head on three scales; names are the modules'.
+    """Yield YOLOv8s for 640×640 images and 80 classes: backbone, neck and a head on three scales; names are the
+    modules'.
 
     Source: Jocher, Chaurasia, Qiu, "Ultralytics YOLO", 2023, cfg/models/v8/yolov8.yaml, scale s, and nn/modules.
     """
     size, classes = 640, 80
 
     def c2f(name: str, channels: int, size: int, filters: int, blocks: int) -> Iterator[tuple[str, Conv2d]]:
-        """Two halves, of which one goes through blocks of two 3×3 convolutions; what all of them gave is mixed."""
+        """Yield a C2f module: blocks of two 3×3 convolutions process one half; a 1×1 convolution mixes all results."""
         half = filters // 2
         yield f"{name}.cv1", _make_square_conv(batch, channels, size, filters, kernel=1)
         for block in range(blocks):
@@ -105,7 +106,7 @@ def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
         yield f"{module}.conv", _make_square_conv(batch, filters // 2, size, filters, kernel=3, stride=2)
         size //= 2
         yield from c2f(f"{module + 1}", filters, size, filters, blocks)
-    yield "9.cv1", _make_square_conv(batch, 512, size, 256, kernel=1)  # pooled three times, and all four mixed
+    yield "9.cv1", _make_square_conv(batch, 512, size, 256, kernel=1)  # its input and three poolings of it are mixed
     yield "9.cv2", _make_square_conv(batch, 1024, size, 512, kernel=1)
     yield from c2f("12", 512 + 256, 40, 256, 1)
     yield from c2f("15", 256 + 128, 80, 128, 1)
@@ -114,21 +115,22 @@ def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
     yield "19.conv", _make_square_conv(batch, 256, 40, 256, kernel=3, stride=2)
     yield from c2f("21", 256 + 512, 20, 512, 1)
     bins, scales = 16, ((128, 80), (256, 40), (512, 20))
-    for scale, (channels, size) in enumerate(scales):  # boxes, as distributions over bins, and classes
+    for scale, (channels, size) in enumerate(scales):  # cv2 predicts boxes as distributions over bins, cv3 classes
         for branch, width, outputs in (("cv2", 64, 4 * bins), ("cv3", 128, classes)):
             name = f"22.{branch}.{scale}"
             yield f"{name}.0", _make_square_conv(batch, channels, size, width, kernel=3)
             yield f"{name}.1", _make_square_conv(batch, width, size, width, kernel=3)
             yield f"{name}.2", _make_square_conv(batch, width, size, outputs, kernel=1)
     boxes = sum(size * size for _, size in scales)
-    yield "22.dfl", Conv2d(batch, bins, 4, boxes, 1, 1, 1)  # the mean of each distribution
+    yield "22.dfl", Conv2d(batch, bins, 4, boxes, 1, 1, 1)  # mean of each distribution
 
 
 def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """EfficientNet-B0: inverted bottlenecks, each with a squeeze-and-excitation of two 1×1 convolutions of one pixel.
+    """Yield EfficientNet-B0: inverted bottlenecks, each with a squeeze-and-excitation of two 1×1 convolutions of one
+    pixel.
 
-    Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1;
-    padding as in torchvision.
+    Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1; padding
+    as in torchvision.
     """
     yield "stem", _make_square_conv(batch, 3, IMAGE, 32, kernel=3, stride=2)
     channels, size, block = 32, IMAGE // 2, 0
@@ -152,7 +154,7 @@ def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """ConvNeXt-T: 7×7 depthwise convolutions, its linear layers over channels as 1×1 convolutions.
+    """Yield ConvNeXt-T: 7×7 depthwise convolutions, and linear layers over channels as 1×1 convolutions.
 
     Source: Liu et al., "A ConvNet for the 2020s", 2022, Table 9 and section 3.2: (3, 3, 9, 3) blocks of (96, 192, 384,
     768) channels.
@@ -174,12 +176,12 @@ def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """The decoder of Stable Diffusion 1.5's autoencoder: latents of 4×64×64 to an image of 512×512.
+    """Yield the decoder of Stable Diffusion 1.5's autoencoder, from latents of 4×64×64 to an image of 512×512.
 
-    The four projections of its attention, which are linear layers over channels, are 1×1 convolutions.
+    The four projections of its attention are linear layers over channels; they are 1×1 convolutions here.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as
-    in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels a latent, and in diffusers' AutoencoderKL.
+    in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
     """
     channels, size = 512, LATENT
     yield "post_quant_conv", _make_square_conv(batch, 4, size, 4, kernel=1)
@@ -189,7 +191,7 @@ def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
         yield f"mid.attn.{projection}", _make_square_conv(batch, channels, size, channels, kernel=1)
     yield from _yield_residual_block("mid.res1", batch, channels, size, channels)
     for block, filters in enumerate((512, 512, 256, 128)):
-        if block > 0:  # before which each pixel is doubled along both axes
+        if block > 0:  # each pixel was doubled along both axes
             size *= 2
             yield f"up{block - 1}.upsample", _make_square_conv(batch, channels, size, channels, kernel=3)
         for layer in range(3):
@@ -199,9 +201,10 @@ def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
 
 def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """Stable Diffusion 1.5's U-Net, one step on latents of 4×64×64, as for an image of 512×512.
+    """Yield Stable Diffusion 1.5's U-Net: one denoising step on latents of 4×64×64, as for an image of 512×512.
 
-    What goes down is kept, and concatenated on the way up. Attention has a 1×1 convolution before and behind it.
+    Features of the downward path are concatenated on the upward path. Attention has a 1×1 convolution before and after
+    it.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes as in
     its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
@@ -212,7 +215,7 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
             yield f"{name}.proj_{side}", _make_square_conv(batch, channels, size, channels, kernel=1)
 
     channels, size, widths = 320, LATENT, (320, 640, 1280, 1280)
-    coarsest = len(widths) - 1  # the level that has no attention
+    coarsest = len(widths) - 1  # the level without attention
     yield "conv_in", _make_square_conv(batch, 4, size, channels, kernel=3)
     skip_channels = [channels]
     for level, width in enumerate(widths):
@@ -230,7 +233,7 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     yield from attention("mid.attn", channels, size)
     yield from _yield_residual_block("mid.res1", batch, channels, size, channels)
     for block, width in enumerate(reversed(widths)):
-        if block > 0:  # before which each pixel is doubled along both axes
+        if block > 0:  # each pixel was doubled along both axes
             size *= 2
             yield f"up{block - 1}.upsample", _make_square_conv(batch, channels, size, channels, kernel=3)
         for layer in range(3):
@@ -246,7 +249,7 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
 def _yield_residual_block(
     name: str, batch: int, channels: int, size: int, filters: int
 ) -> Iterator[tuple[str, Conv2d]]:
-    """Stable Diffusion's residual block: two 3×3 convolutions, and a 1×1 where the number of channels changes."""
+    """Yield Stable Diffusion's residual block: two 3×3 convolutions, and a 1×1 one if the channels change."""
     yield f"{name}.conv1", _make_square_conv(batch, channels, size, filters, kernel=3)
     yield f"{name}.conv2", _make_square_conv(batch, filters, size, filters, kernel=3)
     if channels != filters:
@@ -254,14 +257,14 @@ def _yield_residual_block(
 
 
 def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
-    """Signals of a megabyte up to a gigabyte, with masks up to the widest of the literature's examples."""
+    """Yield signals from one megabyte to one gigabyte, with masks up to the widest of the literature's examples."""
     _refuse_batch("filter1d", batch)
     for exponent, taps in ((18, 5), (24, 5), (24, 31), (28, 5)):
         yield f"2^{exponent}.k{taps}", Filter1d(1 << exponent, taps)
 
 
 def filter2d(batch: int) -> Iterator[tuple[str, Filter2d]]:
-    """Square images of a megabyte up to a gigabyte, of one or three channels, with masks from 3×3 to 17×17."""
+    """Yield square images from one megabyte to one gigabyte, with one or three channels and masks from 3×3 to 17×17."""
     _refuse_batch("filter2d", batch)
     for size, channels, taps in (
         (512, 1, 5), (4096, 1, 9), (4096, 1, 17), (4096, 3, 5), (8192, 1, 5), (16384, 1, 3), (16384, 1, 5)
@@ -271,7 +274,7 @@ def filter2d(batch: int) -> Iterator[tuple[str, Filter2d]]:
 
 def _refuse_batch(name: str, batch: int) -> None:
     if batch != 1:
-        raise WorkloadError(f"batch={quote(batch)}: suite {name} is of single signals, expected 1")
+        raise WorkloadError(f"batch={quote(batch)}: suite {name} consists of single signals, expected 1")
 
 
 def _make_square_conv(
@@ -284,7 +287,7 @@ def _make_square_conv(
     groups: int = 1,
     padding: int | None = None,
 ) -> Conv2d:
-    """A convolution of square images, by default padded so that the stride alone sets the output's size."""
+    """Return a convolution of square images; the default padding leaves the output's size to the stride alone."""
     sides = kernel // 2 if padding is None else padding
     return Conv2d(
         *(batch, channels, size, size, filters, kernel, kernel),

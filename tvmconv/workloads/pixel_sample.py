@@ -1,18 +1,19 @@
-"""Which output pixels of a large convolution are verified: a random sample that meets every tile.
+"""The random sample of output pixels by which a large convolution is verified; it meets every tile.
 
-A pixel is an output position (n, p) with its batch index n and its space indices p; pixels are numbered in that order,
-and all O output channels of a chosen pixel are compared. With the cell c, a power of two, the sample is the union of
+A pixel is an output position (n, p) with its batch index n and its spatial indices p. Pixels are numbered in that
+order, and all O output channels of a chosen pixel are compared. The cell c is a power of two. The sample is the union
+of these sets:
 
-- one random pixel of each c consecutive pixels. Any set of T pixels is missed by these with a probability of at most
-  exp(-T / c), and never where it contains c aligned consecutive pixels, as the row tile of a matrix product does;
-- a digital net. The pixel (n, d, h, w) belongs to it where w ^ reversed(h) ^ pascal(d) == s_n, taken modulo c, with a
-  random s_n for each image. It meets every aligned box within an image whose sides are powers of two and whose volume
-  is at least c: c x 1, 8 x 8, 4 x 4 x 4 for c = 64. Generator matrices are the identity, the identity reversed and
-  Pascal's triangle modulo 2, those of a (0, m, 3)-net. Source: Niederreiter, "Random Number Generation and Quasi-Monte
-  Carlo Methods", 1992, chapter 4;
-- some `SLAB_PIXELS` pixels of each slab (all pixels with one index along one axis of space) that is a border, that
-  reads padding, or that is the first or last of the remainder of a tile of 2, 4, ... 256 pixels along that axis;
-- all corners of the first and the last image, and where remainders of tiles of the numbered pixels begin and end.
+- One random pixel of each c consecutive pixels. They miss any set of T pixels with a probability of at most exp(-T /
+  c), and never one that contains c aligned consecutive pixels, as the row tile of a matrix product does.
+- A digital net. It contains the pixel (n, d, h, w) if w ^ reversed(h) ^ pascal(d) == s_n modulo c, with a random s_n
+  for each image. It meets every aligned box of an image whose sides are powers of two and whose volume is at least c: c
+  x 1, 8 x 8, 4 x 4 x 4 for c = 64. The generator matrices are the identity, the reversed identity and Pascal's triangle
+  modulo 2, those of a (0, m, 3)-net. Source: Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods",
+  1992, chapter 4.
+- Up to `SLAB_PIXELS` pixels of certain slabs; a slab is all pixels with one index along one spatial axis. These slabs
+  are borders, read padding, or are the first or last of the remainder of a tile of 2, 4, ... 256 pixels.
+- All corners of the first and the last image, and the ends of the remainders of tiles of the numbered pixels.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from tvmconv.workloads.conv_geometry import ConvGeometry
 
 SLAB_PIXELS = 64
-TILE_SIZES = tuple(2**i for i in range(9))  # sizes of tiles whose remainders are looked at
+TILE_SIZES = tuple(2**i for i in range(9))  # tile sizes whose remainders are sampled
 MIN_CELL, MAX_CELL = 4, 64
-TARGET_FLOPS = 20e9  # what a sample takes while its cell is below `MAX_CELL`
-LIMIT_FLOPS = 64e9  # and above, where the guarantee of one pixel in `MAX_CELL` ends
-MAX_OUTPUTS = 1 << 23  # outputs of a sample, about: each takes some 20 bytes
+TARGET_FLOPS = 20e9  # largest cost of a sample while its cell is below `MAX_CELL`
+LIMIT_FLOPS = 64e9  # above it the cell grows beyond `MAX_CELL`
+MAX_OUTPUTS = 1 << 23  # approximate number of outputs of a sample; each takes some 20 bytes
 
 
 def choose_cell(w: ConvGeometry) -> int:
-    """The cell of a sample: the smallest power of two from `MIN_CELL` on that is affordable.
+    """Return the cell of a sample: the smallest power of two from `MIN_CELL` on that is affordable.
 
     It is at most `MAX_CELL` for convolutions of up to 2 TFLOP and 2^28 outputs.
     """
@@ -52,15 +53,15 @@ def choose_cell(w: ConvGeometry) -> int:
 
 
 def choose_pixels(w: ConvGeometry, cell: int, seed: int) -> NDArray[np.int64]:
-    """Choose the pixels of a sample; see the file's docstring.
+    """Choose the pixels of a sample; the module's docstring describes how.
 
     Args:
-        w: the convolution.
-        cell: a power of two; about one in `cell / 2` pixels is chosen.
-        seed: of the random choices.
+        w: The convolution.
+        cell: A power of two; about one in `cell / 2` pixels is chosen.
+        seed: Seed of the random choices.
 
     Returns:
-        Numbers of pixels, ascending, each once.
+        Unique numbers of pixels in ascending order.
     """
     rng = np.random.default_rng([seed, cell])
     sizes = (w.N, *w.output_size)
@@ -71,7 +72,7 @@ def choose_pixels(w: ConvGeometry, cell: int, seed: int) -> NDArray[np.int64]:
 
 
 def _sample_strata(count: int, cell: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """A random one of each `cell` consecutive numbers below `count`, and the ends of tiles' remainders."""
+    """Return a random one of each `cell` consecutive numbers below `count`, and the ends of tiles' remainders."""
     first = np.arange(0, count, cell)
     tile_ends = {count // tile * tile - offset for tile in TILE_SIZES for offset in (0, 1)}
     fixed = [end for end in sorted(tile_ends) if 0 <= end < count]
@@ -79,7 +80,7 @@ def _sample_strata(count: int, cell: int, rng: np.random.Generator) -> NDArray[n
 
 
 def _sample_net(sizes: tuple[int, ...], cell: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The pixels of the digital net."""
+    """Return the pixels of the digital net."""
     bits = cell.bit_length() - 1
     images, *space = sizes
     *outer, width = space
@@ -96,13 +97,13 @@ def _sample_net(sizes: tuple[int, ...], cell: int, rng: np.random.Generator) -> 
 
 
 def _reverse_bits(count: int, bits: int) -> NDArray[np.int64]:
-    """Numbers below `count`, modulo 2^bits, with their bits in reverse."""
+    """Return the numbers below `count`, modulo 2^bits, with their bits reversed."""
     numbers = np.arange(count)
     return sum(((numbers >> bit & 1) << (bits - 1 - bit) for bit in range(bits)), np.zeros_like(numbers))
 
 
 def _multiply_by_pascal(count: int, bits: int) -> NDArray[np.int64]:
-    """Numbers below `count`, modulo 2^bits, times Pascal's triangle modulo 2.
+    """Return the numbers below `count`, modulo 2^bits, times Pascal's triangle modulo 2.
 
     The binomial coefficient of i over j is odd where j has no bit that i lacks (Lucas's theorem).
     """
@@ -119,13 +120,13 @@ def _list_corners(sizes: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _find_edges(w: ConvGeometry) -> list[list[int]]:
-    """Indices along each axis of space where something begins or ends: the image, its padding, a tile's remainder."""
+    """Return the indices along each spatial axis where the image, its padding or a tile's remainder begins or ends."""
     edges = []
     for size, output_size, window, stride, pad_low in zip(
         w.input_size, w.output_size, w.window, w.stride, w.pad_low, strict=True
     ):
-        first = ceil_div(pad_low, stride)  # the first one whose window begins in the image
-        last = (size + pad_low - window) // stride  # the last one whose window ends in it
+        first = ceil_div(pad_low, stride)  # first output whose window begins in the image
+        last = (size + pad_low - window) // stride  # last output whose window ends in the image
         indices = {*range(first + 1), *range(last, output_size), output_size - 1}
         indices |= {output_size // tile * tile - offset for tile in TILE_SIZES for offset in (0, 1)}
         edges.append(sorted(index for index in indices if 0 <= index < output_size))
@@ -133,7 +134,7 @@ def _find_edges(w: ConvGeometry) -> list[list[int]]:
 
 
 def _sample_slab(sizes: tuple[int, ...], axis: int, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Random pixels, evenly spread, of those with an index along an axis."""
+    """Return evenly spread random pixels with a given index along an axis."""
     others = sizes[:axis] + sizes[axis + 1 :]
     count = math.prod(others)
     points = min(count, SLAB_PIXELS)

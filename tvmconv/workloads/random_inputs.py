@@ -1,4 +1,4 @@
-"""Random inputs: the same for a seed on every machine, and those of large tensors by several threads."""
+"""Random inputs that are the same for a seed on every machine; several threads draw large tensors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from tvmconv.workloads import dtypes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LARGE_ELEMENTS = 1 << 24  # elements: one thread takes 0.1 s to draw them
-BLOCK_ELEMENTS = 1 << 20  # elements that have a stream of their own
+LARGE_ELEMENTS = 1 << 24  # one thread takes 0.1 s to draw as many
+BLOCK_ELEMENTS = 1 << 20  # elements per random stream of a large array
 NUM_THREADS = min(16, len(os.sched_getaffinity(0)))
 
 
 def draw_normal(
     seed: int, arrays: Sequence[tuple[tuple[int, ...], str]], large_elements: int = LARGE_ELEMENTS
 ) -> tuple[NDArray[Any], ...]:
-    """Draw standard normal numbers, rounded to the dtype.
+    """Draw arrays of standard normal numbers, rounded to their dtypes.
 
-    Small arrays come from one stream, one after another. An array of more than `large_elements` elements comes in
-    blocks, each from a stream of its own that `SeedSequence` derives from the seed, the array's number and the block's.
+    Small arrays are drawn from one stream in order. An array of more than `large_elements` elements is drawn in blocks.
+    `SeedSequence` derives the stream of each block from the seed, the array's index and the block's index.
 
     Args:
-        seed: not negative.
-        arrays: shape and dtype (one of `dtypes.DTYPES`) of each.
-        large_elements: elements of the largest array that is drawn from the one stream.
+        seed: Seed of the generator, not negative.
+        arrays: Shape and dtype (one of `dtypes.DTYPES`) of each array.
+        large_elements: Largest number of elements of an array that is drawn from the common stream.
+
+    Returns:
+        One array for each entry of `arrays`.
     """
     rng = np.random.default_rng(seed)
     return tuple(
@@ -43,7 +46,7 @@ def draw_normal(
 
 
 def _draw_blocks(seed: np.random.SeedSequence, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """One large array."""
+    """Draw one large array in blocks."""
     values = np.empty(math.prod(shape), dtypes.get_numpy_dtype(dtypes.DTYPES[dtype].storage))
     starts = range(0, len(values), BLOCK_ELEMENTS)
 
@@ -52,7 +55,7 @@ def _draw_blocks(seed: np.random.SeedSequence, shape: tuple[int, ...], dtype: st
         numbers = np.random.Generator(np.random.SFC64(block_seed)).standard_normal(len(block), np.float32)
         block.view(f"u{block.itemsize}")[:] = dtypes.round_operand(dtype, numbers).view(f"u{block.itemsize}")
 
-    with ThreadPoolExecutor(NUM_THREADS) as threads:  # NumPy draws and rounds without Python's lock
+    with ThreadPoolExecutor(NUM_THREADS) as threads:  # NumPy draws and rounds without the GIL
         for _ in threads.map(draw_block, starts, seed.spawn(len(starts))):
             pass
     return values.reshape(shape)

@@ -1,4 +1,4 @@
-"""The operators by name, and the way from a text to a workload."""
+"""The registry of operators by name, and the parser of workload texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ W = TypeVar("W", bound="type[Workload]")
 
 
 def operator(workload: W) -> W:
-    """Mark a class of workloads, of `tvmconv.workloads.base.Workload`, as what its `operator` names.
+    """Register a class of workloads under the name in its `operator` attribute.
+
+    Args:
+        workload: A class that implements `tvmconv.workloads.base.Workload`.
+
+    Returns:
+        The same class, so that this function is a class decorator.
 
     Raises:
-        WorkloadError: there is another one of that name.
+        WorkloadError: Another module has registered an operator of that name.
     """
     existing = _registry.get(workload.operator)
     if existing and existing.__module__ != workload.__module__:
@@ -40,16 +46,27 @@ def _load_operators() -> None:
 
 
 def operators() -> dict[str, type[Workload]]:
-    """All classes of workloads by the names of their operators."""
+    """Return the classes of all workloads by operator name."""
     _load_operators()
     return dict(_registry)
 
 
 def parse(text: str) -> Workload:
-    """Read a workload from its text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`.
+    """Read a workload from its text.
+
+    Args:
+        text: Text of a workload, `OPERATOR:SIZES`, in the format that the `parse` of the operator's class describes.
+
+    Returns:
+        The workload.
 
     Raises:
-        WorkloadError: the operator is unknown, the text malformed, or its numbers contradict each other.
+        WorkloadError: The operator is unknown, the text is malformed, or its numbers contradict each other.
+
+    Example:
+        >>> import tvmconv
+        >>> tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").flops
+        231211008
     """
     workload_classes = operators()
     if not isinstance(text, str):
@@ -65,10 +82,10 @@ def parse(text: str) -> Workload:
 
 
 def as_workload(workload: Workload | str) -> Workload:
-    """Return a workload as it is, or read it from its text.
+    """Return a workload unchanged, or read it from its text.
 
     Raises:
-        WorkloadError: the text is malformed, or the argument is neither a text nor a workload.
+        WorkloadError: The text is malformed, or the argument is neither a text nor a workload.
     """
     if isinstance(workload, str):
         return parse(workload)

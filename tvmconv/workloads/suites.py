@@ -1,4 +1,4 @@
-"""Suites: lists of workloads with names, built in (`networks`) or from a file, as they are or in another variant."""
+"""Suites: named lists of workloads, built in (`networks`) or read from a file, unchanged or in another variant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvmconv.workloads.text import quote
 
 FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", "count": 1}]'
 MAX_NAME_LENGTH = 100
-MAX_COUNT = 10**6  # layers of a network that compute the same
+MAX_COUNT = 10**6  # limit of `Layer.count`
 FILTER_OPTIONS = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
 
 
@@ -31,9 +31,9 @@ class Layer:
     """A distinct workload of a suite, such as a convolution of a network.
 
     Attributes:
-        name: name of the first layer with this workload.
-        workload: what it computes.
-        count: how many layers of the network have this workload.
+        name: Name of the first layer with this workload.
+        workload: The computation of the layer.
+        count: Number of layers of the network with this workload.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class SuiteVariant:
-    """What all convolutions of a suite shall have instead of their own; None for what they have.
+    """Options that replace those of all convolutions of a suite; None keeps what each convolution has.
 
     Attributes:
-        batch: images at a time, N.
-        dtype: one of `dtypes.DTYPES`.
-        layout: one of `layout.LAYOUTS`.
-        epilogue: operations, in order.
+        batch: Batch size N.
+        dtype: One of `dtypes.DTYPES`.
+        layout: One of `layout.LAYOUTS`.
+        epilogue: Names of operations, in order.
     """
 
     batch: int | None = None
@@ -58,23 +58,23 @@ class SuiteVariant:
     epilogue: tuple[str, ...] | None = None
 
     def apply_to(self, w: Workload) -> Workload:
-        """A workload with what this says; raises WorkloadError for a filter, which has nothing of it."""
+        """Return a workload with the options of this variant; raise WorkloadError for a filter that lacks an option."""
         options = {option_field.name: getattr(self, option_field.name) for option_field in fields(self)}
         changed: dict[str, Any] = {
             ("N" if name == "batch" else name): value for name, value in options.items() if value is not None
         }
         if isinstance(w, Conv):
-            convolution: Any = w  # of an operator's dataclass
+            convolution: Any = w  # a dataclass, which `Conv` itself is not
             return replace(convolution, **changed)
         if unsupported := {name: value for name, value in changed.items() if value != FILTER_OPTIONS.get(name)}:
             name, value = next(iter(unsupported.items()))
-            raise WorkloadError(f"{name}={quote(value)} is for convolutions alone, not for {w.operator}")
+            raise WorkloadError(f"{name}={quote(value)} applies to convolutions only, not to {w.operator}")
         return w
 
     def format_suffix(self, layers: Iterable[Layer]) -> str:
-        """What tells the variant of these layers from the layers themselves: `f16-nhwc-b32-bias-relu`; "" for nothing.
+        """Return the options in which this variant differs from the layers, such as `f16-nhwc-b32-bias-relu`.
 
-        A filter is what it is in any variant.
+        Filters have no variants and are ignored; the result is empty if nothing differs.
         """
         convolutions = [layer.workload for layer in layers if isinstance(layer.workload, Conv)]
         words = []
@@ -97,19 +97,27 @@ def suite(
     layout: str | None = None,
     epilogue: tuple[str, ...] | None = None,
 ) -> tuple[Layer, ...]:
-    """The distinct layers of a suite, in the network's order.
+    """Return the distinct layers of a suite, in the network's order.
 
     Args:
-        name: one of `SUITES`, or the path of a file, as for `read_suite`.
-        batch: images at a time, N of every convolution; by default 1, or as in the file.
-        dtype: of every convolution, one of `dtypes.DTYPES`; by default as they are: float32, unless a file says so.
-        layout: of every convolution, `nchw` or `nhwc`; by default as they are: `nchw`, unless a file says so.
-        epilogue: of every convolution, operations in order; by default as they are: none, unless a file says so.
+        name: One of `SUITES`, or the path of a JSON file as `read_suite` reads it.
+        batch: Batch size N of every convolution; by default 1, or as in the file.
+        dtype: Type of every convolution, one of `dtypes.DTYPES`; by default float32, or as in the file.
+        layout: Layout of every convolution, `nchw` or `nhwc`; by default `nchw`, or as in the file.
+        epilogue: Operations of every convolution, in order; by default none, or as in the file.
+
+    Returns:
+        One `Layer` per distinct workload, with the number of layers that share it.
 
     Raises:
-        WorkloadError: there is no such suite, the batch is not a positive integer that TVM can index, the suite has no
-            such variant, or the file is malformed.
-        OSError: the file cannot be read.
+        WorkloadError: The suite or the variant does not exist, the batch is not a positive integer that TVM can index,
+            or the file is malformed.
+        OSError: The file cannot be read.
+
+    Example:
+        >>> import tvmconv
+        >>> [layer.name for layer in tvmconv.suite("resnet50")][:2]
+        ['conv1.7x7', 'conv2_1.1x1_reduce']
     """
     if not isinstance(name, str):
         raise WorkloadError(f"expected the name of a suite or of a file NAME.json, not {quote(name)}")
@@ -117,15 +125,15 @@ def suite(
 
 
 def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Layer, ...]:
-    """All layers of a suite, in the network's order, equal ones as well; of a file, its own with their counts.
+    """Return all layers of a suite in the network's order, repeated ones included; layers of a file keep their counts.
 
     Args:
-        name: one of `SUITES`, or the path of a file, as for `read_suite`.
-        variant: what the layers shall have instead of their own.
+        name: One of `SUITES`, or the path of a JSON file as `read_suite` reads it.
+        variant: Options that replace those of the layers.
 
     Raises:
-        WorkloadError: as for `suite`.
-        OSError: the file cannot be read.
+        WorkloadError: As `suite` does.
+        OSError: The file cannot be read.
     """
     suite_variant = variant or SuiteVariant()
     if name in SUITES:
@@ -141,30 +149,36 @@ def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Laye
 
 
 def apply_variant(layers: Iterable[Layer], variant: SuiteVariant) -> tuple[Layer, ...]:
-    """Layers with what a variant says; raises WorkloadError where a workload has no such variant."""
+    """Return layers with the options of a variant; raise WorkloadError for a workload without such a variant."""
     return tuple(replace(layer, workload=variant.apply_to(layer.workload)) for layer in layers)
 
 
 def is_suite_file(name: str) -> bool:
-    """Whether a suite's name is the path of a file."""
+    """Return whether a suite's name is the path of a file."""
     return name not in SUITES and (name.endswith(".json") or Path(name).is_file())
 
 
 def read_suite(file: Path) -> tuple[Layer, ...]:
-    """The layers in a file, such as `FILE_EXAMPLE`: a name, a workload's text, and how often it is there (1 if unsaid).
+    """Read the layers in a JSON file such as `FILE_EXAMPLE`.
 
-    Whatever else a layer has is of no account.
+    Each layer has a name, a workload's text and a count (by default 1); other keys are ignored.
+
+    Args:
+        file: Path of the file.
+
+    Returns:
+        The layers in the order of the file.
 
     Raises:
-        WorkloadError: the file is malformed, or a layer of it.
-        OSError: it cannot be read.
+        WorkloadError: The file or one of its layers is malformed.
+        OSError: The file cannot be read.
     """
     try:
         data = jsonfile.read_json(file).value
     except JsonError as error:
-        raise WorkloadError(f"{file} is no suite, expected JSON such as {FILE_EXAMPLE}: {error}") from error
+        raise WorkloadError(f"{file} is not a suite, expected JSON such as {FILE_EXAMPLE}: {error}") from error
     if not isinstance(data, list) or not data:
-        raise WorkloadError(f"{file} is no suite: expected a list of layers, as in {FILE_EXAMPLE}")
+        raise WorkloadError(f"{file} is not a suite: expected a list of layers, as in {FILE_EXAMPLE}")
     layers = []
     for number, entry in enumerate(data, 1):
         try:
@@ -173,21 +187,19 @@ def read_suite(file: Path) -> tuple[Layer, ...]:
             raise WorkloadError(f"{file}, layer {number}: {error}") from error
     name, num_duplicates = Counter(layer.name for layer in layers).most_common(1)[0]
     if num_duplicates > 1:
-        raise WorkloadError(
-            f"{file}: {num_duplicates} layers are named {quote(name)}, expected a name of its own for each"
-        )
+        raise WorkloadError(f"{file}: {num_duplicates} layers are named {quote(name)}, expected unique names")
     return tuple(layers)
 
 
 def write_suite(layers: Iterable[Layer], file: Path) -> None:
-    """Write layers to a file as `read_suite` reads it, one a line; raises OSError."""
+    """Write layers to a file as `read_suite` reads it, one per line; raise OSError if that fails."""
     entries = ({"name": layer.name, "text": layer.workload.text, "count": layer.count} for layer in layers)
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _parse_layer(data: Any) -> Layer:
-    """A layer as a file has it."""
+    """Return the layer that one entry of a file describes."""
     if not isinstance(data, dict):
         raise WorkloadError(f"{quote(data)}: expected an object, as in {FILE_EXAMPLE}")
     name, text, count = data.get("name"), data.get("text"), data.get("count", 1)
@@ -203,7 +215,7 @@ def _parse_layer(data: Any) -> Layer:
 
 
 def merge_equal_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Each workload once, under the name of the first layer that has it."""
+    """Return each workload once, under the name of the first layer that has it, with the counts added up."""
     layer_by_workload: dict[Workload, Layer] = {}
     for layer in layers:
         first = layer_by_workload.get(layer.workload)

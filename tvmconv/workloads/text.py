@@ -1,4 +1,4 @@
-"""The words and numbers that the texts of all workloads are made of."""
+"""Parsing and formatting helpers for the texts of all workloads."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from numbers import Integral
 
 from tvmconv.errors import WorkloadError
 
-MAX_ELEMENTS = 2**31 - 1  # of a tensor: TVM indexes buffers with int32
+MAX_ELEMENTS = 2**31 - 1  # limit of a tensor: TVM indexes buffers with int32
 QUOTED_LENGTH = 60
-MAX_DIGITS = 10  # enough for every number that a 32-bit index reaches
+MAX_DIGITS = 10  # number of digits of MAX_ELEMENTS
 
 
 def join_sizes(numbers: Sequence[int]) -> str:
-    """(1, 64, 56, 56) as `1x64x56x56`."""
+    """Return (1, 64, 56, 56) as `1x64x56x56`."""
     return "x".join(map(str, numbers))
 
 
 def quote(value: object) -> str:
-    """What was given, as Python would print it, in one line and shortened so that a message stays readable."""
+    """Return the `repr` of a value, cut to `QUOTED_LENGTH` characters so that a message stays readable."""
     if isinstance(value, str):
-        value = value if len(value) <= QUOTED_LENGTH else value[:QUOTED_LENGTH] + "…"
-        return repr(value)
+        return repr(value if len(value) <= QUOTED_LENGTH else value[:QUOTED_LENGTH] + "…")
     printed = repr(value)
     return printed if len(printed) <= QUOTED_LENGTH else printed[:QUOTED_LENGTH] + "…"
 
@@ -31,12 +30,12 @@ def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[i
     """Read integers joined by `x`, such as `1x64x56x56`.
 
     Args:
-        text: the text to read.
-        lengths: how many integers there may be.
-        expected: what would be right, for the message.
+        text: The text to read.
+        lengths: Accepted numbers of integers.
+        expected: Description of what is accepted, for the error message.
 
     Raises:
-        WorkloadError: `text` holds anything but ASCII digits and `x`, or another number of integers.
+        WorkloadError: `text` has characters other than ASCII digits and `x`, or another number of integers.
     """
     fields = text.split("x")
     if len(fields) not in lengths or not all(field.isascii() and field.isdigit() for field in fields):
@@ -47,36 +46,36 @@ def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[i
 
 
 def validate_integers(name: str, value: object, lengths: Sequence[int] = (1,), minimum: int = 1) -> tuple[int, ...]:
-    """The integers of a workload's field, as plain ints.
+    """Return the integers of a workload's field as plain ints.
 
     Args:
-        name: of the field.
-        value: an integer, also one of NumPy's, or a tuple or list of them.
-        lengths: how many there may be, in ascending order.
-        minimum: the smallest that each may be.
+        name: Name of the field, for the error message.
+        value: An integer (Python's or NumPy's), or a tuple or list of integers.
+        lengths: Accepted numbers of integers, in ascending order.
+        minimum: Smallest accepted integer.
 
     Raises:
-        WorkloadError: it is something else, or a number is out of range.
+        WorkloadError: The value has another type or length, or a number is out of range.
     """
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):
         raise WorkloadError(f"{name}={quote(value)}: expected {describe_count(lengths)}")
     if any(abs(number) > MAX_ELEMENTS for number in values):
-        raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
+        raise WorkloadError(f"{name} is out of range: expected at most {MAX_ELEMENTS}, the largest 32-bit index of TVM")
     if min(values) < minimum:
         raise WorkloadError(f"{name}={quote(value)}: expected at least {minimum}")
     return tuple(int(number) for number in values)
 
 
 def describe_count(lengths: Sequence[int]) -> str:
-    """(1, 2) as `1 or 2 parse_integers`."""
+    """Return (1, 2) as `1 or 2 integers`."""
     return f"{' or '.join(map(str, lengths))} integer{'s' if lengths[-1] > 1 else ''}"
 
 
 def check_elements(name: str, shape: Sequence[int]) -> None:
-    """Raise WorkloadError for a tensor with more elements than TVM indexes."""
+    """Raise WorkloadError for a tensor with more elements than TVM can index."""
     if math.prod(shape) > MAX_ELEMENTS:
         raise WorkloadError(
             f"{name} of {join_sizes(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
-            "which TVM's 32-bit index reaches"
+            "the largest 32-bit index of TVM"
         )

@@ -1,1 +1,1 @@
-"""The page of `tvmconv report`: one self-contained HTML file."""
+"""The page of `tvmconv report`, one self-contained HTML file."""

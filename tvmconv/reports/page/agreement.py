@@ -1,4 +1,4 @@
-"""Section 6: what is counted from the code beside what Nsight Compute counted; and where all numbers come from."""
+"""Section 6: counters predicted from the code compared with Nsight Compute's, and the provenance of all numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_
 
 
 def render_agreement(rows: Sequence[CounterComparison]) -> Markup:
-    """A line for each step of a kernel that was profiled.
+    """Render a table with one row per profiled device function.
 
     Args:
-        rows: of the workloads that the page is about.
+        rows: Predicted and measured counters of the page's workloads.
     """
     if not rows:
-        return make_paragraph("No counters were given; --counters FILE takes what tvmconv counters writes.", "soft")
+        return make_paragraph(
+            "No counters were given; --counters FILE takes a file that tvmconv counters has written.", "soft"
+        )
     return join_markup(
         [
             render_table(counter_comparison.make_table(rows), "Counted over measured"),
@@ -26,7 +28,7 @@ def render_agreement(rows: Sequence[CounterComparison]) -> Markup:
 
 
 def render_provenance(lines: Sequence[tuple[str, str]]) -> Markup:
-    """Where numbers are from: a list of what, and whence."""
+    """Render a list of sources and their origins."""
     return make_element(
         "dl",
         join_markup(join_markup([make_element("dt", label), make_element("dd", origin)]) for label, origin in lines),

@@ -1,8 +1,8 @@
-"""The page's code: declaration, scheduled TIR, CUDA and machine code side by side, line by line.
+"""The code of a kernel side by side: declaration, scheduled TIR, CUDA and machine code, line by line.
 
-A line that is of statements has their groups, by which the page lights what belongs together, and its cost beside it.
-Of long texts some lines of each statement are shown, of machine code the inner loop, then the rest that statements
-have; what is left out is told.
+A line that belongs to statements has their groups, by which the page highlights corresponding lines, and its cost. Of
+long texts, some lines of each statement are shown first, then the inner loop of machine code, then other lines of
+statements. The number of omitted lines is shown.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
 
-MAX_COLUMN_LINES = 400  # of a column that are shown for one step
-_CONTEXT_LINES = 1  # lines that are shown on either side of one that a statement has
-_LINES_PER_STATEMENT = 4  # lines of each statement that are shown before all others
-_MAX_LINE_CHARACTERS = 160  # characters of a line that are shown
+MAX_COLUMN_LINES = 400  # shown lines of a column per device function
+_CONTEXT_LINES = 1  # shown lines before and after a line of a statement
+_LINES_PER_STATEMENT = 4  # lines of each statement that have precedence
+_MAX_LINE_CHARACTERS = 160  # longer lines are truncated
 
 
 @dataclass
 class _CodeLine:
-    """A line of a column: its number or address, its text, the statements that it is of, and what it costs."""
+    """A line of a column: its number or address, its text, its statements, and its cost."""
 
     label: str
     text: str
     statements: set[int] = field(default_factory=set)
     cost: str = ""
-    is_essential: bool = False  # even where the column is too long
+    is_essential: bool = False  # whether it has precedence in a long column
 
 
 def render_code(kernel: Kernel, kernel_number: int) -> str:
-    """The columns of a kernel's code, for each of its steps.
+    """Render the columns of a kernel's code, for each of its device functions.
 
     Args:
-        kernel: for an NVIDIA architecture.
-        kernel_number: of the kernel on the page, as in the ids of its statements' groups.
+        kernel: Kernel for an NVIDIA architecture.
+        kernel_number: Number of the kernel on the page, as in the ids of its statements' groups.
 
     Returns:
-        HTML; the same for the same kernel.
+        HTML, which is equal for equal kernels.
     """
     try:
         linked_sources = link_sources(kernel)
@@ -61,7 +61,7 @@ def render_code(kernel: Kernel, kernel_number: int) -> str:
 
 
 def _make_columns(kernel: Kernel, sources: LinkedSources, kernel_index: int) -> dict[str, list[_CodeLine]]:
-    """The lines of each column."""
+    """Return the lines of each column by its name."""
     access_costs = _count_statement_accesses(kernel, kernel_index)
     instructions = {
         statement_index: Counter(instructions=len(statement_instructions))
@@ -86,7 +86,7 @@ def _make_columns(kernel: Kernel, sources: LinkedSources, kernel_index: int) -> 
 
 
 def _find_span(lines: Mapping[int, range]) -> range:
-    """From the first of some lines to the last."""
+    """Return the range from the first of some lines to the last."""
     return range(
         min((line_range.start for line_range in lines.values()), default=1),
         max((line_range.stop for line_range in lines.values()), default=1),
@@ -96,7 +96,7 @@ def _find_span(lines: Mapping[int, range]) -> range:
 def _make_lines(
     text: str, statements: Mapping[int, Iterable[range]], costs: Mapping[int, Counter[str]]
 ) -> list[_CodeLine]:
-    """A text's lines with their statements; the cost of statements is told at the first line of each."""
+    """Return a text's lines with their statements; the first line of each statement has its cost."""
     lines = [_CodeLine(str(number), line) for number, line in enumerate(text.split("\n"), 1)]
     costs_by_line: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for number, ranges in statements.items():
@@ -111,7 +111,7 @@ def _make_lines(
 
 
 def _count_statement_accesses(kernel: Kernel, kernel_index: int) -> dict[int, Counter[str]]:
-    """What each statement's accesses take in one block; none where that cannot be counted."""
+    """Return the cost of each statement's accesses in one block; empty if they cannot be counted."""
     lowered_kernel = kernel.kernels[kernel_index]
     costs_by_statement: defaultdict[int, Counter[str]] = defaultdict(Counter)
     try:
@@ -138,7 +138,7 @@ def _iterate_sass_lines(sources: LinkedSources) -> Iterator[_CodeLine]:
 
 
 def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
-    """A column; a long one is shown in part."""
+    """Render a column, shortened if it is long."""
     shown_indices = _select_shown_lines(lines)
     items, num_omitted = [], 0
     for index, line in enumerate(lines):
@@ -153,7 +153,7 @@ def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
 
 
 def _select_shown_lines(lines: list[_CodeLine]) -> set[int]:
-    """Which lines are shown: of a long column some of each statement, the inner loop, then the rest of statements."""
+    """Return the indices of the shown lines; see the module's docstring for long columns."""
     if len(lines) <= MAX_COLUMN_LINES:
         return set(range(len(lines)))
     lines_by_statement: Counter[int] = Counter()
@@ -178,7 +178,7 @@ def _render_omission(count: int) -> str:
 
 def _render_line(line: _CodeLine, prefix: str) -> str:
     stripped = line.text.lstrip()
-    text = " " * ((len(line.text) - len(stripped)) // 2) + stripped  # deep loops would leave no room
+    text = " " * ((len(line.text) - len(stripped)) // 2) + stripped  # halved indentation leaves room in deep loops
     text = text if len(text) <= _MAX_LINE_CHARACTERS else text[: _MAX_LINE_CHARACTERS - 1] + "…"
     groups = " ".join(f"{prefix}{number}" for number in sorted(line.statements))
     link_attributes = f' data-groups="{groups}" tabindex="0"' if groups else ""

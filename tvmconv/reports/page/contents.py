@@ -1,4 +1,4 @@
-"""What is on the page, and in which order."""
+"""The contents of the page and their order."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from tvmconv.workloads import Layer, Workload
 
 @dataclass(frozen=True)
 class Contents:
-    """All that is shown.
+    """The contents of the page.
 
     Attributes:
-        name: the workload's text, or the network's name.
-        layers: what it is about; of one workload, that one.
-        target_text: what kernels were compiled for, in words.
-        device_spec: the GPU's numbers; None where they are not known.
-        timing_groups: the times of each workload.
-        focus_workload: the workload that is looked into: of a network, the layers that take the most time.
-        kernels: of it, the fastest first.
-        searches: of it, the records of each log with its name, in the order in which they came in.
-        waterfall: its waterfall; empty where there is none.
-        no_waterfall_reason: why there is none.
-        counters: what was profiled, beside what is counted.
-        invalid_lines: lines of logs that are no records, of each log that has some.
-        provenance: what came from where.
+        name: Text of the workload, or name of the network.
+        layers: Layers of the network, or the one workload.
+        target_text: Sentence about the target for which kernels were compiled.
+        device_spec: Specification of the GPU; None if unknown.
+        timing_groups: Times of each workload.
+        focus_workload: Workload that is analyzed in detail; in a network, that of the layers that take most time.
+        kernels: Kernels of the focus workload, the fastest first.
+        searches: Name and records of each log for the focus workload, in the order of the log.
+        waterfall: Knob waterfall of the focus workload; empty if there is none.
+        no_waterfall_reason: Reason why there is none.
+        counters: Measured counters with those predicted from the code.
+        invalid_lines: One text per log with lines that are not records.
+        provenance: Sources of the numbers with their origins.
     """
 
     name: str
@@ -69,19 +69,19 @@ class Contents:
 
 
 SECTION_HINTS = {
-    "results": "The shorter the bar, the faster. Only times that were taken together are compared: a list is one run.",
-    "kernels": "What the code says, without running it: how full a kernel makes the GPU, and what its accesses cost.",
-    "code": "A line of one column, and what came of it in the others: choose one to light them, and its accesses.",
-    "memory": "Which outputs a block, a warp and a thread compute, and where the bytes lie that a warp asks for.",
-    "search": "What was tried on the way to the fastest config, and what that tells of the knobs.",
-    "waterfall": "From the default config to the best one, a knob at a time, and what each knob buys on the way.",
-    "agreement": "What is counted from the code, and what Nsight Compute counted when the kernel ran.",
-    "provenance": "Where the numbers are from.",
+    "results": "Shorter bars are faster. Times are comparable within a list, which comes from one run.",
+    "kernels": "An analysis of the code without running it: occupancy, and the cost of memory accesses.",
+    "code": "The kernel at each IR level. Select a line to highlight the corresponding lines and accesses.",
+    "memory": "The outputs of a block, a warp and a thread, and the addresses of a warp's memory requests.",
+    "search": "The trials of the search, and the importance of each knob.",
+    "waterfall": "The effect of each knob, changed one at a time from the default config to the best one.",
+    "agreement": "Counters predicted from the code, compared with those that Nsight Compute measured.",
+    "provenance": "The sources of the numbers.",
 }
 
 
 def render_page(contents: Contents) -> str:
-    """The file's text; the same for the same contents."""
+    """Return the text of the HTML file, which is equal for equal contents."""
     is_single = len(contents.layers) == 1
     results = (
         render_workload_results(contents.timing_groups[contents.focus_workload])
@@ -95,12 +95,12 @@ def render_page(contents: Contents) -> str:
             results,
             render_roofline(contents.layers, contents.timing_groups, contents.device_spec),
         ),
-        _make_section("kernels", "The kernels, counted", _render_kernels(contents)),
+        _make_section("kernels", "Analysis of the kernels", _render_kernels(contents)),
         _make_section("code", "The code", _render_code(contents.kernels)),
         _make_section("memory", "Memory and tiles", _render_memory(contents.kernels)),
         _make_section("search", "The search", _render_searches(contents)),
         _make_section("waterfall", "The knob waterfall", _render_waterfall(contents)),
-        _make_section("agreement", "Beside the profiler", render_agreement(contents.counters)),
+        _make_section("agreement", "Comparison with the profiler", render_agreement(contents.counters)),
         _make_section("provenance", "Provenance", render_provenance(contents.provenance)),
     ]
     return render_document(contents.name, _render_lead(contents), sections)
@@ -126,7 +126,7 @@ def _render_lead(contents: Contents) -> Markup:
         focus_layer = next(layer for layer in contents.layers if layer.workload == contents.focus_workload)
         fragments.append(
             make_paragraph(
-                f"Looked into is {focus_layer.name}, {contents.focus_workload}, {focus_layer.count} of them."
+                f"Analyzed below: {focus_layer.name}, {contents.focus_workload}, {focus_layer.count} such layers."
             )
         )
     return join_markup(fragments)
@@ -147,7 +147,7 @@ def _render_kernels(contents: Contents) -> Markup:
 
 
 def _render_code(kernels: Sequence[Kernel]) -> Markup:
-    """The columns of each kernel, those of the fastest unfolded."""
+    """Render the code of each kernel; that of the fastest is unfolded."""
     return join_markup(
         make_details(kernel.schedule.name, Markup(render_code(kernel, number)), is_open=number == 0)
         for number, kernel in enumerate(kernels)
@@ -155,7 +155,7 @@ def _render_code(kernels: Sequence[Kernel]) -> Markup:
 
 
 def _render_memory(kernels: Sequence[Kernel]) -> Markup:
-    """The pictures of each kernel, side by side where there is room."""
+    """Render the pictures of each kernel, side by side if the screen is wide enough."""
     fragments = [
         make_element(
             "div", make_element("h3", kernel.schedule.name), render_tiles(kernel), render_memory(kernel, number)
@@ -177,16 +177,16 @@ def _render_memory(kernels: Sequence[Kernel]) -> Markup:
 
 
 def _render_text(make_text: Callable[[], str]) -> Markup:
-    """A page of text; where something cannot be counted, why."""
+    """Render a preformatted text, or the reason why the kernel cannot be analyzed."""
     try:
         return make_element("pre", make_text(), tabindex="0")
     except Error as error:
-        return make_paragraph(f"This cannot be counted: {error}")
+        return make_paragraph(f"This cannot be analyzed: {error}")
 
 
 def _render_searches(contents: Contents) -> Markup:
     if not contents.searches:
-        return make_paragraph("No log has a record of it.", "soft")
+        return make_paragraph("No log has a record of this workload.", "soft")
     return join_markup(render_search(source, contents.focus_workload, records) for source, records in contents.searches)
 
 

@@ -1,4 +1,4 @@
-"""The file: head, style, script, navigation and sections, in one text that asks for nothing from anywhere."""
+"""The HTML document: head, style, script, navigation and sections in one text that loads nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tvmconv.reports.page.markup import Markup, join_markup, make_element
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page that the navigation leads to.
+    """A section of the page, to which the navigation links.
 
     Attributes:
-        name: its id, such as "results".
-        title: its heading.
-        body: what is under it.
+        name: HTML id of the section, such as "results".
+        title: Heading of the section.
+        body: Content of the section.
     """
 
     name: str
@@ -27,15 +27,15 @@ class Section:
 
 
 def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
-    """The whole page.
+    """Render the whole page.
 
-    Nothing may be loaded, run or styled but the style and the script in the page, which its policy names by their
-    hashes ("Content Security Policy Level 3", W3C).
+    The page's policy allows only its own style and script, which it names by their hashes ("Content Security Policy
+    Level 3", W3C).
 
     Args:
-        title: of the page.
-        lead: what is above the sections.
-        sections: in their order.
+        title: Title of the page.
+        lead: Content above the sections.
+        sections: Sections in their order.
     """
     style, script = (Markup(_read_resource(name)) for name in ("page.css", "page.js"))
     policy = (

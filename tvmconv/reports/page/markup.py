@@ -1,4 +1,4 @@
-"""HTML and SVG as text: whatever is not marked as markup is escaped, so that no name and no message becomes any."""
+"""HTML and SVG as text; everything that is not marked as markup is escaped, so that names cannot inject markup."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from collections.abc import Iterable, Sequence
 from tvmconv.reports.tables import Table
 
 VOID_ELEMENTS = frozenset({"meta", "br"})
-# What HTML does not allow even escaped; and halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
+# Characters that HTML does not allow even escaped, and unpaired surrogates, which UTF-8 cannot encode.
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 class Markup(str):
-    """Markup, as opposed to text; made by `make_element` and `join_markup`."""
+    """Markup, as opposed to text; `make_element` and `join_markup` return it."""
 
     __slots__ = ()
 
 
 def escape_text(text: str) -> Markup:
-    """A text as markup that shows it; markup as it is."""
+    """Return a text as escaped markup, and markup unchanged."""
     return text if isinstance(text, Markup) else Markup(html.escape(_NOT_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)))
 
 
 def join_markup(fragments: Iterable[str]) -> Markup:
-    """Parts one after another."""
+    """Concatenate fragments of markup."""
     return Markup("".join(map(escape_text, fragments)))
 
 
 def make_element(name: str, /, *children: str, **attributes: str | float | bool | None) -> Markup:
-    """An element.
+    """Return an element.
 
     Args:
-        name: of it, such as "p".
-        children: markup, or texts, which are escaped.
-        attributes: by name, `class_` for class and `aria_label` for aria-label; those that are None or False are left
-            out, and numbers are written briefly.
+        name: Tag name, such as "p".
+        children: Markup, or texts, which are escaped.
+        attributes: Attributes by name, with `class_` for class and `aria_label` for aria-label. None and False leave an
+            attribute out, and numbers are written with at most two decimals.
     """
     attribute_text = "".join(map(_format_attribute, attributes.items()))
     content = join_markup(children)
@@ -56,18 +56,18 @@ def _format_attribute(item: tuple[str, str | float | bool | None]) -> str:
 
 
 def format_number(value: float) -> str:
-    """A coordinate with two decimals at most: 12, 0.5, 3.25."""
+    """Return a coordinate with at most two decimals: 12, 0.5, 3.25."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def make_paragraph(text: str, class_: str | None = None) -> Markup:
-    """A paragraph."""
+    """Return a paragraph."""
     return make_element("p", text, class_=class_)
 
 
 def render_table(contents: Table, caption: str = "") -> Markup:
-    """A table, in a box of its own that scrolls where the screen is narrow; each line is headed by its first cell."""
+    """Render a table in a box that scrolls on narrow screens; the first cell of each row is its header."""
     sides = ["left" if header in contents.left_aligned else None for header in contents.headers]
     head = join_markup(
         make_element("th", header, scope="col", class_=side)
@@ -90,10 +90,10 @@ def _render_row(row: Sequence[str], sides: Sequence[str | None]) -> Markup:
 
 
 def make_scroll_box(content: str, label: str) -> Markup:
-    """Something wide in a box that scrolls by itself, with the keyboard too."""
+    """Return content in a box that scrolls by itself, also by the keyboard."""
     return make_element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def make_details(summary: str, *content: str, is_open: bool = False) -> Markup:
-    """Something that is unfolded on request, which needs no script."""
+    """Return content that is unfolded on request without a script."""
     return make_element("details", make_element("summary", summary), *content, open=is_open)

@@ -1,4 +1,4 @@
-"""The page's pictures of memory: a warp's lanes on the banks of shared memory and on the sectors of global memory."""
+"""Pictures of memory requests: a warp's lanes on the banks of shared memory and on the sectors of global memory."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
 from tvmconv.reports.page.svg import make_chart, make_line, make_text
 
-CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # a word's width and height, and where the grid begins
+CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # px: size of a word, origin of the grid
 WIDTH = LEFT + NUM_BANKS * CELL_WIDTH + 4
-LINE_BYTES = NUM_BANKS * BANK_BYTES  # 128: a row of either picture
+LINE_BYTES = NUM_BANKS * BANK_BYTES  # one row of a picture
 MAX_ROWS = 32
-MAX_FIGURES = 8  # of a kernel
+MAX_FIGURES = 8  # per kernel
 LEGEND = (
-    "Each number is a lane of one warp, where its bytes lie: the request of each access that takes most. Words of "
-    "shared memory that lie in one bank are served one after the other, row by row; words of global memory come by "
-    "sectors of 32 bytes, which are shaded where one has to come."
+    "Each picture shows the most expensive request of an access; each number is a lane of the warp, at the address of "
+    "its bytes. Words of shared memory in the same bank are served one after the other, one row per wavefront. Words "
+    "of global memory are loaded in sectors of 32 bytes; the sectors that are needed are shaded."
 )
 
 
 @dataclass(frozen=True)
 class _RequestGroup:
-    """Accesses whose costliest requests look the same."""
+    """Accesses whose most expensive requests look the same."""
 
     request: CostliestRequest
     groups: tuple[str, ...]
 
 
 def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
-    """The pictures of one kernel, those first whose requests take most beyond what they have to.
+    """Render the pictures of one kernel, the largest excess over the minimum first.
 
     Args:
-        kernel: a built kernel.
-        kernel_number: of the kernel on the page, as in the ids of its statements' groups.
+        kernel: A built kernel.
+        kernel_number: Number of the kernel on the page, as in the ids of its statements' groups.
     """
     try:
         request_groups = list(_group_requests(kernel, kernel_number))
@@ -53,9 +53,7 @@ def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
         )
     )
     num_omitted = len(request_groups) - MAX_FIGURES
-    omission_note = [
-        make_paragraph(f"{num_omitted} more kinds of accesses take no more than these beyond what they have to.")
-    ]
+    omission_note = [make_paragraph(f"{num_omitted} more kinds of accesses have no larger excess over their minimum.")]
     return join_markup(
         [
             *(_render_figure(request_group) for request_group in request_groups[:MAX_FIGURES]),
@@ -65,7 +63,7 @@ def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
 
 
 def _group_requests(kernel: Kernel, kernel_number: int) -> Iterator[_RequestGroup]:
-    """The costliest requests, with the groups of all statements whose requests are like them."""
+    """Yield the most expensive requests, each with the groups of all statements whose requests are equal."""
     statements_by_key: dict[tuple[object, ...], list[str]] = {}
     first_requests: dict[tuple[object, ...], CostliestRequest] = {}
     for kernel_index, lowered_kernel in enumerate(kernel.kernels):
@@ -108,16 +106,16 @@ def _render_figure(request_group: _RequestGroup) -> Markup:
 def _describe_request(request: CostliestRequest, num_occurrences: int) -> str:
     unit = "wavefront" if request.memory_space == "shared" else "sector"
     plural = "" if request.cost == 1 else "s"
-    minimum_text = "as few as can be" if request.cost == request.min_cost else f"{request.min_cost} would do"
-    occurrence_text = f", in {num_occurrences} places of the code" if num_occurrences > 1 else ""
+    minimum_text = "the minimum" if request.cost == request.min_cost else f"the minimum is {request.min_cost}"
+    occurrence_text = f", at {num_occurrences} statements of the code" if num_occurrences > 1 else ""
     return (
-        f"{request.kind} of {request.name}, {request.memory_space} memory, {request.access_bytes} bytes a lane: "
+        f"{request.kind} of {request.name}, {request.memory_space} memory, {request.access_bytes} bytes per lane: "
         f"{request.cost} {unit}{plural}, {minimum_text}{occurrence_text}"
     )
 
 
 def _render_banks(request: CostliestRequest, description: str) -> Markup:
-    """Banks as columns, and a row for each wavefront."""
+    """Render banks as columns and wavefronts as rows."""
     arrangements = [_arrange_banks(request, parts_per_wavefront) for parts_per_wavefront in (1, 2)]
     cells, num_rows = next(
         (arrangement for arrangement in arrangements if arrangement[1] == request.cost), arrangements[0]
@@ -127,14 +125,15 @@ def _render_banks(request: CostliestRequest, description: str) -> Markup:
 
 
 def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """The words of a request as (bank, row, lanes), and how many rows they are.
+    """Return the words of a request as (bank, row, lanes), and the number of rows.
 
     Args:
-        request: to shared memory.
-        parts_per_wavefront: parts of a warp that are served at once, of those that so many bytes a lane make of it.
+        request: Request to shared memory.
+        parts_per_wavefront: Number of parts of a warp that are served at once, where an access of more than 4 bytes per
+            lane splits the warp into parts.
     """
     words = max(1, min(request.access_bytes, VECTOR_BYTES) // BANK_BYTES)
-    lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, of the threads that are served together
+    lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, per group of threads that are served at once
     for lane, address in zip(request.lanes, request.addresses, strict=True):
         lanes_by_word = lanes_by_group.setdefault(lane * words // WARP_SIZE // parts_per_wavefront, {})
         for word in range(address // BANK_BYTES, address // BANK_BYTES + words):
@@ -150,7 +149,7 @@ def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple
 
 
 def _render_sectors(request: CostliestRequest, description: str) -> Markup:
-    """Words as columns, and a row for each 128 bytes that are touched."""
+    """Render words as columns, and one row for each 128 bytes that are accessed."""
     lanes: dict[int, list[int]] = {}  # by word
     for lane, address in zip(request.lanes, request.addresses, strict=True):
         for word in range(address // BANK_BYTES, (address + request.access_bytes - 1) // BANK_BYTES + 1):
@@ -173,14 +172,14 @@ def _render_grid(
     cells: Sequence[tuple[int, int, list[int]]],
     shaded_sectors: Sequence[tuple[int, int]],
 ) -> Markup:
-    """A grid of words.
+    """Render a grid of words.
 
     Args:
-        description: what it shows.
-        unit: what the columns are.
-        labels: of the rows.
-        cells: with lanes in them, as (column, row, lanes).
-        shaded_sectors: sectors, as (which of the row's four, row).
+        description: Description of the picture.
+        unit: Unit of the columns.
+        labels: Labels of the rows.
+        cells: Words that lanes access, as (column, row, lanes).
+        shaded_sectors: Sectors as (index in the row, row).
     """
     num_shown = min(len(labels), MAX_ROWS)
     height = TOP + num_shown * ROW_HEIGHT + (ROW_HEIGHT if num_shown < len(labels) else 4)
@@ -216,12 +215,12 @@ def _render_grid(
         for bank in range(0, NUM_BANKS + 1, 4)
     ]
     if num_shown < len(labels):
-        elements.append(make_text(LEFT, height - 3, f"and {len(labels) - num_shown} rows more", class_="small"))
+        elements.append(make_text(LEFT, height - 3, f"and {len(labels) - num_shown} more rows", class_="small"))
     return make_chart(description, WIDTH, height, *elements)
 
 
 def _merge_cells(cells: Sequence[tuple[int, int, list[int]]]) -> Iterator[tuple[int, int, int, list[int]]]:
-    """Neighbouring words of the same lanes as one: (first column, the one behind the last, row, lanes)."""
+    """Yield neighboring words of the same lanes as one: (first column, end column, row, lanes)."""
     sorted_cells = sorted(cells, key=lambda cell: (cell[1], cell[0]))
     run_start = 0
     for index, (column, row, lanes) in enumerate(sorted_cells):

@@ -1,4 +1,4 @@
-"""Section 1 of a network: how long all layers take together, and each of them as often as it is there."""
+"""Section 1 of a network: the time of all layers together, and of each layer times its count."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tvmconv.reports.tables import sum_seconds
 from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
 from tvmconv.workloads import Layer, Workload
 
-OUTLIER_RATIO = 4  # times the longest layer of the fastest: longer bars are broken
+OUTLIER_RATIO = 4  # of the longest unbroken bar to the longest layer of the fastest series
 
 TimingGroups = Mapping[Workload, Sequence[TimingGroup]]
 
 
 def name_series(group: TimingGroup, timing: NamedTiming) -> str:
-    """The series that a time belongs to: of a source that has one a layer, all belong to the source."""
+    """Return the series of a time; times of a source with one time per layer form one series."""
     return timing.name if len(group.timings) > 1 else group.source
 
 
 def number_series(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, int]:
-    """The series of a network, with the number of the colour and the mark of each."""
+    """Return the series of a network with the numbers of their colors and marks."""
     names = (
         name_series(group, timing) for layer in layers for group in groups[layer.workload] for timing in group.timings
     )
@@ -30,16 +30,16 @@ def number_series(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, in
 
 
 def render_network_results(layers: Sequence[Layer], groups: TimingGroups) -> Markup:
-    """The times of a network by each source that has all or some of its layers.
+    """Render the times of a network by each source that has all or some of its layers.
 
     Args:
-        layers: of the network, in its order.
-        groups: the times of each.
+        layers: Layers of the network, in its order.
+        groups: Times of each layer.
     """
     groups_with_times = (group for layer in layers for group in groups[layer.workload] if group.timings)
     sources = dict.fromkeys((group.source, group.device) for group in groups_with_times)
     if not sources:
-        return make_paragraph("There is no time of any of these layers, and nothing to compute one from.")
+        return make_paragraph("There is no time of any of these layers, and none can be computed.")
     series_numbers = number_series(layers, groups)
     return join_markup(_render_source(layers, groups, source, device, series_numbers) for source, device in sources)
 
@@ -72,15 +72,15 @@ def _render_source(
         fragments.append(make_paragraph(COMPUTED_NOTE, "soft"))
     if totals:
         num_convolutions = sum(layer.count for layer in layers)
-        fragments.append(make_paragraph(f"All {num_convolutions} together:"))
+        fragments.append(make_paragraph(f"All {num_convolutions} layers:"))
         fragments.append(
             render_bars(totals, svg.compute_full_width([timing.seconds for timing in totals]), style_by_name)
         )
     if len(group_by_layer) < len(layers):
-        fragments.append(make_paragraph(f"Of {len(layers)} layers it has {len(group_by_layer)}.", "soft"))
+        fragments.append(make_paragraph(f"This source has {len(group_by_layer)} of {len(layers)} layers.", "soft"))
     fragments.append(
         make_details(
-            "Each layer, as often as it is there",
+            "Each layer times its count",
             _render_layers(group_by_layer, style_by_name),
             is_open=len(names) == 1,
         )
@@ -89,7 +89,7 @@ def _render_source(
 
 
 def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], style_by_name: Mapping[str, str]) -> Markup:
-    """A line a layer, or one for each that has a time of it."""
+    """Render one row per time of each layer."""
     fastest = max(
         layer.count * min(timing.seconds for timing in group.timings) for layer, group in group_by_layer.items()
     )

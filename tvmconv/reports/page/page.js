@@ -1,94 +1,95 @@
 "use strict";
-// What stands for the same statement or access is lit together: elements share ids in data-groups.
+// Elements of the same statement or access share ids in data-groups and are highlighted together.
 (() => {
   const status = document.querySelector(".status");
-  const tell = (text) => { status.textContent = text; };
-  const groupsOf = (each) => each.dataset.groups.split(/\s+/).filter(Boolean);
+  const announce = (text) => { status.textContent = text; };
+  const getGroups = (element) => element.dataset.groups.split(/\s+/).filter(Boolean);
   const linked = [...document.querySelectorAll("[data-groups]")];
   const members = new Map();
-  for (const each of linked)
-    for (const group of groupsOf(each)) {
+  for (const element of linked)
+    for (const group of getGroups(element)) {
       if (!members.has(group)) members.set(group, []);
-      members.get(group).push(each);
+      members.get(group).push(element);
     }
 
-  // One stop of the Tab key for each box of linked elements; arrow keys move within it.
+  // Each box of linked elements is one stop of the Tab key; arrow keys move within it.
   const COLUMN = ".column, .columns ol";
-  const boxOf = (each) => each.closest(`${COLUMN}, svg, table, figure, section`) || document.body;
+  const findBox = (element) => element.closest(`${COLUMN}, svg, table, figure, section`) || document.body;
   const boxes = new Map();
-  for (const each of linked) {
-    const box = boxOf(each);
+  for (const element of linked) {
+    const box = findBox(element);
     if (!boxes.has(box)) boxes.set(box, []);
-    boxes.get(box).push(each);
-    each.tabIndex = boxes.get(box).length === 1 ? 0 : -1;
-    if (!each.matches("button")) each.setAttribute("role", "button");
-    each.setAttribute("aria-pressed", "false");
+    boxes.get(box).push(element);
+    element.tabIndex = boxes.get(box).length === 1 ? 0 : -1;
+    if (!element.matches("button")) element.setAttribute("role", "button");
+    element.setAttribute("aria-pressed", "false");
   }
-  const visit = (each) => {
-    for (const other of boxes.get(boxOf(each))) other.tabIndex = -1;
-    each.tabIndex = 0;
+  const focusStop = (element) => {
+    for (const other of boxes.get(findBox(element))) other.tabIndex = -1;
+    element.tabIndex = 0;
   };
 
-  let chosen = null;
+  let selected = null;
   const clear = () => {
-    for (const each of document.querySelectorAll(".lit")) {
-      each.classList.remove("lit");
-      each.setAttribute("aria-pressed", "false");
+    for (const element of document.querySelectorAll(".lit")) {
+      element.classList.remove("lit");
+      element.setAttribute("aria-pressed", "false");
     }
-    chosen = null;
+    selected = null;
   };
-  const nameOf = (box) => {
+  const describeBox = (box) => {
     const label = box.getAttribute("aria-label");
     const heading = box.closest("section")?.querySelector("h2, h5");
     return label || heading?.textContent || "the page";
   };
-  const show = (box, each) => {
+  const scrollIntoView = (box, element) => {
     if (!box.matches(COLUMN)) return;
-    const gap = each.getBoundingClientRect().top - box.getBoundingClientRect().top;
+    const gap = element.getBoundingClientRect().top - box.getBoundingClientRect().top;
     box.scrollTop += gap - box.clientHeight / 3;
   };
-  const light = (each) => {
-    const again = each === chosen;
+  const highlight = (element) => {
+    const isSelected = element === selected;
     clear();
-    if (again) { tell("Nothing is lit."); return; }
-    chosen = each;
+    if (isSelected) { announce("Nothing is highlighted."); return; }
+    selected = element;
     const counts = new Map();
-    for (const group of groupsOf(each))
+    for (const group of getGroups(element))
       for (const other of members.get(group)) {
         if (other.classList.contains("lit")) continue;
         other.classList.add("lit");
         other.setAttribute("aria-pressed", "true");
-        const box = boxOf(other);
-        if (!counts.has(box) && box !== boxOf(each)) show(box, other);
+        const box = findBox(other);
+        if (!counts.has(box) && box !== findBox(element)) scrollIntoView(box, other);
         counts.set(box, (counts.get(box) || 0) + 1);
       }
-    tell("Lit: " + [...counts].map(([box, count]) => `${count} in ${nameOf(box)}`).join(", ") + ". Escape clears.");
+    const parts = [...counts].map(([box, count]) => `${count} in ${describeBox(box)}`);
+    announce(`Highlighted: ${parts.join(", ")}. Escape clears the selection.`);
   };
 
   document.addEventListener("click", (event) => {
-    const each = event.target.closest("[data-groups]");
-    if (each) { visit(each); light(each); }
+    const element = event.target.closest("[data-groups]");
+    if (element) { focusStop(element); highlight(element); }
   });
   const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { clear(); clearValues(); tell(""); return; }
+    if (event.key === "Escape") { clear(); clearValues(); announce(""); return; }
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const value = event.target.closest?.(".value");
-    const each = event.target.closest?.("[data-groups]");
-    if (!each && !value) return;
+    const element = event.target.closest?.("[data-groups]");
+    if (!element && !value) return;
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      if (each) light(each); else press(value);
-    } else if (each && event.key in MOVES) {
+      if (element) highlight(element); else press(value);
+    } else if (element && event.key in MOVES) {
       event.preventDefault();
-      const box = boxes.get(boxOf(each));
-      const next = box[Math.min(Math.max(box.indexOf(each) + MOVES[event.key], 0), box.length - 1)];
-      visit(next);
+      const box = boxes.get(findBox(element));
+      const next = box[Math.min(Math.max(box.indexOf(element) + MOVES[event.key], 0), box.length - 1)];
+      focusStop(next);
       next.focus();
     }
   });
 
-  // Parallel coordinates: chosen values of axes leave the trials that have one of them on each such axis.
+  // Parallel coordinates: only trials with one of the selected values on each axis stay visible.
   const values = [...document.querySelectorAll(".value")];
   for (const value of values) {
     value.setAttribute("tabindex", "0");
@@ -96,21 +97,24 @@
     value.setAttribute("aria-pressed", "false");
   }
   const filter = (plot) => {
-    const wanted = new Map();
+    const selectedValues = new Map();
     for (const value of plot.querySelectorAll('.value[aria-pressed="true"]')) {
       const axis = Number(value.dataset.axis);
-      if (!wanted.has(axis)) wanted.set(axis, new Set());
-      wanted.get(axis).add(value.dataset.value);
+      if (!selectedValues.has(axis)) selectedValues.set(axis, new Set());
+      selectedValues.get(axis).add(value.dataset.value);
     }
-    let left = 0, best = "";
+    let numShown = 0, best = "";
     const trials = plot.querySelectorAll(".trial");
     for (const trial of trials) {
-      const has = trial.dataset.values.split(" ");
-      const stays = [...wanted].every(([axis, some]) => some.has(has[axis]));
-      trial.classList.toggle("off", !stays);
-      if (stays) { left += 1; best = trial.querySelector("title").textContent; } // the fastest is drawn last
+      const trialValues = trial.dataset.values.split(" ");
+      const isShown = [...selectedValues].every(([axis, allowed]) => allowed.has(trialValues[axis]));
+      trial.classList.toggle("off", !isShown);
+      if (!isShown) continue;
+      numShown += 1;
+      best = trial.querySelector("title").textContent; // the fastest trial is drawn last
     }
-    tell(wanted.size ? `${left} of ${trials.length} trials left` + (best ? `; the fastest: ${best}` : "") : "");
+    const fastest = best ? `; the fastest: ${best}` : "";
+    announce(selectedValues.size ? `${numShown} of ${trials.length} trials shown${fastest}` : "");
   };
   function press(value) {
     value.setAttribute("aria-pressed", String(value.getAttribute("aria-pressed") !== "true"));

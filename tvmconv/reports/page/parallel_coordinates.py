@@ -1,4 +1,4 @@
-"""Parallel coordinates of a search: an axis a knob, a line a trial, the darker the faster."""
+"""Parallel coordinates of a search: one axis per knob, one line per trial, stronger colors for faster trials."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_
 from tvmconv.reports.trials import select_representative_trials
 from tvmconv.space import Value, format_value
 
-AXIS_GAP, TOP, BOTTOM, HEIGHT = 92, 46, 20, 380  # between axes; above and below them; of all
-COLOR_FRACTIONS = (0.02, 0.1, 0.3, 0.6, 1.0)  # of trials, from the fastest: the least share of each colour
-MAX_AXIS_LABELS = 14  # values that are named on an axis
-MAX_LABEL_CHARACTERS = 13  # of a name on it
-LETTER_WIDTH = 6.6  # width of one, about
+AXIS_GAP, TOP, BOTTOM, HEIGHT = 92, 46, 20, 380  # px: between axes, above them, below them, of the picture
+COLOR_FRACTIONS = (0.02, 0.1, 0.3, 0.6, 1.0)  # fastest fractions of trials by color
+MAX_AXIS_LABELS = 14
+MAX_LABEL_CHARACTERS = 13
+LETTER_WIDTH = 6.6  # px, approximate
 
 
 def render_parallel_coordinates(records: Sequence[Record]) -> Markup:
-    """Trials over their knobs; knobs that have the same value in all are named below.
+    """Render trials over their knobs; knobs with one value in all trials are listed below.
 
     Args:
-        records: with times, of one search.
+        records: Records with times, of one search.
     """
     shown_records = select_representative_trials(records)
     knobs = list(shown_records[0].config)
@@ -39,7 +39,7 @@ def render_parallel_coordinates(records: Sequence[Record]) -> Markup:
         for knob in axes
     }
     lines = []
-    for position, record in reversed(list(enumerate(shown_records))):  # the fastest on top
+    for position, record in reversed(list(enumerate(shown_records))):  # the fastest are drawn last, on top
         points = [
             (_compute_x(axis_index), heights[knob][record.config.get(knob, "")]) for axis_index, knob in enumerate(axes)
         ]
@@ -56,7 +56,9 @@ def render_parallel_coordinates(records: Sequence[Record]) -> Markup:
     ]
     label = f"{len(shown_records)} of {len(records)} trials over {len(axes)} knobs"
     paragraphs = [
-        make_paragraph(f"{label}, the fastest on top and in the strongest colour. Choose values to see theirs.", "soft")
+        make_paragraph(
+            f"{label}, the fastest on top and in the strongest color. Select values to filter trials.", "soft"
+        )
     ]
     if fixed_knobs:
         paragraphs.append(make_paragraph(f"The same in all: {', '.join(fixed_knobs)}.", "soft"))
@@ -73,7 +75,7 @@ def _compute_y(index: int, count: int, top: float, bottom: float) -> float:
 
 
 def _make_sort_key(value: Value) -> tuple[Any, ...]:
-    """Numbers by size, splits place by place, words last by the alphabet."""
+    """Return a key that sorts numbers by size, then splits by their factors, then words by the alphabet."""
     if isinstance(value, tuple):
         return (1, value)
     return (0, value) if isinstance(value, (int, float)) else (2, value)
@@ -85,7 +87,9 @@ def _render_axis(
     x = _compute_x(axis_index)
     fragments = [
         svg.make_line(x, top, x, bottom, "axis"),
-        svg.make_text(x, (20, 34)[axis_index % 2], knob, "middle"),  # in two lines, as names are longer than the gap
+        svg.make_text(
+            x, (20, 34)[axis_index % 2], knob, "middle"
+        ),  # names alternate between two lines because they exceed the gap
     ]
     label_interval = ceil_div(len(values), MAX_AXIS_LABELS)
     for index, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Section 1: how long schedules and libraries take for one workload, as bars."""
+"""Section 1: the times of one workload by schedules and libraries, as bars."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COMPUTED_NOTE = "No log has a time of this workload: these are estimates, comput
 
 
 def render_workload_results(groups: Sequence[TimingGroup]) -> Markup:
-    """The times of one workload, those that were taken together side by side.
+    """Render the times of one workload, grouped by what was measured together.
 
     Args:
-        groups: of it; all bars have the same scale.
+        groups: Times of the workload; all bars have the same scale.
     """
     if not groups:
-        return make_paragraph("There is no time of this workload, and nothing to compute one from.")
+        return make_paragraph("There is no time of this workload, and none can be computed.")
     full_seconds = svg.compute_full_width([timing.seconds for group in groups for timing in group.timings])
     return join_markup(_render_group(group, full_seconds) for group in groups)
 
@@ -39,12 +39,12 @@ def _render_group(group: TimingGroup, full_seconds: float) -> Markup:
 def render_bars(
     timings: Sequence[NamedTiming], full_seconds: float, style_by_name: Mapping[str, str] | None = None
 ) -> Markup:
-    """A line a time, the fastest first.
+    """Render one row per time, the fastest first.
 
     Args:
-        timings: that may be compared.
-        full_seconds: what a bar of the full width stands for.
-        style_by_name: the colour of each by its name; by default libraries have one, and schedules another.
+        timings: Comparable times.
+        full_seconds: Seconds of a bar of full width.
+        style_by_name: Color class by name; by default one for libraries and one for schedules.
     """
     best = timings[0].seconds
     lines = []
@@ -67,7 +67,7 @@ def render_bars(
 
 
 def make_bar_table(headers: Sequence[str], lines: Sequence[Markup]) -> Markup:
-    """A table whose last column is bars."""
+    """Return a table whose last column contains bars."""
     first_header, *remaining_headers = headers
     head = join_markup(
         [make_element("td", first_header), *(make_element("th", header, scope="col") for header in remaining_headers)]

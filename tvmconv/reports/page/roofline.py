@@ -1,6 +1,4 @@
-"""Section 1, the roofline: what each kernel reaches below the ceilings of the GPU (Williams, Waterman and Patterson,
-"Roofline", CACM 2009).
-"""
+"""Section 1: the roofline with each kernel (Williams, Waterman and Patterson, "Roofline", CACM 2009)."""
 
 from __future__ import annotations
 
@@ -19,23 +17,23 @@ from tvmconv.workloads import Layer, Workload
 WIDTH, HEIGHT = 680, 400
 LEFT, RIGHT, TOP, BOTTOM = 62, 110, 28, 44
 LEGEND = (
-    "Across: operations for each byte that has to be moved at least; up: operations a second. The slanted ceiling is "
-    "the memory's bandwidth, the level one the multipliers'."
+    "x axis: arithmetic intensity, FLOP per byte of minimum memory traffic; y axis: FLOP per second. The slanted "
+    "ceiling is the memory's bandwidth, the horizontal one the peak arithmetic throughput."
 )
 
 
 def render_roofline(
     layers: Sequence[Layer], groups: Mapping[Workload, Sequence[TimingGroup]], device_spec: DeviceSpec | None
 ) -> Markup:
-    """Every time on the page below the ceilings of the device.
+    """Render all times of the page below the roofline of the device.
 
     Args:
-        layers: one or several.
-        groups: the times of each; those of other devices than the machine are left out.
-        device_spec: the GPU; None where its numbers are not known.
+        layers: One or several layers.
+        groups: Times of each layer; those of other devices than the roofline's are left out.
+        device_spec: Specification of the GPU; None if unknown.
     """
     if device_spec is None:
-        return make_paragraph("Of this architecture the ceilings are not known: there is no roofline.", "soft")
+        return make_paragraph("The peak rates of this architecture are unknown, so that there is no roofline.", "soft")
     is_single = len(layers) == 1
     series_numbers = number_series(layers, groups)
     points = []
@@ -50,11 +48,11 @@ def render_roofline(
                         )
                     )
     if not points:
-        return make_paragraph(f"None of the times is of {device_spec.name}, whose ceilings are known.", "soft")
+        return make_paragraph(f"No time was measured on {device_spec.name}, the GPU of this roofline.", "soft")
     marks = {"schedules": 0, "libraries": 1} if is_single else {timing.name: timing.series_number for timing in points}
     return join_markup(
         [
-            make_element("h3", f"Below the ceilings of {device_spec.name}"),
+            make_element("h3", f"Roofline of {device_spec.name}"),
             svg.make_legend({name: svg.make_mark(number, 8, 8, name) for name, number in marks.items()}),
             _draw_chart(layers, points, device_spec),
             make_paragraph(LEGEND, "soft"),
@@ -64,7 +62,7 @@ def render_roofline(
 
 @dataclass(frozen=True)
 class _RooflinePoint:
-    """A time, as it is drawn: by the mark of its series."""
+    """A time in the chart, with the mark of its series."""
 
     name: str
     layer: Layer
@@ -73,7 +71,7 @@ class _RooflinePoint:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s."""
+        """Throughput in FLOP/s."""
         return self.layer.workload.flops / self.seconds
 
 
@@ -97,7 +95,7 @@ def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], devic
         f"{format_significant(device_spec.bandwidth / 1e12)} TB/s",
     )
     fragments = [
-        svg.make_axes(x, y, "FLOP for each byte that has to be moved", "GFLOP/s"),
+        svg.make_axes(x, y, "FLOP per byte of minimum memory traffic", "GFLOP/s"),
         svg.make_path(roof, "roof"),
         svg.make_text(x(max_intensity) + 6, y(peak / 1e9) + 4, f"{format_significant(peak / 1e12)} TFLOP/s"),
         svg.make_text(x(max_intensity) + 6, y(peak / 1e9) + 18, peak_note, class_="soft"),
@@ -145,7 +143,7 @@ def _compute_geometric_mean(low_value: float, high_value: float) -> float:
 
 
 def _render_labels(marks: Sequence[tuple[float, float, str]], y: svg.AxisScale) -> Markup:
-    """A name and the share of the ceiling beside each mark, apart from one another."""
+    """Render a name and the fraction of the ceiling next to each mark, without overlaps."""
     label_heights = svg.spread_labels([mark_y for _, mark_y, _ in marks], 14, TOP + 40, y.start_coordinate - 6)
     fragments = []
     for (x, mark_y, name), label_y in zip(marks, label_heights, strict=True):

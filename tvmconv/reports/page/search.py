@@ -1,4 +1,4 @@
-"""Section 4: how the search went: the best so far, what was tried, which knob mattered, and what failed."""
+"""Section 4: the course of the search: best throughput so far, tried configs, importance of knobs, and failures."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ WIDTH, HEIGHT = 600, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 28, 44
 TRIALS_UNIT = "trials"
 THINNED_NOTE = (
-    "The log has few records of it: it may keep no more than the best of a search, as those do that are shipped."
+    "The log has few records of this workload. It may keep only the best of a search, as the packaged logs do."
 )
 
 
 def render_search(source: str, workload: Workload, records: Sequence[Record]) -> Markup:
-    """A search, schedule by schedule.
+    """Render a search, schedule by schedule.
 
     Args:
-        source: the log's name.
-        workload: what was tuned.
-        records: of it, on one device, in the order in which they came in.
+        source: Name of the log.
+        workload: Workload that was tuned.
+        records: Records of the workload on one device, in the order of the log.
     """
     trials = [record for record in records if not record.final] or list(records)
     if not trials:
@@ -43,7 +43,7 @@ def render_search(source: str, workload: Workload, records: Sequence[Record]) ->
         timed_records = [record for record in schedule_records if record.ok]
         if len(timed_records) > 1 and timed_records[0].config:
             fragments += [
-                make_element("h3", f"{schedule}: what was tried"),
+                make_element("h3", f"{schedule}: tried configs"),
                 render_parallel_coordinates(timed_records),
                 _render_importances(timed_records),
             ]
@@ -83,7 +83,7 @@ def _format_result(history: BestSoFarCurve) -> str:
 
 
 def _draw_history(info: HistoryInfo, unit: str, positions_by_curve: Sequence[Sequence[float]]) -> Markup:
-    """The best rate so far over trials, or over time; a step where it rises."""
+    """Draw the best throughput so far over trials or over time, as a step function."""
     last_position = max(max(curve_positions) for curve_positions in positions_by_curve)
     first_position = min(min(curve_positions) for curve_positions in positions_by_curve)
     best_rate = max(curve.best_gflops[-1] for curve in info.curves)
@@ -103,15 +103,15 @@ def _draw_history(info: HistoryInfo, unit: str, positions_by_curve: Sequence[Seq
                 svg.make_path(points, f"s{index % svg.NUM_MARKS}", curve.summary),
                 svg.make_mark(index, *points[-1], "", 3.5),
             ]
-    return svg.make_chart(f"The best rate so far over {unit}", WIDTH, HEIGHT, *fragments)
+    return svg.make_chart(f"Best throughput so far over {unit}", WIDTH, HEIGHT, *fragments)
 
 
 def _render_importances(timed_records: Sequence[Record]) -> Markup:
-    """Which knob explains most of the differences, as bars."""
+    """Render the importance of each knob as bars."""
     importances = compute_knob_importances(timed_records)
     if not importances:
         return make_paragraph(
-            f"Which knob mattered takes {MIN_TRIALS} trials with times, and several of each value.", "soft"
+            f"The importance of knobs needs {MIN_TRIALS} trials with times, and several of each value.", "soft"
         )
     lines = [
         make_element(
@@ -137,8 +137,9 @@ def _render_importances(timed_records: Sequence[Record]) -> Markup:
     return join_markup(
         [
             make_paragraph(
-                "What each knob explains by itself of the differences in time (variance of the logarithms, less what "
-                "as many values would explain by chance). A search tries good values more often: it is a hint.",
+                "The fraction of the differences in time that each knob explains alone (variance of the logarithms, "
+                "minus what as many values would explain by chance). It is only a hint, because a search tries good "
+                "values more often.",
                 "soft",
             ),
             make_element("table", make_element("tbody", join_markup(lines)), class_="bars"),
@@ -152,4 +153,4 @@ def _render_failures(trials: Sequence[Record]) -> Markup:
         return make_paragraph(f"None of {len(trials):,} trials failed.")
     rows = [(failure.kind, f"{failure.count:,}", failure.message) for failure in failure_groups]
     headers = ("failed", "trials", "the first one's message")
-    return render_table(Table(headers, rows, frozenset({headers[0], headers[2]})), "What failed, by kind")
+    return render_table(Table(headers, rows, frozenset({headers[0], headers[2]})), "Failures by kind")

@@ -1,4 +1,4 @@
-"""A small vocabulary to draw with: scales, axes, bars and marks, in SVG coloured by the page's style."""
+"""Elements of charts as SVG: scales, axes, bars and marks, colored by the page's style."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from dataclasses import dataclass
 from tvmconv.reports.page.markup import Markup, format_number, join_markup, make_element, make_scroll_box
 from tvmconv.reports.tables import format_significant
 
-MIN_WIDTH_FRACTION = (
-    0.75  # of its width, down to which a chart goes on a narrow screen; in steps of 100: classes w1 to w16
-)
+# Smallest width of a chart on a narrow screen, as a fraction of its width; the classes w1 to w16 are steps of 100 px.
+MIN_WIDTH_FRACTION = 0.75
 MAX_WIDTH_CLASS = 16
-MAX_BAR_RATIO = 12  # times the least value, beyond which bars are broken
-NUM_MARKS = 6  # shapes and colours that tell series apart: classes s0 to s5
+MAX_BAR_RATIO = 12  # of the longest unbroken bar to the shortest one
+NUM_MARKS = 6  # shapes and colors of series: classes s0 to s5
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values to coordinates.
+    """The mapping of an axis from values to coordinates.
 
     Attributes:
-        min_value: the least value.
-        max_value: the greatest.
-        start_coordinate: coordinate of the least.
-        end_coordinate: coordinate of the greatest.
-        is_log: whether equal ratios are equally long, not equal differences.
-        is_integer: whether only whole numbers are labelled.
+        min_value: Smallest value.
+        max_value: Largest value.
+        start_coordinate: Coordinate of the smallest value.
+        end_coordinate: Coordinate of the largest value.
+        is_log: Whether the axis is logarithmic.
+        is_integer: Whether only integers are labeled.
     """
 
     min_value: float
@@ -38,7 +37,7 @@ class AxisScale:
     is_integer: bool = False
 
     def __call__(self, value: float) -> float:
-        """The coordinate of a value; of one beyond the ends that of the end."""
+        """Return the coordinate of a value, clamped to the ends of the axis."""
         min_scaled, max_scaled, value = (
             math.log(number) if self.is_log else number for number in (self.min_value, self.max_value, value)
         )
@@ -46,7 +45,7 @@ class AxisScale:
         return self.start_coordinate + min(max(fraction, 0.0), 1.0) * (self.end_coordinate - self.start_coordinate)
 
     def list_ticks(self) -> list[float]:
-        """Round values to label: 1, 2 and 5 times powers of ten, some six; powers alone where these are many."""
+        """Return about six round values to label: 1, 2 and 5 times powers of ten, or only powers if these are many."""
         if not self.is_log:
             interval = max(_choose_round_step((self.max_value - self.min_value) / 5), float(self.is_integer))
             first, last = math.ceil(self.min_value / interval - 1e-9), math.floor(self.max_value / interval + 1e-9)
@@ -61,20 +60,20 @@ class AxisScale:
 
 
 def _choose_round_step(min_step: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least so much."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least `min_step`."""
     power = 10.0 ** math.floor(math.log10(min_step)) if min_step > 0 else 1.0
     return next((factor * power for factor in (1, 2, 5, 10) if factor * power >= min_step * (1 - 1e-9)), 10 * power)
 
 
 def make_chart(label: str, width: float, height: float, *children: str, has_buttons: bool = False) -> Markup:
-    """A picture with a name, in a box that scrolls where the screen is narrower than it can be read on.
+    """Return a labeled picture in a box that scrolls if the screen is too narrow.
 
     Args:
-        label: what it shows, for who does not see it.
-        width: of its coordinates.
-        height: of them.
-        children: of the picture.
-        has_buttons: whether there are buttons in it; else it is one image to who listens.
+        label: Description of the picture for screen readers.
+        width: Width of its coordinates.
+        height: Height of its coordinates.
+        children: Elements of the picture.
+        has_buttons: Whether it contains buttons; otherwise screen readers treat it as one image.
     """
     svg_element = make_element(
         "svg",
@@ -92,14 +91,14 @@ def make_chart(label: str, width: float, height: float, *children: str, has_butt
 def make_bar(
     start_fraction: float, end_fraction: float, class_: str, label: str, tick_fraction: float | None = None
 ) -> Markup:
-    """A bar across a cell, from one share of its width to another; one that is longer than the cell is broken.
+    """Return a bar in a cell between two fractions of its width; a bar longer than the cell is drawn broken.
 
     Args:
-        start_fraction: 0 at the left.
-        end_fraction: 1 at the right.
-        class_: its colour.
-        label: what it says, for who does not see it.
-        tick_fraction: a share at which a line is drawn, too.
+        start_fraction: Left end, 0 at the left of the cell.
+        end_fraction: Right end, 1 at the right of the cell.
+        class_: Class that sets its color.
+        label: Description of the bar for screen readers.
+        tick_fraction: Position of an additional line.
     """
     rects = [
         make_element(
@@ -120,25 +119,25 @@ def make_bar(
 
 
 def compute_full_width(values: Sequence[float]) -> float:
-    """What the longest bar stands for: the greatest value, unless it and others would leave no room for the rest.
+    """Return the value of a full-width bar: the largest value, but at most `MAX_BAR_RATIO` times the smallest.
 
-    Then it is `MAX_BAR_RATIO` times the least, and longer bars are broken.
+    Longer bars are drawn broken, so that a few large values do not hide the others.
     """
     return min(max(values), MAX_BAR_RATIO * min(values)) if values else 0.0
 
 
 def make_text(x: float, y: float, content: str, anchor: str | None = None, class_: str | None = None) -> Markup:
-    """A text; `anchor` is "middle" or "end" where it does not begin at x."""
+    """Return a text; `anchor` is "middle" or "end" if it does not begin at x."""
     return make_element("text", content, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
 def make_line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
+    """Return a straight line."""
     return make_element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
 def make_path(points: Sequence[tuple[float, float]], class_: str, title: str = "", **attributes: str) -> Markup:
-    """A line through points, none of it filled."""
+    """Return an unfilled line through points."""
     path_data = "M" + "L".join(f"{format_number(x)} {format_number(y)}" for x, y in points)
     return make_element(
         "path",
@@ -151,7 +150,7 @@ def make_path(points: Sequence[tuple[float, float]], class_: str, title: str = "
 
 
 def make_mark(series_number: int, x: float, y: float, title: str, size: float = 5) -> Markup:
-    """A mark of a series, which its shape tells as well as its colour."""
+    """Return the mark of a series, which has its own shape and color."""
     corners = {0: (), 1: ((-1, -1), (1, -1), (1, 1), (-1, 1)), 2: ((0, -1.3), (1.2, 1), (-1.2, 1))}
     corners |= {3: ((0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)), 4: ((0, 1.3), (1.2, -1), (-1.2, -1)), 5: ()}
     shape, kind = series_number % NUM_MARKS, f"mark s{series_number % NUM_MARKS}"
@@ -163,7 +162,7 @@ def make_mark(series_number: int, x: float, y: float, title: str, size: float = 
 
 
 def make_legend(icons: Mapping[str, Markup]) -> Markup:
-    """What icons of 16 by 16 stand for, by what is said beside each."""
+    """Return a legend of icons of 16 × 16 px by their texts."""
     entries = (
         make_element("li", make_element("svg", icon, viewBox="0 0 16 16", aria_hidden="true"), f" {name}")
         for name, icon in icons.items()
@@ -172,7 +171,7 @@ def make_legend(icons: Mapping[str, Markup]) -> Markup:
 
 
 def make_axes(x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
-    """Both axes with grid lines, numbers at round values, and what they are."""
+    """Return both axes with grid lines, numbers at round values, and labels."""
     bottom, top, left_x, right = y.start_coordinate, y.end_coordinate, x.start_coordinate, x.end_coordinate
     fragments = []
     for value in x.list_ticks():
@@ -187,20 +186,20 @@ def make_axes(x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
 
 
 def format_tick(value: float) -> str:
-    """A round value, briefly: 0.5, 20, 1,000, 50k."""
+    """Return a round value in short form: 0.5, 20, 1,000, 50k."""
     if value >= 10_000:
         return f"{value / 1000:,.4g}k"
     return f"{value:,.4g}" if value >= 1000 else f"{value:.4g}"
 
 
 def spread_labels(positions: Sequence[float], min_gap: float, min_position: float, max_position: float) -> list[float]:
-    """Where labels go so that none covers another, each as near to its place as that allows.
+    """Return positions of labels that do not overlap, each as close to its wanted position as possible.
 
     Args:
-        positions: where they would be.
-        min_gap: between two of them.
-        min_position: none is above this.
-        max_position: nor below this, unless there is no room.
+        positions: Wanted positions.
+        min_gap: Smallest distance of two labels.
+        min_position: Smallest position of a label.
+        max_position: Largest position of a label, exceeded only if there is no room.
     """
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     label_positions = [0.0] * len(positions)
@@ -216,5 +215,5 @@ def spread_labels(positions: Sequence[float], min_gap: float, min_position: floa
 
 
 def format_microseconds(seconds: float) -> str:
-    """A time with its unit: "10.3 µs", "1.25 ms"."""
+    """Return a time with its unit: "10.3 µs", "1.25 ms"."""
     return f"{format_significant(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{format_significant(seconds * 1e6)} µs"

@@ -1,4 +1,4 @@
-"""The page's pictures of tiles: which outputs one block computes, and one warp and one thread of it."""
+"""Pictures of tiles: the outputs of one block, of one of its warps, and of one thread of that warp."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, make_element, make_paragraph
 from tvmconv.reports.page.svg import make_chart, make_text
 
-MAX_DRAWN_CELLS = 64  # rows and columns that are drawn
-MAX_PICTURE_WIDTH = 640  # of a picture, at most
+MAX_DRAWN_CELLS = 64  # rows and columns
+MAX_PICTURE_WIDTH = 640  # px
 HEIGHT = 240
-MAX_CELL_SIZE = 14  # a cell
-LEVELS = ("block", "warp", "thread")  # each within the one before
-LEGEND = (
-    "Outputs that the middle block of the grid computes, those of its first warp that stores, and of that warp's first "
-    "thread."
-)
+MAX_CELL_SIZE = 14  # px
+LEVELS = ("block", "warp", "thread")
+LEGEND = "Outputs of the middle block of the grid, of its first warp that stores, and of that warp's first thread."
 
 
 def render_tiles(kernel: Kernel) -> Markup:
-    """Pictures of one kernel's tiles: over the image, and over the channels."""
+    """Render pictures of one kernel's tiles, over the image and over the channels."""
     try:
         output_tile = map_output_tile(kernel)
     except AnalysisError as error:
-        return make_paragraph(f"Tiles cannot be told: {error}")
+        return make_paragraph(f"The tiles are unknown: {error}")
     if not len(output_tile.coordinates):
         return make_paragraph("The middle block of the grid stores nothing.")
     *leading_axes, _, _ = axes = range(len(output_tile.shape)) if len(output_tile.shape) > 1 else (-1, 0)
@@ -41,7 +38,7 @@ def render_tiles(kernel: Kernel) -> Markup:
 
 
 def _list_level_masks(output_tile: OutputTileMap) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Which of the outputs are of the block, of a warp, of a thread; TMA stores those of all threads."""
+    """Return which outputs belong to the block, to a warp and to a thread; TMA stores for all threads."""
     storing_threads = output_tile.threads[output_tile.threads != NO_THREAD]
     masks = [np.ones(len(output_tile.threads), bool)]
     if len(storing_threads):
@@ -51,7 +48,7 @@ def _list_level_masks(output_tile: OutputTileMap) -> list[tuple[str, NDArray[np.
 
 
 def _render_image(output_tile: OutputTileMap, row_axis: int, column_axis: int) -> Markup:
-    """The plane of an image; of one axis of space a single row."""
+    """Render the plane of an image, or a single row if there is one spatial axis."""
     height = output_tile.shape[row_axis] if row_axis >= 0 else 1
     row_indices = (
         output_tile.coordinates[:, row_axis] if row_axis >= 0 else np.zeros(len(output_tile.coordinates), np.int64)
@@ -66,7 +63,7 @@ def _render_image(output_tile: OutputTileMap, row_axis: int, column_axis: int) -
 
 
 def _render_axis(output_tile: OutputTileMap, axis: int, name: str) -> Markup:
-    """One axis, as a row."""
+    """Render one axis as a row."""
     row_indices = np.zeros(len(output_tile.coordinates), np.int64)
     return _render_picture(
         output_tile, name, (1, output_tile.shape[axis]), row_indices, output_tile.coordinates[:, axis]
@@ -133,7 +130,7 @@ def _render_picture(
 
 
 def _select_window(axis_indices: NDArray[np.int64], size: int) -> tuple[int, int]:
-    """The part of an axis that is drawn: all of it, or what is around the block."""
+    """Return the drawn part of an axis: all of it, or the surroundings of the block."""
     if size <= MAX_DRAWN_CELLS:
         return 0, size
     first, last = int(axis_indices.min()), int(axis_indices.max()) + 1
@@ -145,7 +142,7 @@ def _select_window(axis_indices: NDArray[np.int64], size: int) -> tuple[int, int
 
 
 def _describe_window(sizes: Sequence[int], windows: Sequence[tuple[int, int]]) -> str:
-    """What is drawn of an image or an axis."""
+    """Return a description of the drawn part of an image or an axis."""
     names = [("rows", sizes[0], windows[0]), ("columns", sizes[1], windows[1])]
     texts = [
         f"{size:,} {name}" if stop - start == size else f"{name} {start:,} to {stop - 1:,} of {size:,}"
@@ -156,7 +153,7 @@ def _describe_window(sizes: Sequence[int], windows: Sequence[tuple[int, int]]) -
 
 
 def _merge_cells(cells: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Neighbouring cells of a row as one: (row, first column, the one behind the last)."""
+    """Return neighboring cells of a row as one: (row, first column, end column)."""
     runs: list[tuple[int, int, int]] = []
     for row, column in cells:
         if runs and runs[-1][0] == row and runs[-1][2] == column:

@@ -1,4 +1,4 @@
-"""Section 5: the knob waterfall, drawn: each bar spans the least times before and after its knob."""
+"""Section 5: the knob waterfall as a chart; each bar spans the estimated times before and after a change of a knob."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tvmconv.reports.waterfall import LEGEND, format_changes, make_waterfall_tab
 
 
 def render_waterfall(steps: Sequence[WaterfallStep]) -> Markup:
-    """From the default config to the best one.
+    """Render the steps from the default config to the best one.
 
     Args:
-        steps: the configs between, both ends included.
+        steps: Configs of all steps, both ends included.
     """
     full_seconds = max(max(step.seconds, step.measured_seconds or 0.0) for step in steps)
     lines = []
@@ -61,9 +61,9 @@ def render_waterfall(steps: Sequence[WaterfallStep]) -> Markup:
     return join_markup(
         [
             make_element("table", make_element("tbody", join_markup(lines)), class_="bars"),
-            make_paragraph(f"{LEGEND} A line across a bar is what was measured.", "soft"),
+            make_paragraph(f"{LEGEND} A line across a bar marks the measured time.", "soft"),
             make_details(
-                "In numbers: occupancy, registers, wavefronts and sectors", render_table(make_waterfall_table(steps))
+                "Table with occupancy, registers, wavefronts and sectors", render_table(make_waterfall_table(steps))
             ),
         ]
     )

@@ -1,1 +1,1 @@
-"""The operations of epilogues, one a file; a file that is added here is found."""
+"""The operations of epilogues, one per file; every file in this folder is loaded."""

@@ -1,4 +1,4 @@
-"""`add`: a residual is added, a tensor like the output."""
+"""`add`: the addition of a residual, a tensor of the output's shape."""
 
 from tvmconv.workloads.epilogue import EpilogueOp, register_op
 

@@ -1,4 +1,4 @@
-"""`bias`: a number for each output channel is added."""
+"""`bias`: the addition of one number per output channel."""
 
 from tvmconv.workloads.epilogue import EpilogueOp, register_op
 

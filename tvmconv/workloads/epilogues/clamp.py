@@ -1,4 +1,4 @@
-"""`clamp`: the output is limited to 0 to 1, as the samples of an image are."""
+"""`clamp`: the limitation to 0 to 1, the range of an image's samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """min(max(value, 0), 1)."""
+    """Return min(max(value, 0), 1)."""
     from tvm import te, tirx
 
     zero, one = (tirx.const(bound, ACCUMULATOR) for bound in (0.0, 1.0))

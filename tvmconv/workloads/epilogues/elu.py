@@ -1,4 +1,4 @@
-"""`elu`: y where it is positive, exp(y) - 1 elsewhere.
+"""`elu`: y for positive y and exp(y) - 1 otherwise.
 
 Source: Clevert, Unterthiner, Hochreiter, "Fast and Accurate Deep Network Learning by Exponential Linear Units", 2016.
 """

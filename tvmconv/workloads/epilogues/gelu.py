@@ -1,4 +1,4 @@
-"""`gelu`: y · Φ(y) with the normal distribution's Φ, by the error function (not by the tanh that approximates it).
+"""`gelu`: y · Φ(y) with the normal distribution function Φ, computed by the error function instead of a tanh.
 
 Source: Hendrycks, Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Value · (1 + erf(value / √2)) / 2."""
+    """Return value · (1 + erf(value / √2)) / 2."""
     from tvm import te, tirx
 
     half, one, scale = (tirx.const(number, ACCUMULATOR) for number in (0.5, 1.0, math.sqrt(0.5)))
@@ -26,7 +26,7 @@ def compute(value: tirx.Expr) -> tirx.Expr:
 
 
 def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Y · Φ(y) in float64."""
+    """Return y · Φ(y) in float64."""
     from scipy.special import ndtr
 
     return y * ndtr(y)

@@ -1,4 +1,4 @@
-"""`gelu_tanh`: GELU by the tanh that approximates it, as PyTorch's `approximate="tanh"` computes it.
+"""`gelu_tanh`: the tanh approximation of GELU, PyTorch's `approximate="tanh"`.
 
 Source: Hendrycks, Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """min(max(value / 6 + 1/2, 0), 1)."""
+    """Return min(max(value / 6 + 1/2, 0), 1)."""
     from tvm import te, tirx
 
     zero, half, one, sixth = (tirx.const(number, ACCUMULATOR) for number in (0.0, 0.5, 1.0, 1 / 6))

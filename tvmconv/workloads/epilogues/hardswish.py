@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Value · hardsigmoid(value)."""
+    """Return value · hardsigmoid(value)."""
     return value * hardsigmoid.compute(value)
 
 

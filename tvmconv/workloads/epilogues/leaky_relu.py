@@ -1,6 +1,6 @@
-"""`leaky_relu`, `leaky_relu0.1`, `leaky_relu0.2`: what is negative is scaled by 0.01, 0.1 or 0.2.
+"""`leaky_relu`, `leaky_relu0.1`, `leaky_relu0.2`: the slope of negative values is 0.01, 0.1 or 0.2.
 
-0.01 is PyTorch's default slope; YOLO's earlier versions have 0.1, and the discriminators of GANs mostly 0.2.
+PyTorch's default slope is 0.01; early versions of YOLO use 0.1, and discriminators of GANs mostly 0.2.
 
 Source: Maas, Hannun, Ng, "Rectifier Nonlinearities Improve Neural Network Acoustic Models", 2013.
 """

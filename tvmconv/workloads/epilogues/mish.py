@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Return value · w / (w + 2) with w = n · (n + 2) and n = exp(value), which is 1 to float32 from 20 on."""
+    """Return value · w / (w + 2) with w = n · (n + 2) and n = exp(min(value, 20)).
+
+    The quotient w / (w + 2) is tanh(softplus(value)); from 20 on it is 1 in float32.
+    """
     from tvm import te, tirx
 
     two, max_exponent = (tirx.const(number, ACCUMULATOR) for number in (2.0, 20.0))

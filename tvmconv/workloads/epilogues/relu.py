@@ -1,4 +1,4 @@
-"""`relu`: what is negative becomes zero."""
+"""`relu`: max(y, 0)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """max(value, 0)."""
+    """Return max(value, 0)."""
     from tvm import te, tirx
 
     return te.max(value, tirx.const(0.0, ACCUMULATOR))

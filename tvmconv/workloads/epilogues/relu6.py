@@ -1,4 +1,4 @@
-"""`relu6`: the output is limited to 0 to 6.
+"""`relu6`: the limitation to 0 to 6.
 
 Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """min(max(value, 0), 6)."""
+    """Return min(max(value, 0), 6)."""
     from tvm import te, tirx
 
     zero, six = (tirx.const(bound, ACCUMULATOR) for bound in (0.0, 6.0))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """1 / (1 + exp(-value)): where exp overflows, the quotient is zero, as it should be."""
+    """Return 1 / (1 + exp(-value)); where exp overflows, the quotient is zero, which is correct."""
     from tvm import te, tirx
 
     one = tirx.const(1.0, ACCUMULATOR)
@@ -23,7 +23,7 @@ def compute(value: tirx.Expr) -> tirx.Expr:
 
 
 def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-y)) in float64."""
+    """Return 1 / (1 + exp(-y)) in float64."""
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-y))
 

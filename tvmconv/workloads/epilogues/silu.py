@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Value / (1 + exp(-value)): where exp overflows, the quotient is zero, as it should be."""
+    """Return value / (1 + exp(-value)); where exp overflows, the quotient is zero, which is correct."""
     from tvm import te, tirx
 
     one = tirx.const(1.0, ACCUMULATOR)
@@ -27,7 +27,7 @@ def compute(value: tirx.Expr) -> tirx.Expr:
 
 
 def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Y / (1 + exp(-y)) in float64."""
+    """Return y / (1 + exp(-y)) in float64."""
     with np.errstate(over="ignore"):
         return y / (1 + np.exp(-y))
 

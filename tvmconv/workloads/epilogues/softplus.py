@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Return max(value, 0) + log(1 + exp(-|value|)), in which nothing overflows."""
+    """Return max(value, 0) + log(1 + exp(-|value|)), which does not overflow."""
     from tvm import te, tirx
 
     zero, one = (tirx.const(number, ACCUMULATOR) for number in (0.0, 1.0))

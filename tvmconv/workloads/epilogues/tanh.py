@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compute(value: tirx.Expr) -> tirx.Expr:
-    """Return 1 - 2 / (1 + exp(2 · value)); `tanhf` itself is a rough approximation under `--use_fast_math`."""
+    """Return 1 - 2 / (1 + exp(2 · value)), because `--use_fast_math` replaces `tanhf` by a coarse approximation."""
     from tvm import te, tirx
 
     one, two = (tirx.const(number, ACCUMULATOR) for number in (1.0, 2.0))

@@ -1,1 +1,1 @@
-"""The operators, one a file; a file that is added here is found."""
+"""The operators, one per file; every file in this folder is loaded."""

@@ -1,4 +1,4 @@
-"""One-dimensional convolution: signals of C channels."""
+"""One-dimensional convolution of signals with C channels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from tvmconv.workloads.registry import operator
 class Conv1d(Conv):
     """A convolution Y of signals X with kernels K.
 
-    Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X; then
-    the epilogue. `Conv` tells the rest.
+    Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X,
+    followed by the epilogue. `ConvGeometry` documents the other fields.
 
     Attributes:
-        W: samples of the input.
-        S: taps of the kernel.
+        W: Number of input samples.
+        S: Number of kernel taps.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv1d
+        >>> Conv1d(N=1, C=64, W=16000, O=64, S=9, padding=4).text
+        'conv1d:1x64x16000,64x64x9,s1,p4'
     """
 
     operator: ClassVar[str] = "conv1d"
@@ -42,5 +50,5 @@ class Conv1d(Conv):
 
     @property
     def Q(self) -> int:  # noqa: N802  the field's own letter
-        """Samples of the output."""
+        """Number of output samples."""
         return self.output_size[0]

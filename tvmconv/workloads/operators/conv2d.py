@@ -14,15 +14,23 @@ from tvmconv.workloads.registry import operator
 class Conv2d(Conv):
     """A convolution Y of images X with kernels K.
 
-    Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] ·
-    K[o, c, r, s], with zeros outside X; then the epilogue. `Conv` tells the rest.
+    Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] · K[o,
+    c, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry` documents the other fields.
 
     Attributes:
-        H: input height.
-        W: input width.
-        R: kernel height.
-        S: kernel width.
-        padding: zeros above, left, below and right of the input.
+        H: Input height.
+        W: Input width.
+        R: Kernel height.
+        S: Kernel width.
+        padding: Zeros above, left of, below and right of the input.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv2d
+        >>> Conv2d(N=1, C=64, H=56, W=56, O=64, R=3, S=3, padding=1, dtype="float16", epilogue=("relu",)).text
+        'conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,relu'
     """
 
     operator: ClassVar[str] = "conv2d"

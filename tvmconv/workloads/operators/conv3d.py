@@ -1,4 +1,4 @@
-"""Three-dimensional convolution: videos, or volumes."""
+"""Three-dimensional convolution of videos or volumes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ class Conv3d(Conv):
     """A convolution Y of volumes X with kernels K.
 
     Y[n, o, z, p, q] is the sum over c, t, r, s of X[n, c, z·stride + t·dilation - front, p·stride + r·dilation - top,
-    q·stride + s·dilation - left] · K[o, c, t, r, s], with zeros outside X; then the epilogue. `Conv` tells the rest.
+    q·stride + s·dilation - left] · K[o, c, t, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry`
+    documents the other fields.
 
     Attributes:
-        D: input depth.
-        H: input height.
-        W: input width.
-        T: kernel depth.
-        R: kernel height.
-        S: kernel width.
+        D: Input depth.
+        H: Input height.
+        W: Input width.
+        T: Kernel depth.
+        R: Kernel height.
+        S: Kernel width.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv3d
+        >>> Conv3d(N=1, C=64, D=8, H=56, W=56, O=64, T=3, R=3, S=3, padding=1).output_size
+        (8, 56, 56)
     """
 
     operator: ClassVar[str] = "conv3d"

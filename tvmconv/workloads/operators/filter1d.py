@@ -1,4 +1,4 @@
-"""One-dimensional filter: a mask slid over a signal."""
+"""One-dimensional filter: a mask is slid over a signal."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from tvmconv.workloads.text import parse_integers, quote
 @operator
 @dataclass(frozen=True)
 class Filter1d(Filter):
-    """A signal Y of a signal X filtered by a mask K.
+    """A signal Y that is a signal X filtered by a mask K.
 
     Y[i] is the sum over j of X[i + j - k // 2] · K[j], with zeros outside X; with a clamp it is limited to 0 to 1. The
     mask is not flipped: this is a correlation.
 
     Attributes:
-        n: samples of the signal.
-        k: taps of the mask, an odd number; it may exceed the signal.
-        clamp: whether the output is limited to 0 to 1.
+        n: Number of samples of the signal.
+        k: Number of taps of the mask, odd; it may exceed the signal.
+        clamp: Whether the output is limited to 0 to 1.
 
     Raises:
-        WorkloadError: a number is no integer or out of range, or the mask is even.
+        WorkloadError: A number is not an integer or out of range, or the mask's size is even.
+
+    Example:
+        >>> from tvmconv import Filter1d
+        >>> Filter1d(n=16777216, k=5).text
+        'filter1d:16777216,k5'
     """
 
     operator: ClassVar[str] = "filter1d"
@@ -42,15 +47,15 @@ class Filter1d(Filter):
 
     @property
     def mask(self) -> tuple[int, int]:
-        """The mask as one of one row: (1, k)."""
+        """The mask as a mask of one row: (1, k)."""
         return 1, self.k
 
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Where an element of the only row lies in X and Y."""
+        """Return the index in X and Y of an element of the only row."""
         return (element,)
 
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Where a tap of the mask's only row lies in K."""
+        """Return the index in K of a tap of the mask's only row."""
         return (s,)
 
     @property
@@ -70,10 +75,10 @@ class Filter1d(Filter):
 
     @classmethod
     def parse(cls, text: str) -> Filter1d:
-        """Read `filter1d:N,kK[,clamp]`; raises `WorkloadError`."""
+        """Read `filter1d:N,kK[,clamp]`; raise WorkloadError if the text is malformed."""
         signal, mask, clamp = cls._split_text(text)
         (n,) = parse_integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
         if not mask.startswith("k"):
-            raise WorkloadError(f"{quote(mask)}: expected the mask's taps behind a k, as in {cls.EXAMPLE}")
-        (k,) = parse_integers(mask[1:], (1,), f"a number behind the k of the mask, as in {cls.EXAMPLE}")
+            raise WorkloadError(f"{quote(mask)}: expected k and the number of the mask's taps, as in {cls.EXAMPLE}")
+        (k,) = parse_integers(mask[1:], (1,), f"a number after the k of the mask, as in {cls.EXAMPLE}")
         return cls(n, k, clamp)

@@ -1,4 +1,4 @@
-"""Two-dimensional filter: a mask slid over an image of interleaved channels."""
+"""Two-dimensional filter: a mask is slid over an image of interleaved channels."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from tvmconv.workloads.text import join_sizes, parse_integers
 @operator
 @dataclass(frozen=True)
 class Filter2d(Filter):
-    """An image Y of an image X filtered by a mask K, the same for every channel.
+    """An image Y that is an image X filtered by a mask K, the same for every channel.
 
     Y[i, j, c] is the sum over r, s of X[i + r - R // 2, j + s - S // 2, c] · K[r, s], with zeros outside X; with a
     clamp it is limited to 0 to 1. The mask is not flipped: this is a correlation. Channels are interleaved: the samples
-    of a pixel lie side by side.
+    of a pixel are adjacent in memory.
 
     Attributes:
-        H: height of the image.
-        W: width of the image.
-        C: channels.
-        R: height of the mask, an odd number; it may exceed the image.
-        S: width of the mask, likewise.
-        clamp: whether the output is limited to 0 to 1.
+        H: Height of the image.
+        W: Width of the image.
+        C: Number of channels.
+        R: Height of the mask, odd; it may exceed the image.
+        S: Width of the mask, odd; it may exceed the image.
+        clamp: Whether the output is limited to 0 to 1.
 
     Raises:
-        WorkloadError: a number is no integer or out of range, or a size of the mask is even.
+        WorkloadError: A number is not an integer or out of range, or a size of the mask is even.
+
+    Example:
+        >>> from tvmconv import Filter2d
+        >>> Filter2d(H=4096, W=4096, C=3, R=5, S=5, clamp=True).text
+        'filter2d:4096x4096x3,5x5,clamp'
     """
 
     operator: ClassVar[str] = "filter2d"
@@ -52,11 +57,11 @@ class Filter2d(Filter):
         return self.R, self.S
 
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Where an element of a row, of `width · channels` elements, lies in X and Y."""
+        """Return the index in X and Y of an element of a row with `width · channels` elements."""
         return row, element // self.C, element % self.C
 
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Where a tap of the mask lies in K."""
+        """Return the index in K of a tap of the mask."""
         return r, s
 
     @property
@@ -76,7 +81,7 @@ class Filter2d(Filter):
 
     @classmethod
     def parse(cls, text: str) -> Filter2d:
-        """Read `filter2d:HxWxC,RxS[,clamp]`; raises `WorkloadError`."""
+        """Read `filter2d:HxWxC,RxS[,clamp]`; raise WorkloadError if the text is malformed."""
         signal, mask, clamp = cls._split_text(text)
         H, W, C = parse_integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
         R, S = parse_integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
