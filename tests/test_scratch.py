@@ -16,7 +16,10 @@ def test_closing_removes_the_directory_and_all_in_it():
 
 
 def test_the_directory_goes_with_a_process_that_is_killed():
-    code = "from tvmconv.tempdir import ProcessTempDir; print(ProcessTempDir('test-').path, flush=True); import time; time.sleep(60)"
+    code = (
+        "from tvmconv.tempdir import ProcessTempDir; print(ProcessTempDir('test-').path, flush=True)\n"
+        "import time; time.sleep(60)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         path = Path(owner.stdout.readline().strip())
         assert path.is_dir()
