@@ -5,10 +5,11 @@
     python scripts/generated_code.py --against ../before --suite d2l some.jsonl
 
 A line has the kernel's label, the target, and a hash of launch and text. In both, each identifier is replaced by the
-number of its first occurrence, so that the hash does not depend on names. Generated are the defaults of every schedule
-for the layers of suites, and the records of logs (by default those of `tuning_logs/` and AutoTVM's in `tests/data/`),
-for OpenCL and a CUDA architecture; no GPU is needed. A record's label is its place in the log, so that checkouts may
-name modules, schedules and knobs differently, as long as both read the log. Only names of `tvmconv` itself are used.
+number of its first occurrence, so that the hash does not depend on names. The kernels are the defaults of every
+schedule for the layers of suites, and the records of logs (by default those of `tuning_logs/`, and AutoTVM's in
+`tests/data/`), for OpenCL and a CUDA architecture; no GPU is needed. A record's label is its line in the log, so that
+the names of modules, schedules and knobs may differ as long as both checkouts read the log. The script uses only the
+public names of `tvmconv`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import tvmconv as tc
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = (ROOT / "tuning_logs", ROOT / "tests/data/tophub-cuda.jsonl")
-NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # an identifier: no number's exponent or suffix, no member
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # identifiers, but not members or exponents and suffixes of numbers
 
 
 class Case(NamedTuple):
@@ -56,23 +57,23 @@ def cases(suites: Sequence[str], logs: Sequence[Path], arch: str) -> Iterator[Ca
 
 
 def describe(case: Case) -> str:
-    """Generate a kernel and return its line; what cannot be generated is `refused`."""
-    place: dict[str, Any] = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
+    """Generate a kernel and return its line, with `refused` in place of the hash if it cannot be generated."""
+    target: dict[str, Any] = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
     try:
         if case.line:
             record = tc.Record.parse(case.line)
-            kernel = tc.build(record.workload, record.schedule, config=record.config, **place)
+            kernel = tc.build(record.workload, record.schedule, config=record.config, **target)
         else:
-            kernel = tc.build(tc.parse(case.workload), case.schedule, **place)
+            kernel = tc.build(tc.parse(case.workload), case.schedule, **target)
         text = f"{rename(str(kernel.launch))}\n{rename(without_preamble(kernel.source))}"
-        made = hashlib.sha256(text.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     except tc.Error:
-        made = "refused"
-    return f"{case.label} {case.target} {made}"
+        digest = "refused"
+    return f"{case.label} {case.target} {digest}"
 
 
 def without_preamble(source: str) -> str:
-    """Return a kernel's text from its first constant or function on."""
+    """Return the text of a kernel from its first constant or function to its end."""
     starts = [source.find(word) for word in ("__constant__ ", 'extern "C"', "__kernel")]
     return source[min((start for start in starts if start >= 0), default=0) :]
 
@@ -92,13 +93,13 @@ def lines_of(checkout: Path, words: Sequence[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print lines, or those that differ; the exit status is 1 if any does."""
-    parser = argparse.ArgumentParser(prog="generated_code", description="Hashes of generated code.")
-    parser.add_argument("logs", nargs="*", type=Path, default=LOGS, metavar="LOG", help="logs, or folders of logs")
-    parser.add_argument("--suite", action="append", metavar="S", help="suite whose defaults to generate (default: all)")
-    parser.add_argument("--arch", default="sm_90", help="the CUDA architecture (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with the code of this checkout")
+    """Print all lines or those that differ, and return the exit status, which is 1 if a line differs."""
+    parser = argparse.ArgumentParser(prog="generated_code", description="Print hashes of generated code.")
+    parser.add_argument("logs", nargs="*", type=Path, default=LOGS, metavar="LOG", help="Logs, or folders of logs.")
+    parser.add_argument("--suite", action="append", metavar="S", help="Suite whose defaults are used (default: all).")
+    parser.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s).")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="Number of processes (default: %(default)s).")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="Checkout to compare the code with.")
     parser.add_argument("--checkout", type=Path, default=ROOT, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if not args.suite:
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{len(differing)} of {len({**before, **after})} kernels differ", file=sys.stderr)
         return 1 if differing else 0
     if args.checkout.resolve() not in Path(str(tc.__file__)).resolve().parents:
-        parser.error(f"{args.checkout} is no checkout: tvmconv was imported from {tc.__file__}")
+        parser.error(f"expected a checkout, not {args.checkout}: tvmconv was imported from {tc.__file__}")
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         for text in pool.map(describe, cases(args.suite, args.logs, args.arch), chunksize=8):
             print(text, flush=True)

@@ -1,9 +1,10 @@
-"""Logs to learn from, in a file that is small: the valid records, without what tells nothing of the config.
+"""Pack the valid records of logs into a small file for training, without digits that exceed the noise.
 
     python scripts/pack_logs.py results/f32-*.jsonl -o tuning_logs/sampled/f32.jsonl.gz
     python scripts/pack_logs.py results/long-*.jsonl --every 10 -o tuning_logs/searches/long.jsonl.gz
 
-Times keep five digits, moments the second; the same records give the same bytes. `tvmconv train` reads such files.
+Times keep five digits, and timestamps whole seconds. The same records give the same bytes. `tvmconv train` reads such
+files.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from tvmconv.workloads import Workload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack."""
+    """Run the script, and return its exit status."""
     return run_guarded("pack_logs", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="pack_logs", description="Pack the valid records of logs.")
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
-    parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .jsonl.gz")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs, or folders of logs.")
+    parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="File to write (.jsonl.gz).")
     parser.add_argument(
         "--every",
         type=parse_count,
         default=1,
         metavar="N",
-        help="of each search in a log only every N-th trial, those that were faster than all before, and the last",
+        help="Keep only every N-th trial of each search, new best trials, the last trial and final timings.",
     )
     args = parser.parse_args(argv)
     kept = (record for log in list_log_files(args.logs) for record in _every(args.every, list(read_valid_records(log))))
@@ -50,7 +51,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _every(n: int, records: Sequence[Record]) -> Iterator[Record]:
-    """Every n-th trial of each workload, all that tell how soon its search was how fast, and the last timings."""
+    """Yield every n-th trial of each workload, its new best trials, its last trial, and its final timings."""
     last = {record.workload: number for number, record in enumerate(records) if not record.final}
     fastest: dict[Workload, float] = {}
     trials: Counter[Workload] = Counter()

@@ -3,7 +3,8 @@
     python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
     python scripts/sanitize.py --device cuda:0 --schedule winograd --drawn 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
 
-Needs compute-sanitizer on the PATH. Prints a line for each tool and workload; exit status 1 if a tool reports anything.
+It needs compute-sanitizer on the PATH, and prints a line for each tool and workload. The exit status is 1 if a tool
+reports an error.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
-# The driver's refusals are not among the errors: cuda-bindings asks it for functions of every version there is.
+# Errors of the driver's API are not reported, because cuda-bindings looks up the functions of all driver versions.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
-AT_ONCE = 8  # most of the time the GPU waits for compilers
-FOUND = 9  # the exit status that compute-sanitizer is told to end with when it reports something
+AT_ONCE = 8  # number of concurrent processes, as the GPU mostly waits for compilers
+FOUND = 9  # exit status of compute-sanitizer if it reports an error
 
-# All options at once, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
+# All options together, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
 WORKLOADS = (
     "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
     "conv2d:1x13x17x19,11x13x3x3,s1,p1",
@@ -69,17 +70,26 @@ WORKLOADS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check, and say what was found."""
+    """Run the script, and return its exit status."""
     return run_guarded("sanitize", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = CommandParser(prog="sanitize", description="Every schedule under compute-sanitizer.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nasty ones)")
-    parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
-    parser.add_argument("--schedule", action="append", metavar="NAME", help="only this one; may be given several times")
-    parser.add_argument("--drawn", type=parse_count, default=1, metavar="N", help="configs drawn of each (default: 1)")
-    parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
+    parser = CommandParser(prog="sanitize", description="Run every schedule under compute-sanitizer.")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="Workloads to run (default: corner cases)."
+    )
+    parser.add_argument("--device", default="cuda:0", help="CUDA device (default: %(default)s).")
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        metavar="NAME",
+        help="Schedule to run; may be given several times (default: all).",
+    )
+    parser.add_argument(
+        "--drawn", type=parse_count, default=1, metavar="N", help="Number of random configs per schedule (default: 1)."
+    )
+    parser.add_argument("--launch-only", action="store_true", help="Verify each kernel once, without the sanitizer.")
     args = parser.parse_args(argv)
 
     workloads = [tc.parse(text) for text in args.workloads]
@@ -111,27 +121,25 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _verified(w: Workload, args: argparse.Namespace) -> bool:
-    problem, place = tc.Problem(w), devices.find_device(args.device)
+    problem, device = tc.Problem(w), devices.find_device(args.device)
     return all(
         tc.build(w, schedule, device=args.device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
-        if schedule.can_run_on(place.kind, place.arch) and schedule.name in (args.schedule or [schedule.name])
-        for config in _configs(schedule, w, place.limits, args.drawn)
+        if schedule.can_run_on(device.kind, device.arch) and schedule.name in (args.schedule or [schedule.name])
+        for config in _configs(schedule, w, device.limits, args.drawn)
     )
 
 
 def _configs(schedule: tc.Schedule, w: Workload, limits: BlockLimits, drawn: int) -> list[Config]:
-    """The default, the same with as many steps as there can be, and some that a search could draw."""
+    """Return the default config, one with the largest split of the reduction, and random configs."""
     space = schedule.space(w, limits)
     split = space.knobs.get("split_k")
     several = split is not None and split.size > 1 and "tile_rc" in space.knobs
+    points = space.sample_legal(drawn, np.random.default_rng(0)) if space.knobs else ()
     return [
         {},
         *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and several else []),
-        *(
-            space.config_from_point(point)
-            for point in (space.sample_legal(drawn, np.random.default_rng(0)) if space.knobs else ())
-        ),
+        *map(space.config_from_point, points),
     ]
 
 

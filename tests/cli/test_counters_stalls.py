@@ -75,4 +75,4 @@ def test_a_summary_goes_between_the_markers_of_a_page(measured, tmp_path):
 
 def test_workloads_are_needed_in_one_line(capsys):
     assert cli.main(["counters", "--stalls"]) == 2
-    assert "--stalls: expected workloads" in capsys.readouterr().err
+    assert "--stalls needs at least one workload" in capsys.readouterr().err

@@ -128,15 +128,15 @@ def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
     ("words", "line"),
     [
         ([SMALL, "tilling", "--arch", "sm_90"], "no schedule 'tilling'"),
-        ([SMALL, "tiling", "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+        ([SMALL, "tiling", "--device", "opencl:0"], "opencl:0 is not an NVIDIA architecture"),
         ([SMALL, "tuned"], f"the logs that come with tvmconv: no record of {SMALL} on a device like sm_90"),
         ([SMALL, "tiling:tuned"], f"no record of {SMALL} by tiling on"),
         ([SMALL, "tiling:tile_rc"], "expected KNOB=VALUE, such as tile_w=-1,2,16,2, not 'tile_rc'"),
         ([SMALL, "tiling:tile_rq=1"], "no knob 'tile_rq'"),
-        ([SMALL, "predicted", "--arch", "sm_75"], f"the model knows nothing of {SMALL} on sm_75"),
+        ([SMALL, "predicted", "--arch", "sm_75"], f"no prediction for {SMALL} on sm_75"),
         (
             [SMALL, "tiling", "--arch", "sm_80", "--steps"],
-            "--steps is for one schedule, on a GPU whose numbers are known",
+            "--steps takes one schedule, and a GPU whose peak rates are known",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_an_unwritable_folder_is_refused_at_once(module, tmp_path, capsys):
         (["{}:tiny", "--input", "x"], "x"),
         (["{}:tiny", "--input", "image=1x3x8x8"], "in order"),
         (["{}:tiny"], "--input"),
-        (["{}:tiny", "--input", "1x3x8x8", "--device", "sm_90"], "to compile for only"),
+        (["{}:tiny", "--input", "1x3x8x8", "--device", "sm_90"], "can only be compiled for"),
     ],
 )
 def test_wrong_requests_are_refused_in_one_line(module, words, error, capsys):

@@ -116,8 +116,8 @@ def test_a_sweep_over_sizes_is_drawn_over_elements(tmp_path):
 
 REFUSALS = {
     "no such file": (["nowhere.jsonl", "-o", "x.png"], "nowhere.jsonl"),
-    "not a log": ([__file__, "-o", "x.png"], "no record in it"),
-    "an empty log": (["/dev/null", "-o", "x.png"], "no record in it"),
+    "not a log": ([__file__, "-o", "x.png"], "has no record"),
+    "an empty log": (["/dev/null", "-o", "x.png"], "has no record"),
     "a folder": (["/", "-o", "x.png"], "/"),
     "format": (["LOG", "-o", "chart.gif"], "'chart.gif'"),
     "no format": (["LOG", "-o", "chart"], "expected a file named *.png"),

@@ -132,7 +132,7 @@ def test_a_config_that_is_not_searched(tmp_path):
         ([SMALL, "--counters", "{log}"], "no such readings"),
         ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
         ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),
-        ([SMALL, "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+        ([SMALL, "--device", "opencl:0"], "opencl:0 is not an NVIDIA architecture"),
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path, capsys):

@@ -117,7 +117,7 @@ def test_a_key_without_workers_tells_how_to_start_one(farm):
 REFUSALS = {
     "no tracker": (["--tracker", "127.0.0.1:1", "--device", "opencl:0"], "no tracker at 127.0.0.1:1"),
     "malformed tracker": (["--tracker", "here"], "'here'"),
-    "compile-only device": (["--tracker", "127.0.0.1:1", "--device", "sm_90"], "no device of this host"),
+    "compile-only device": (["--tracker", "127.0.0.1:1", "--device", "sm_90"], "not a device of this host"),
     "absent device": (["--tracker", "127.0.0.1:1", "--device", "opencl:99"], "'opencl:99'"),
 }
 

@@ -1,12 +1,12 @@
-"""Time every schedule of a filter over array sizes: its bandwidth, beside libraries and the device's limit.
+"""Time every schedule of a filter over array sizes, and compare its bandwidth with libraries and the device's peak.
 
     tvmconv bench bandwidth --operator filter1d --device cuda:0 --baseline copy --baseline cupy -o results
     tvmconv bench bandwidth --operator filter2d --mask 3x3,clamp --sizes 512x512x3 2048x2048x3 --only basic,register
     tvmconv plot results/filter1d-k5.json -o filter1d.svg           # the chart again
 
-Every kernel is verified. It is timed with a cold L2 cache where its arrays exceed the cache, else with a hot one.
-Writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the chart) after each size. The
-same command continues after an interruption, and measures nothing that NAME.json has for this device.
+Every kernel is verified. It is timed with a cold L2 cache if its arrays exceed the cache, else with a hot one. After
+each size, the benchmark writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the
+chart). The same command resumes an interrupted run, and does not repeat measurements that NAME.json has for this device.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SIZES = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a filter over sizes; print and write the sweep."""
+    """Measure a filter over sizes, then print and write the sweep."""
     sizes = dict.fromkeys(args.sizes or SIZES[args.operator])
     if len(sizes) < 2:
-        raise UsageError("--sizes: expected at least two, to compare; tvmconv run measures one")
+        raise UsageError("--sizes: expected at least two sizes; tvmconv run measures one")
     mask = args.mask or MASKS[args.operator]
     name = f"{args.operator}-{mask.replace(',', '-')}"
     sweep_workloads = {size: workloads.parse(f"{args.operator}:{size},{mask}") for size in sizes}
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.only:
         print_skipped_schedules(first, device)
 
-    args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+    args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
     known = _known(args.out / f"{name}.json", device, args)
     sweep = measure_sweep(
         name,
@@ -65,15 +65,17 @@ def run(args: argparse.Namespace) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("--operator", choices=MASKS, default="filter1d", help="the filter (default: %(default)s)")
+    parser.add_argument("--operator", choices=MASKS, default="filter1d", help="Filter to time (default: %(default)s).")
     parser.add_argument(
         "--sizes",
         metavar="SIZE",
         nargs="+",
-        help="array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel)",
+        help="Array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel).",
     )
-    parser.add_argument("--mask", help="mask size and border, such as k7,clamp (default: k5, or 5x5)")
-    parser.add_argument("--only", metavar="NAME,NAME", type=_names, help="only these schedules, and the naive one")
+    parser.add_argument("--mask", help="Mask size and border, such as k7,clamp (default: k5, or 5x5).")
+    parser.add_argument(
+        "--only", metavar="NAME,NAME", type=_names, help="Schedules to time, to which the naive one is added."
+    )
     add_output(parser)
     add_timing_options(parser)
 

@@ -1,14 +1,14 @@
-r"""Compare the times that are predicted from a kernel's code, and the units' lower bounds, with measured records.
+r"""Compare the predicted times and the lower bounds of the units, from the code of kernels, with measured records.
 
     tvmconv bench bounds tuning_logs/*/*.jsonl.gz --schedule direct -o results \
         --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --held-out conv2d:1x256x20x20,256x256x3x3,s1,p1
     tvmconv bench bounds --from results/bounds-direct.json -o results
 
-Of each workload, N of the measured configs are drawn and built for the architecture of the log's device. The table has
-the largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
-(tvmconv.analysis.predicted_time) beside the measured times. The one fitted constant, `OVERLAP_EXPONENT`, is fitted to
-the workloads of --workload, and to none of --held-out; the fit is printed. Writes bounds-SCHEDULE.json, .md and .png;
-the JSON has all counts, so that --from needs to build nothing.
+For each workload, N random measured configs are built for the architecture of the log's device. The table compares the
+largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
+(tvmconv.analysis.predicted_time) with the measured times. The only fitted constant, `OVERLAP_EXPONENT`, is fitted to
+the workloads of --workload, not to those of --held-out, and the fit is printed. Results are in bounds-SCHEDULE.json, .md
+and .png. The JSON has all counts, so that --from does not build kernels.
 """
 
 from __future__ import annotations
@@ -40,32 +40,36 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.version import VERSION
 
-BEST = 0.1  # fraction of the configs among which the fastest is looked for
+BEST = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared
 LEGEND = (
-    "ρ: Spearman's rank correlation with the measured times, of the longest least time and of the predicted time. "
-    "Best: the fastest of all configs over the fastest of the tenth that is told to be fastest. Last the quartiles of "
-    "measured over predicted."
+    "ρ: Spearman's rank correlation with the measured times, of the largest lower bound and of the predicted time. "
+    "Best: time of the fastest config divided by that of the fastest one in the tenth with the best estimates. The last "
+    "column has the quartiles of measured over predicted time."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="tuning logs, also .gz")
-    parser.add_argument("--workload", action="append", default=[], metavar="W", help="workload to fit `OVERLAP` to")
-    parser.add_argument("--held-out", action="append", default=[], metavar="W", help="workload to fit nothing to")
-    parser.add_argument("--schedule", default="direct", metavar="S", help="schedule (default: %(default)s)")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="Tuning logs, also .gz.")
+    parser.add_argument(
+        "--workload", action="append", default=[], metavar="W", help="Workload that the overlap exponent is fitted to."
+    )
+    parser.add_argument(
+        "--held-out", action="append", default=[], metavar="W", help="Workload that is excluded from the fit."
+    )
+    parser.add_argument("--schedule", default="direct", metavar="S", help="Schedule (default: %(default)s).")
     for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
-        shown = f"configs of each {text} (default: %(default)s)"
+        shown = f"Number of configs of each {text} (default: %(default)s)."
         parser.add_argument(f"--{name}", type=parse_count, default=configs, metavar="N", help=shown)
     parser.add_argument(
-        "--from", "--again", dest="file", type=Path, metavar="FILE", help="read bounds-SCHEDULE.json instead of logs"
+        "--from", "--again", dest="file", type=Path, metavar="FILE", help="File bounds-SCHEDULE.json to read, not logs."
     )
     add_page(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build and count, or read; print and write the table."""
+    """Build and count the kernels or read a file, then print and write the table."""
     found = _again(args.file) if args.file else _counted(args)
     found["provenance"] = found.get("provenance") or f"tvmconv {VERSION}; `{args.command}`"
     machine = DeviceSpec(**found["machine"])
@@ -76,10 +80,8 @@ def run(args: argparse.Namespace) -> int:
     table = _table(found["points"], found["held_out"])
     note = f"{machine.name}; {found['provenance']}"
     if fitted:
-        note += (
-            f"; the overlap that fits best is {format_significant(_overlap(fitted, machine))}, in "
-            f"use is {OVERLAP_EXPONENT}"
-        )
+        best_fit = format_significant(_overlap(fitted, machine))
+        note += f"; the best fit of the overlap exponent is {best_fit}, its value in use is {OVERLAP_EXPONENT}"
     if found["held_out"]:
         note += f"; the quartiles of measured over predicted held-out times are {_quartiles(held)}"
     print("\n".join([table.format_text(), note]))
@@ -87,11 +89,10 @@ def run(args: argparse.Namespace) -> int:
     name = found["name"]
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     (args.out / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-    (args.out / f"{name}.md").write_text(
-        f"# {name}\n\n{table.format_markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8"
-    )
+    section = f"{table.format_markdown()}\n\n{LEGEND}"
+    (args.out / f"{name}.md").write_text(f"# {name}\n\n{section}\n\n{note}\n", encoding="utf-8")
     _draw(found["points"], args.out / f"{name}.png")
-    update_page(args.page, name, f"{table.format_markdown()}\n\n{LEGEND}")
+    update_page(args.page, name, section)
     return 0
 
 
@@ -105,7 +106,7 @@ def _again(file: Path) -> dict[str, Any]:
 
 
 def _counted(args: argparse.Namespace) -> dict[str, Any]:
-    """Build the kernels of the workloads' records and count."""
+    """Build the kernels of the workloads' records, and return their counts."""
     wanted = {tc.parse(text).text: args.configs for text in args.workload}
     held = {tc.parse(text).text: args.held_configs for text in args.held_out}
     records: dict[str, dict[str, Record]] = {text: {} for text in (*wanted, *held)}
@@ -132,7 +133,7 @@ def _counted(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _point(record: Record, machine: DeviceSpec) -> list[dict[str, Any]]:
-    """Return a record's time and the counts of its kernel; nothing if that cannot be built or counted any more."""
+    """Return a record's time and the counts of its kernel; an empty list if it no longer builds or cannot be counted."""
     try:
         kernel = tc.build(record.workload, record.schedule, arch=machine.arch, config=record.config)
         units = compute_unit_times(kernel, machine)
@@ -151,7 +152,7 @@ def _predicted(point: dict[str, Any], machine: DeviceSpec, overlap: float) -> fl
 
 
 def _overlap(points: dict[str, list[dict[str, Any]]], machine: DeviceSpec) -> float:
-    """Return the exponent that fits best: the mean square of the logarithm of measured over predicted is least."""
+    """Return the exponent with the smallest mean square of the logarithm of measured over predicted time."""
 
     def error(overlap: float) -> float:
         pairs = [(each["measured"], _predicted(each, machine, overlap)) for own in points.values() for each in own]
@@ -164,36 +165,25 @@ def _overlap(points: dict[str, list[dict[str, Any]]], machine: DeviceSpec) -> fl
 def _table(points: dict[str, list[dict[str, Any]]], held: Sequence[str]) -> Table:
     rows = []
     for text, own in points.items():
-        if not own:  # none can be built any more
+        if not own:  # no config builds any longer
             continue
-        times, least, predicted = (
-            np.array([each[name] for each in own]) for name in ("measured", "least", "predicted")
-        )
-        rows.append(
-            (
-                f"{text}{' (held out)' if text in held else ''}",
-                str(len(own)),
-                *_agreement(times, least),
-                *_agreement(times, predicted),
-                _quartiles(own),
-            )
-        )
+        times, *estimates = (np.array([each[name] for each in own]) for name in ("measured", "least", "predicted"))
+        agreements = [cell for estimate in estimates for cell in _agreement(times, estimate)]
+        rows.append((f"{text}{' (held out)' * (text in held)}", str(len(own)), *agreements, _quartiles(own)))
     headers = ("workload", "configs", "least ρ", "least best", "predicted ρ", "predicted best", "measured / predicted")
     return Table(headers, rows, left_aligned=frozenset({"workload"}))
 
 
 def _quartiles(points: Sequence[dict[str, Any]]) -> str:
     """Return the quartiles of measured over predicted."""
-    shares = [point["measured"] / point["predicted"] for point in points]
-    return (
-        " ".join(format_significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else EMPTY_CELL
-    )
+    ratios = [point["measured"] / point["predicted"] for point in points]
+    return " ".join(map(format_significant, np.percentile(ratios, [25, 50, 75]))) if ratios else EMPTY_CELL
 
 
 def _agreement(times: np.ndarray, estimates: np.ndarray) -> tuple[str, str]:
-    """Return Spearman's rank correlation, and the speed of the best of the first tenth by the estimate.
+    """Return Spearman's rank correlation, and the relative throughput of the best config in the first tenth.
 
-    Ties share their mean rank; there is no correlation if all estimates are the same.
+    Ties have their mean rank. There is no correlation if all estimates are equal.
     """
     from scipy.stats import spearmanr
 

@@ -1,16 +1,16 @@
-"""Time a network's convolutions in one CUDA graph, beside the sum of their times and beside cuDNN's graph.
+"""Time a network's convolutions in one CUDA graph, and compare it with the sum of their times and with cuDNN's graph.
 
     tvmconv bench chain --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --log tuning_logs -o results
     tvmconv bench chain --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --kernel-archive kernels.zip
     tvmconv bench chain --from results/resnet50-f16-nhwc-bias-relu-chain.json      # the tables again
 
-The graph has every layer in the network's order, repeated ones included, each with weights of its own. A layer reads
-the output of the layer before it where the shapes agree, else an input of its own. Its kernel is the fastest of the
-logs. Without a record of its epilogue it is that of the bare layer; without any record it is a default, and the table
-says so. A kernel archive of `tvmconv bench prebuild` needs no TVM: its kernel is the fastest by --log, or else the
-first. Each kernel is verified and timed alone. Then all are timed in one graph, one after another, and once more with
-programmatic dependent launch where kernels support it. cuDNN is measured through PyTorch in the same layout. Writes
-NAME-chain.json and NAME-chain.md.
+The graph has every layer in the order of the network, with repetitions, each with weights of its own. A layer reads the
+output of the previous layer if the shapes agree, else an input of its own. Its kernel is the fastest of the logs for the
+layer, or for the layer without its epilogue, else a default, which the table marks. With a kernel archive of `tvmconv
+bench prebuild`, TVM is not needed, and the kernel is the fastest by --log, or else the first. Each kernel is verified
+and timed alone. Then all kernels are timed in one graph, one after another, and again with programmatic dependent
+launch if kernels support it. cuDNN is measured through PyTorch in the same layout. The benchmark writes NAME-chain.json
+and NAME-chain.md.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tvmconv.workloads import Conv
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or read; print and write the tables."""
+    """Measure the chain or read a file, then print and write the tables."""
     if args.file:
         measured = KernelMetricsFile.read(args.file, ChainLayer)
     elif args.log or args.archive:
         measured = _measure(args)
     else:
-        raise UsageError("give a --log with tuned kernels, a --kernel-archive, or --from FILE")
+        raise UsageError("expected a --log with tuned kernels, a --kernel-archive, or --from FILE")
     totals, layers = make_totals_table(measured), make_layers_table(measured.kernels)
     print(f"{layers.format_text()}\n\n{totals.format_text()}\n\n{measured.provenance}")
     if args.out:
@@ -58,20 +58,22 @@ def run(args: argparse.Namespace) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     add_suite_options(parser, "resnet50")
-    parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="logs, or folders of logs")
+    parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="Logs, or folders of logs.")
     add_archive(parser)
     add_device(parser)
     parser.add_argument(
-        "--baseline", choices=("cudnn", "none"), default="cudnn", help="library to compare with (default: %(default)s)"
+        "--baseline", choices=("cudnn", "none"), default="cudnn", help="Library to compare with (default: %(default)s)."
     )
     parser.add_argument(
         "--picks",
         type=parse_count,
         default=3,
         metavar="N",
-        help="how often cuDNN picks its algorithms (default: %(default)s)",
+        help="Number of times that cuDNN selects its algorithms (default: %(default)s).",
     )
-    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="read this JSON instead of measuring")
+    parser.add_argument(
+        "--from", dest="file", type=Path, metavar="FILE", help="JSON file to read instead of measuring."
+    )
     add_output(parser, None)
 
 
@@ -79,16 +81,16 @@ def _measure(args: argparse.Namespace) -> KernelMetricsFile[ChainLayer]:
     name, chosen = parse_layer_sequence(args)
     layers = [(layer.name, layer.workload) for layer in chosen if isinstance(layer.workload, Conv)]
     if len(layers) < len(chosen):
-        raise UsageError(f"{args.suite}: a chain is of convolutions alone")
+        raise UsageError(f"{args.suite}: expected a suite of convolutions only")
     device = find_device(args, "a chain is one CUDA graph")
     assert isinstance(device, CudaDevice)
     picks = args.picks if args.baseline == "cudnn" else 0
     if picks:
-        torch_with_cudnn()  # raises an error before anything is measured
-    with progress_line(f"{device.text}: ") as tell:
-        tell("kernels")
+        torch_with_cudnn()  # raises an error before the measurement if cuDNN is missing
+    with progress_line(f"{device.text}: ") as show:
+        show("kernels")
         built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
-        links, times = measure_chain(layers, built, device, tell, picks=picks)
+        links, times = measure_chain(layers, built, device, show, picks=picks)
     common, links = split_common_settings(links)
     elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
     source = describe_provenance(device, args.command, ", ".join(common), builder_versions=elsewhere)
@@ -96,7 +98,7 @@ def _measure(args: argparse.Namespace) -> KernelMetricsFile[ChainLayer]:
 
 
 def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, ChainKernel]:
-    """Return a kernel for each workload, and say on stderr which have no record."""
+    """Return a kernel for each workload, and print on stderr which workloads have no record."""
     if args.archive:
         found = _archived(args.archive, workloads, args.log, device)
     else:

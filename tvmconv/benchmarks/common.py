@@ -1,4 +1,4 @@
-"""What benchmarks share: options that mean the same everywhere, and how results are shown and written."""
+"""Common parts of benchmarks: their options, and functions that print and write results."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RESULTS = Path("results")
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`, for `find_device`."""
     parser.add_argument(
-        "--device", default="auto", metavar="D", help="device to measure on: cuda:N, opencl:N or auto (default: auto)"
+        "--device", default="auto", metavar="D", help="Device to measure on: cuda:N, opencl:N or auto (default: auto)."
     )
 
 
 def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
-    """Return the device that `--device` names, and say on stderr which one `auto` chose.
+    """Return the device that `--device` names, and print on stderr which one `auto` chose.
 
     Args:
-        args: What `add_device` read.
-        cuda_for: What needs an NVIDIA GPU, for the message; empty if any device will do.
+        args: Values of the options of `add_device`.
+        cuda_for: Reason why an NVIDIA GPU is needed, for the message; empty if any device is accepted.
 
     Raises:
-        DeviceError: There is no such device, or it is no NVIDIA GPU and has to be one.
+        DeviceError: There is no such device, or it is not an NVIDIA GPU although one is needed.
     """
     device = devices.find_device(args.device)
     if cuda_for and (device.kind != "cuda" or isinstance(device, devices.Arch)):
@@ -42,31 +42,31 @@ def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
 
 
 def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, metavar: str = "DIR") -> None:
-    """Add `-o`, `--output`: a folder, or for one page a file."""
-    what = "folder that results are written to" if metavar == "DIR" else f"write the table to {metavar}"
-    shown = f" (default: {default})" if default else ""
-    parser.add_argument("-o", "--output", dest="out", type=Path, default=default, metavar=metavar, help=what + shown)
+    """Add `-o`, `--output`: a folder, or a file for benchmarks that write one page."""
+    text = "Folder to write results to" if metavar == "DIR" else f"Write the table to {metavar}"
+    text += f" (default: {default})." if default else "."
+    parser.add_argument("-o", "--output", dest="out", type=Path, default=default, metavar=metavar, help=text)
 
 
 def add_archive(parser: argparse.ArgumentParser) -> None:
-    """Add `--kernel-archive`, a file of `tvmconv bench prebuild`; `--archive` is its old name."""
+    """Add `--kernel-archive`, and its old name `--archive`, for a file of `tvmconv bench prebuild`."""
     parser.add_argument(
         "--kernel-archive",
         "--archive",
         dest="archive",
         type=Path,
         metavar="FILE",
-        help="take the kernels from this file of `tvmconv bench prebuild build`; TVM is not needed",
+        help="File of kernels that `tvmconv bench prebuild build` wrote; then TVM is not needed.",
     )
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the logs that a benchmark reads, in `args.logs`."""
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="tuning logs, also .gz, or folders of logs")
+    """Add the arguments `args.logs`, the logs that a benchmark reads."""
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Tuning logs, also .gz, or folders of logs.")
 
 
 def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--min-configs`; `--least` is its old name."""
+    """Add `--min-configs`, and its old name `--least`."""
     parser.add_argument(
         "--min-configs",
         "--least",
@@ -74,29 +74,29 @@ def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
         type=parse_count,
         default=default,
         metavar="N",
-        help="leave out layers with fewer measured configs (default: %(default)s)",
+        help="Leave out layers with fewer measured configs (default: %(default)s).",
     )
 
 
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--rounds`, how often each kernel is timed."""
+    """Add `--rounds`, the number of times that each kernel is timed."""
     parser.add_argument(
         "--rounds",
         type=parse_count,
         default=default,
         metavar="N",
-        help="rounds of timing in turn (default: %(default)s)",
+        help="Number of rounds in which all kernels are timed in turn (default: %(default)s).",
     )
 
 
 def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:
-    """Print a table, and put it with its legend into the page that `--update-page` names."""
+    """Print a table, and write it with its legend into a section of the page that `--update-page` names."""
     print(table.format_text())
     update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
 
 
 def micros(seconds: float | None) -> str:
-    """Return microseconds in three significant digits; a dash for no time."""
+    """Return microseconds with three significant digits; a dash for no time."""
     return format_significant(seconds * 1e6) if seconds else EMPTY_CELL
 
 
@@ -104,8 +104,8 @@ def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]],
     """Return a table with one line per row.
 
     Args:
-        rows: What the lines are about.
-        columns: Headers, and what gives a row's cell.
+        rows: Objects that the columns' functions take.
+        columns: Headers, each with the function that returns a row's cell.
         left: Headers of the columns that are aligned to the left.
     """
     return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left_aligned=frozenset(left))
@@ -114,7 +114,7 @@ def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]],
 def report(
     folder: Path | None, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str
 ) -> None:
-    """Print tables and notes; write NAME.md and NAME.json to a folder, which is made, if one was named."""
+    """Print tables and notes, and write NAME.md and NAME.json to `folder`, which is created, if one was named."""
     print("\n\n".join([title, *(table.format_text() for table in tables), "\n".join(notes)]), flush=True)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)

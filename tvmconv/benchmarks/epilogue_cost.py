@@ -1,12 +1,13 @@
-r"""Time the fastest kernels of logs with and without epilogues, in turns, and the same workloads by libraries.
+r"""Time the fastest kernels of logs with and without epilogues, in turn, and the same workloads by libraries.
 
     tvmconv bench epilogue-cost tuning_logs --only 64x64 --device cuda:0 -o results
     tvmconv bench epilogue-cost results --suite resnet50 --dtype f16 --layout nhwc --batch 32 --baseline cudnn \
         --device cuda:0 -o results
 
-Without a suite it takes all bare convolutions of the logs. A kernel with an epilogue has the config of the bare one, or
-that of a search with the epilogue if the logs have it and it is faster. All kernels are verified first. The table says
-whether libraries fuse the epilogue. Writes DIR/epilogue.md, or DIR/NAME-epilogue.md for a suite.
+Without a suite, the workloads are all convolutions without epilogue in the logs. A kernel with an epilogue has the
+config of the one without, or that of a search with the epilogue if the logs have one and it is faster. All kernels are
+verified first. The table shows whether libraries fuse the epilogue. Results are in DIR/epilogue.md, or in
+DIR/NAME-epilogue.md for a suite.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from tvmconv.workloads import Conv, Layer, Workload, dtypes
 from tvmconv.workloads.suites import SuiteVariant
 
 EPILOGUES = (("bias", "relu"), ("bias", "add", "relu"))
-KERNEL_SECONDS, LIBRARY_SECONDS = 0.05, 0.1  # of timing a kernel in each round, and a library in all
-OURS = ""  # stands for tvmconv among the names of libraries
+KERNEL_SECONDS, LIBRARY_SECONDS = 0.05, 0.1  # time of a kernel in each round, and total time of a library
+OURS = ""  # tvmconv among the names of libraries
 BARE = "bare"
 
 
 @dataclass
 class EpilogueTimes:
-    """Seconds of a convolution, bare and with epilogues.
+    """The times of a convolution without and with epilogues.
 
     Attributes:
         label: Label of the layer.
-        count: How often the network has the layer.
-        schedule: Schedule of our kernels.
+        count: Number of occurrences of the layer in the network.
+        schedule: Schedule of tvmconv's kernels.
         seconds: Seconds by library (`OURS` for tvmconv) and epilogue (`BARE` for none); failures are left out.
-        how: Remarks about each, such as the library's algorithm.
+        how: Remarks by library and epilogue, such as the library's algorithm.
         failures: One line for each failure.
     """
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             _measure(times, record, epilogues, args, device, on_progress)
         measured.append(times)
         table, said = _report(measured, missing, [BARE, *map(",".join, epilogues)], args, device)
-        if args.out:  # after each layer, as all of them take long
+        if args.out:  # after each layer, because all layers together take long
             name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
             (args.out / name).write_text(f"{table.format_markdown()}\n\n{said}\n", encoding="utf-8")
     if missing:
@@ -120,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="E",
         action="append",
         type=parse_epilogue_names,
-        help="epilogue; may be given several times (default: bias,relu and bias,add,relu)",
+        help="Epilogue to time; may be given several times (default: bias,relu and bias,add,relu).",
     )
     add_baseline_option(parser)
     add_device(parser)
@@ -129,7 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _select(args: argparse.Namespace, device: Device) -> LayerSelection:
-    """Return the selected bare convolutions: of a suite, or of the logs, where `--only` matches the texts."""
+    """Return the selected convolutions without epilogue, of a suite or of the logs, whose texts `--only` matches."""
     if args.suite is not None:
         dtype = dtypes.DTYPES_BY_TEXT[args.dtype].name if args.dtype else None
         found = select_layers(args.suite, SuiteVariant(args.batch, dtype, args.layout, ()), args.only, args.skip)
@@ -163,12 +164,12 @@ def _measure(
     for names in epilogues:
         problems[",".join(names)] = Problem(_with(record.workload, names), bare.seed)
     cold = exceeds_cache(record.workload, device)
-    kernels: dict[tuple[str, str], tuple[tc.Kernel, Problem]] = {}  # by epilogue, and which config
+    kernels: dict[tuple[str, str], tuple[tc.Kernel, Problem]] = {}  # by epilogue and source of the config
     for name, problem in problems.items():
-        asked = {"same": record}
+        sources = {"same": record}
         if name != BARE and (own := find_best_record(args.logs, problem.workload, device=device.name)):
-            asked["own"] = own
-        for config, each in asked.items():
+            sources["own"] = own
+        for config, each in sources.items():
             on_progress(f"building and verifying {name}")
             try:
                 kernel = tc.build(problem.workload, each.schedule, config=each.config, device=device)
@@ -216,11 +217,11 @@ def _measure_library(
             continue
         ran.close()
         times.seconds[library, name] = ran.timing.median
-        times.how[library, name] = ran.text.split(", ")
+        times.how[library, name] = ran.description.split(", ")
 
 
 def _common(measured: Sequence[EpilogueTimes], library: str) -> list[str]:
-    """Return what a library reported every time, such as its version."""
+    """Return the remarks of a library that all its times share, such as its version."""
     remarks = [parts for times in measured for (name, _), parts in times.how.items() if name == library]
     return [part for part in remarks[0] if all(part in parts for parts in remarks)] if remarks else []
 
@@ -232,15 +233,15 @@ def _with(w: Workload, names: tuple[str, ...]) -> Workload:
 def _table(
     measured: Sequence[EpilogueTimes], names: Sequence[str], common: Mapping[str, Sequence[str]], *, summed: bool
 ) -> Table:
-    """Return a table with one line per convolution: times by library and epilogue, and what the epilogue adds.
+    """Return a table with one line per convolution: times by library and epilogue, and the cost of the epilogue.
 
-    The last line has the geometric means; before it, of a network, are the sums of all its layers.
+    The last line has the geometric means. For a network, the line before it has the sums of all layers.
 
     Args:
-        measured: the convolutions.
-        names: of the epilogues, `BARE` first.
-        common: the libraries, and what is not worth telling of each, as it is always so.
-        summed: whether it is a network.
+        measured: Times of the convolutions.
+        names: Names of the epilogues, `BARE` first.
+        common: Remarks of each library that are always the same, and therefore left out.
+        summed: Whether the convolutions are a network.
     """
     columns: dict[str, list[str]] = {
         "layer" if summed else "workload": [times.label for times in measured],

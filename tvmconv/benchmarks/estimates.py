@@ -1,8 +1,8 @@
-"""Compare the schedules' latency estimates, formulas over their tiles, with the times of measured records.
+"""Compare the schedules' latency estimates, which are formulas over their tiles, with the times of records.
 
     tvmconv bench estimates tuning_logs/sampled/*.jsonl.gz -o tuning_logs/nvidia-h200/estimates.md
 
-For each layer it takes the configs of a schedule that were measured on one device; no kernel is built.
+For each layer, it takes the configs of a schedule that were measured on one device. It does not build kernels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tvmconv.reports.tables import Table, format_significant
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
-BEST = 0.1  # fraction of the configs among which the fastest is looked for
+BEST = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared
 LEGEND = (
-    "Of each layer, Spearman's rank correlation ρ of estimated and measured times, and how many times as long as the "
-    "fastest config the fastest of the tenth takes that is estimated to be. Least, median, most: over the layers."
+    "Spearman's rank correlation ρ of estimated and measured times, and the time of the fastest config in the tenth "
+    "with the best estimates, divided by that of the fastest config: minimum, median and maximum over the layers."
 )
 
-Costs = dict[tuple[tuple[str, object], ...], float]  # of configs, in seconds
+Costs = dict[tuple[tuple[str, object], ...], float]  # seconds by config
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the logs, print the table and write it."""
-    table = _table(
-        _layers(record for log in list_log_files(args.logs) for record in read_valid_records(log)), args.min_configs
-    )
+    records = (record for log in list_log_files(args.logs) for record in read_valid_records(log))
+    table = _table(_layers(records), args.min_configs)
     if not table.rows:
-        raise UsageError(f"no layer has {args.min_configs} configs of a schedule that estimates")
+        raise UsageError(f"no layer has {args.min_configs} configs of a schedule with a latency estimate")
     print(table.format_text())
     if args.out:
         source = f"tvmconv {VERSION}, `{args.command}`"
@@ -80,7 +79,7 @@ def _table(layers: Mapping[tuple[str, str, Workload], Costs], least: int) -> Tab
 
 
 def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple[int, float, float] | None:
-    """Return the number of configs, the correlation, and how much longer the best of the first tenth takes."""
+    """Return the number of configs, the correlation, and the slowdown of the best config in the first tenth."""
     from scipy.stats import spearmanr
 
     try:
@@ -91,7 +90,7 @@ def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple
     for config, seconds in costs.items():
         try:
             points.append(space.point_from_config(dict(config)))
-        except KnobError:  # no longer searched
+        except KnobError:  # the config is no longer in the space
             continue
         took.append(seconds)
     usage = space.compute_usage(np.stack(points)) if len(points) >= least else None

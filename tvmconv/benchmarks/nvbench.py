@@ -1,11 +1,12 @@
-"""Cross-check tvmconv's times: time the same kernels with NVBench, which empties the L2 cache before each launch.
+"""Check tvmconv's times: time the same kernels with NVBench, which flushes the L2 cache before each launch.
 
     tvmconv bench nvbench filter2d:4096x4096x1,5x5 filter2d:8192x8192x1,5x5 --device cuda:0 -o results
     tvmconv bench nvbench filter1d:16777216,k5 filter1d:268435456,k5 --schedule register --device cuda:0
 
-Needs NVBench's Python bindings: pip install -e '.[bench]'. Kernels are verified first. Prints NVBench's mean time
-beside the median of `Kernel.time(cold=True)`, and NVBench's bandwidth and its fraction of the memory's peak for the
-workload's minimum bytes. Writes OPERATOR-nvbench.json and .md to DIR. Exit status 1 says that a kernel failed.
+It needs NVBench's Python bindings: pip install -e '.[bench]'. Kernels are verified first. The table compares NVBench's
+mean time with the median of `Kernel.time(cold=True)`. It also shows NVBench's bandwidth for the workload's minimum
+bytes, and its fraction of the peak. Results are in DIR/OPERATOR-nvbench.json and .md. The exit status is 1 if a kernel
+failed.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ OTHERS = "a schedule for another workload of the axis"
 
 @dataclass(frozen=True)
 class NvbenchRow:
-    """A kernel, timed by both.
+    """The times of a kernel by NVBench and by tvmconv.
 
     Attributes:
         workload: Text of the workload.
         schedule: Name of the schedule.
-        nvbench: Seconds per launch, NVBench's mean.
-        noise: Standard deviation over the mean; None if NVBench has none.
-        bandwidth: Bytes per second: the workload's minimum bytes over NVBench's time.
-        bandwidth_share: Fraction of the memory's peak that NVBench knows, 0 to 1.
+        nvbench: Seconds per launch, the mean of NVBench.
+        noise: Standard deviation divided by the mean; None if NVBench reports none.
+        bandwidth: Bytes per second, the workload's minimum bytes divided by NVBench's time.
+        bandwidth_share: Fraction of the peak memory bandwidth by NVBench, 0 to 1.
         ours: Seconds per launch, the median of `Kernel.time(cold=True)`.
     """
 
@@ -78,12 +79,12 @@ COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="workloads of one operator")
+    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="Workloads of one operator.")
     parser.add_argument(
         "--schedule",
         metavar="S",
         action="append",
-        help="time this one and the naive one; may be given several times (default: all that apply)",
+        help="Schedule to time in addition to the naive one; may be given several times (default: all that apply).",
     )
     add_device(parser)
     parser.add_argument(
@@ -91,24 +92,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=parse_positive,
         default=0.2,
-        help="seconds of our timing per kernel (default: 0.2)",
+        help="Seconds of tvmconv's timing per kernel (default: 0.2).",
     )
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="seed of the inputs (default: 0)")
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Seed of the inputs (default: 0).")
     add_output(parser, None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; print and write the times."""
+    """Measure the kernels, then print and write the times."""
     workloads = [tc.parse(text) for text in args.workloads]
     if len(operators := dict.fromkeys(w.operator for w in workloads)) > 1:
-        raise UsageError(
-            f"expected workloads of one operator, whose schedules are compared, not {', '.join(operators)}"
-        )
+        raise UsageError(f"expected workloads of one operator, not of {', '.join(operators)}")
     version = nvbench_version()
     device = find_device(args, "NVBench times on an NVIDIA GPU")
     assert isinstance(device, CudaDevice)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+        args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
 
     chosen = {w: [schedule.name for schedule in select_schedules(w, args.schedule, device)] for w in workloads}
     with progress_line(f"{device.text}: ") as progress:
@@ -124,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def nvbench_version() -> str:
-    """Return the distribution of NVBench's bindings; raises `DeviceError` if it is missing."""
+    """Return the name and version of NVBench's bindings; raise DeviceError if they are missing."""
     try:
         import cuda.bench
     except ImportError as error:
@@ -140,20 +139,20 @@ def measure(
     seconds: float,
     progress: ProgressCallback,
 ) -> tuple[list[NvbenchRow], list[str]]:
-    """Have NVBench run a benchmark with workloads and schedules as its axes, which it does once in a process.
+    """Run a benchmark of NVBench with workloads and schedules as its axes, which is possible once per process.
 
     Args:
         chosen: Names of schedules for each workload.
         device: Device to run on.
         seed: Seed of the inputs.
-        seconds: Seconds of our own timing for each kernel.
-        progress: Called with each step in a few words.
+        seconds: Seconds of tvmconv's timing for each kernel.
+        progress: Function that is called with a text at each step.
 
     Returns:
-        The kernels, and one line for each failure.
+        The rows, and one line for each failure.
 
     Raises:
-        DeviceError: NVBench does not run here.
+        DeviceError: NVBench does not run on this host.
     """
     from cuda import bench
 
@@ -175,7 +174,7 @@ def measure(
             state.skip(str(error))
 
     names = list(dict.fromkeys(name for schedules in chosen.values() for name in schedules))
-    # The axis that is added last changes last: inputs and reference are made once for each workload.
+    # The axis that is added last changes last, so that inputs and reference are computed once for each workload.
     bench.register(run).set_name(NAME).add_string_axis(SCHEDULE, names).add_string_axis(WORKLOAD, list(workloads))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nvbench.json"
@@ -187,7 +186,7 @@ def measure(
 
 
 def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
-    """Verify a kernel and return our own time, in seconds per launch."""
+    """Verify a kernel, and return tvmconv's time in seconds per launch."""
     verification = kernel.verify(problem)
     if not verification.ok:
         raise Error(f"wrong result: relative error {verification.error:.2g}")
@@ -195,7 +194,7 @@ def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
 
 
 def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
-    """Let NVBench launch a kernel on its stream."""
+    """Run a kernel on NVBench's stream."""
     loaded = kernel.loaded_kernel
     assert isinstance(loaded, CudaLoadedKernel)
     output = loaded.executable.output
@@ -206,11 +205,11 @@ def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
         DeviceArrays() as arrays,
         loaded.bind(arrays.upload_all(problem.inputs, output), state.get_stream().addressof()) as bound,
     ):
-        state.exec(lambda launch: bound.launch(), batched=False)  # a batch runs back to back, with the L2 as it is
+        state.exec(lambda launch: bound.launch(), batched=False)  # batches do not flush the L2 cache between launches
 
 
 def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list[NvbenchRow], list[str]]:
-    """Read NVBench's JSON; return a row for each kernel, with our own times, and one line for each failure."""
+    """Read NVBench's JSON, and return a row for each kernel with tvmconv's times, and one line for each failure."""
     from cuda.bench.results import BenchmarkResult
 
     rows, failures = [], []

@@ -1,15 +1,15 @@
-"""Compile the kernels of a search on one host, and measure them on another, which has a GPU.
+"""Compile the kernels of a search on one host, and measure them on another host with a GPU.
 
     tvmconv bench prebuild build --suite resnet50 --dtype f16 --layout nhwc --configs 24 --arch sm_90 -o kernels.zip
     tvmconv bench prebuild measure kernels.zip --log results/resnet50-f16-nhwc.jsonl --device cuda:0
     tvmconv bench prebuild build --suite resnet50 --dtype f16 --layout nhwc --best LOG -o best.zip
 
-A search spends most of its time on compilers. `build` takes the configs that a search would propose first, or continues
-a search with the measurements of --log, and compiles them on all processors. The same command continues after an
-interruption. `measure_executable` verifies and times each kernel, and appends its record to a log; it needs no TVM.
-Then `tvmconv bench tune-suite --compare-only` compares the fastest kernels with libraries. With --best, `build`
-compiles the fastest config of each layer in logs, for `tvmconv bench chain --kernel-archive`: without a record of its
-epilogue that of the bare layer, without any record a default. The archive has plain data in it: JSON and machine code.
+A search spends most of its time on compilation. `build` takes the configs that a search would propose first, or
+continues a search with the measurements of --log, and compiles them on all processors. The same command resumes an
+interrupted build. `measure` verifies and times each kernel, and appends its record to a log; it needs no TVM. Then
+`tvmconv bench tune-suite --compare-only` compares the fastest kernels with libraries. With --best, `build` compiles the
+fastest config of each layer in logs, for `tvmconv bench chain --kernel-archive`: that of the layer, or of the layer
+without its epilogue, else a default. The archive contains only plain data: JSON and machine code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tvmconv.verification import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
-ArchivedKernel = tuple[dict[str, Any], Executable]  # entry of an archive, and its program
+ArchivedKernel = tuple[dict[str, Any], Executable]  # entry of an archive, and its compiled kernels
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -60,56 +60,62 @@ def add_options(parser: ArgumentParser) -> None:
     parts = parser.add_subparsers(metavar="build|measure", required=True, parser_class=CommandParser)
     build = parts.add_parser("build", help="compile the configs that a search would try first")
     add_suite_options(build, "d2l")
-    build.add_argument("--schedule", action="append", metavar="S", help="schedule (default: those that a search tries)")
     build.add_argument(
-        "--configs", type=parse_count, default=24, metavar="N", help="configs per schedule (default: %(default)s)"
+        "--schedule", action="append", metavar="S", help="Schedule to compile (default: those that a search tries)."
+    )
+    build.add_argument(
+        "--configs",
+        type=parse_count,
+        default=24,
+        metavar="N",
+        help="Number of configs per schedule (default: %(default)s).",
     )
     source = build.add_mutually_exclusive_group()
-    source.add_argument("--log", type=Path, metavar="FILE", help="earlier measurements for the tuner to learn from")
+    source.add_argument("--log", type=Path, metavar="FILE", help="Log of trials that the tuner learns from.")
     source.add_argument(
-        "--best", nargs="+", type=Path, metavar="LOG", help="compile the fastest config of each layer in these logs"
+        "--best", nargs="+", type=Path, metavar="LOG", help="Logs whose fastest config of each layer is compiled."
     )
-    build.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s)")
+    build.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s).")
     build.add_argument(
         "--workers",
         type=parse_workers,
         default=len(os.sched_getaffinity(0)),
-        help="processes (default: all processors)",
+        help="Number of processes (default: all processors).",
     )
     build.add_argument(
-        "-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help="add the kernels to this .zip"
+        "-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help="Archive (.zip) to add kernels to."
     )
     build.set_defaults(do=_build)
     measuring = parts.add_parser("measure", help="verify and time the kernels of archives")
-    measuring.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="a .zip of build")
+    measuring.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="Archives (.zip) of build.")
     add_device(measuring)
     measuring.add_argument(
         "--share",
         type=_share,
         default=(1, 1),
         metavar="I/N",
-        help="measure the I-th of N parts, for N GPUs side by side",
+        help="Measure the I-th of N parts, so that N GPUs can work in parallel.",
     )
-    measuring.add_argument("--log", type=Path, required=True, metavar="FILE", help="append records to this log")
+    measuring.add_argument("--log", type=Path, required=True, metavar="FILE", help="Log to append records to.")
     measuring.set_defaults(do=_measure)
 
 
 def run(args: Namespace) -> int:
-    """Build or measure."""
+    """Build or measure the kernels."""
     return args.do(args)
 
 
 def _share(text: str) -> tuple[int, int]:
-    """Read which part of how many, for argparse."""
+    """Parse the index of a part and the number of parts, for argparse."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ArgumentTypeError(f"{text!r}: expected I/N, such as 1/2")
+        raise ArgumentTypeError(f"expected I/N, such as 1/2, not {text!r}")
     return int(match[1]), int(match[2])
 
 
 def _build(args: Namespace) -> int:
     if args.best and args.schedule:
-        raise UsageError("--schedule selects what is searched; --best takes the fastest record of any schedule")
+        raise UsageError("--schedule and --best exclude each other: --best takes the fastest record of any schedule")
     jobs = list(_best(args) if args.best else _jobs(args))
     known = {_identity(entry) for entry, _, _ in entries(args.out)} if args.out.exists() else set()
     jobs = [job for job in jobs if _identity(job) not in known]
@@ -134,7 +140,7 @@ def _build(args: Namespace) -> int:
 
 
 def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
-    from tvmconv.search.tuners import create_tuner  # not where kernels are measured, which needs no xgboost
+    from tvmconv.search.tuners import create_tuner  # hosts that only measure need not have xgboost
 
     limits = devices.find_device(args.arch).limits
     for workload in dict.fromkeys(layer.workload for layer in parse_layers(args).layers.values()):
@@ -162,7 +168,7 @@ def _best(args: Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _job(workload: Workload, schedule: str, config: Config, arch: str, **more: str) -> dict[str, Any]:
-    """Return what to build, as it will be read from an archive."""
+    """Return the description of a kernel to build, with the values that JSON gives when it is read."""
     job = {"workload": str(workload), "schedule": schedule, "config": config, "arch": arch, **more}
     return json.loads(json.dumps(job))
 
@@ -177,8 +183,8 @@ def _identity(job: Mapping[str, Any]) -> str:
 
 
 def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
-    """Return a job with its resources and versions, and its code; None for a failure."""
-    begun = time.monotonic()
+    """Build a job, and return it with its resources and versions, and its code; the code is None for a failure."""
+    started_at = time.monotonic()
     try:
         kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=_config(job))
         program, resources = kernel.executable, kernel.resources
@@ -194,15 +200,15 @@ def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
         "threads": max(step.launch.threads_per_block for step in program.kernels),
         "blocks": max(step.launch.num_blocks for step in program.kernels),
     }
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started_at
     return {**job, "header": header, "resources": taken, "versions": versions, "seconds": seconds}, code
 
 
 def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Executable]]:
-    """Yield the entry of each kernel of an archive, its code and its program; kernels of a workload are adjacent.
+    """Yield the entry, the code and the executable of each kernel of an archive; kernels of a workload are adjacent.
 
     Raises:
-        Error: the file cannot be read, or is no such archive.
+        Error: The file cannot be read, or is not such an archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -225,9 +231,8 @@ def _measure(args: Namespace) -> int:
             for number, (text, kernels) in enumerate(groupby(entries(path), lambda entry: entry[0]["workload"])):
                 if number % parts == chosen - 1:
                     show(f"{measured} kernels measured, {failed} failed; {text}")
-                    records = list(
-                        _records(Problem(tc.parse(text)), [(e, p) for e, _, p in kernels], device, log, path)
-                    )
+                    archived = [(entry, program) for entry, _, program in kernels]
+                    records = list(_records(Problem(tc.parse(text)), archived, device, log, path))
                     measured, failed = measured + len(records), failed + sum(not record.ok for record in records)
     print(f"{measured} kernels measured, {failed} failed; {args.log}")
     return 0
@@ -236,7 +241,7 @@ def _measure(args: Namespace) -> int:
 def _records(
     problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log, path: Path
 ) -> Iterator[Record]:
-    """Measure a workload's kernels and append their records to a log; then time the fastest once more."""
+    """Measure a workload's kernels and append their records to a log, then time the fastest ones again."""
     bench = device.create_benchmark(problem.inputs, problem.expected_output)
     fastest: list[tuple[float, ArchivedKernel]] = []
     for entry, program in kernels:
@@ -257,7 +262,7 @@ def _records(
 def _race(
     device: Device, bench: Benchmark, problem: Problem, kernels: Sequence[ArchivedKernel]
 ) -> Iterator[tuple[dict[str, Any], RunnerResult]]:
-    """Time the fastest kernels once more, in turn and for longer; yield the outcomes."""
+    """Time the fastest kernels again, in turn and for longer, and yield the results."""
     rounds = [
         [measure_executable(device, bench, program, None, problem.workload.tolerance) for _, program in kernels]
         for _ in range(NUM_FINAL_ROUNDS if len(kernels) > 1 else 0)

@@ -3,11 +3,11 @@
     tvmconv bench prediction-safety --device cuda:0
     tvmconv bench prediction-safety --suite mine.json --device cuda:0 -o safety.md
 
-For each layer the kernel of `tvmconv.build(workload)` is timed beside the default configs of all schedules but the
-naive one, in rounds, on the same inputs. Without a suite, the layers are those of networks on which nothing here was
-developed (tuning_logs/unseen-layers.json): RepLKNet-31B, SLaK, ConvNeXt V2, NFNet, Swin V2, Conformer, X3D, HRNet,
-MobileViT, GhostNet, DenseNet-169, PANNs, WaveNet, DeepLab, 3-D U-Net, C3D, ResNeXt-101, RegNetY, QuartzNet, EDSR and
-MixNet, with the sizes of their papers and reference implementations. Exit status 1 says that a layer exceeds --limit.
+For each layer, the kernel of `tvmconv.build(workload)` and the default configs of all schedules except the naive one
+are timed in rounds on the same inputs. By default, the layers are those of networks that were not used for development
+(tuning_logs/unseen-layers.json): RepLKNet-31B, SLaK, ConvNeXt V2, NFNet, Swin V2, Conformer, X3D, HRNet, MobileViT,
+GhostNet, DenseNet-169, PANNs, WaveNet, DeepLab, 3-D U-Net, C3D, ResNeXt-101, RegNetY, QuartzNet, EDSR and MixNet, with
+the sizes of their papers and reference implementations. The exit status is 1 if a layer exceeds --limit.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 _HERE = Path(__file__)
 _FOLDERS = (_HERE.parents[1] / "shipped", _HERE.parents[2] / "tuning_logs")  # an installation; a checkout
 LAYERS = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0]) / "unseen-layers.json"
-ROUNDS, ROUND_SECONDS = 3, 0.01  # for each kernel, in turn
+ROUNDS, ROUND_SECONDS = 3, 0.01  # number of rounds, and time of each kernel in a round
 LEFT = ("layer", "built", "best untuned")
-CLOSE = 2.0  # a kernel of the check that takes at most so many times the fastest is timed again
+CLOSE = 2.0  # kernels that take at most this multiple of the fastest one are timed again
 
 
 @dataclass(frozen=True)
 class BuiltContender:
-    """A kernel that a process built.
+    """A kernel that a builder process compiled.
 
     Attributes:
         schedule: Name of the schedule.
-        expected_seconds: The model's prediction; None for a default config.
-        program: The program for the device.
+        expected_seconds: Seconds that the cost model predicts; None for a default config.
+        program: Compiled kernels.
     """
 
     schedule: str
@@ -66,16 +66,16 @@ class BuiltContender:
 
 @dataclass(frozen=True)
 class LayerSafety:
-    """Times of a layer.
+    """The times of a layer.
 
     Attributes:
         text: Text of the workload.
-        chosen: The schedule that is built, with "predicted" if it is the prediction.
+        chosen: Schedule that is built, followed by "predicted" if it is the prediction.
         seconds: Seconds of the chosen kernel.
         predicted: Seconds of the prediction in the check on the device; None if there is none.
-        untuned: The schedule that is the fastest without tuning.
+        untuned: Schedule that is the fastest without tuning.
         untuned_seconds: Seconds of that schedule.
-        failure: Why the layer has no times; empty if it has.
+        failure: Reason why the layer has no times; empty if it has times.
     """
 
     text: str
@@ -88,7 +88,7 @@ class LayerSafety:
 
     @property
     def ratio(self) -> float:
-        """Seconds of the chosen kernel over those of the best schedule without tuning."""
+        """Seconds of the chosen kernel divided by those of the best schedule without tuning."""
         return self.seconds / self.untuned_seconds
 
 
@@ -96,23 +96,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     names = ("--suite", "--layers")
     parser.add_argument(
-        *names, default=str(LAYERS), metavar="S", help="suite (default: tuning_logs/unseen-layers.json)"
+        *names, default=str(LAYERS), metavar="S", help="Suite of layers (default: tuning_logs/unseen-layers.json)."
     )
     add_device(parser)
     parser.add_argument(
-        "--limit", type=parse_positive, default=1.3, metavar="X", help="largest ratio (default: %(default)g)"
+        "--limit",
+        type=parse_positive,
+        default=1.3,
+        metavar="X",
+        help="Largest accepted ratio of times, built over best untuned (default: %(default)g).",
     )
     add_output(parser, None, "FILE")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build and time; print and write the table."""
+    """Build and time the kernels, then print and write the table."""
     device = find_device(args)
-    known = cost_model_for(device.arch)
-    if known is None:
-        raise UsageError(f"no model knows {device.text} ({device.arch or device.kind})")
+    cost_model = cost_model_for(device.arch)
+    if cost_model is None:
+        raise UsageError(f"there is no cost model for {device.text} ({device.arch or device.kind})")
     layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
-    texts = [text for text, w in layers.items() if not known.count_training_layers([w])]
+    texts = [text for text, w in layers.items() if not cost_model.count_training_layers([w])]
     with progress_line() as show:
         outcomes = []
         context = multiprocessing.get_context("spawn")
@@ -130,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build(text: str, arch: str) -> list[BuiltContender] | str:
-    """Build the kernels of a layer that a check on a device compares; return an error's message where that fails."""
+    """Build the kernels of a layer that are compared on a device; return the message of an error if that fails."""
     try:
         kernels = list(build_contenders(workloads.parse(text), devices.find_device(arch)))
         predictions = [kernel.prediction.seconds if kernel.prediction else None for kernel in kernels]
@@ -143,7 +147,7 @@ def build(text: str, arch: str) -> list[BuiltContender] | str:
 
 
 def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> LayerSafety:
-    """Choose as `tvmconv.build` does, verify, and time in rounds."""
+    """Choose a kernel as `tvmconv.build` does, verify it, and time it in rounds."""
     if isinstance(built, str):
         return LayerSafety(text, failure=built)
     problem = Problem(workloads.parse(text), 0)

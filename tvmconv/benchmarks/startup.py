@@ -4,10 +4,10 @@
     tvmconv bench startup --device cuda:0 --workers 15 --name one-gpu
     tvmconv bench startup --device cuda --name two-gpus
 
-Runs `tvmconv tune --suite` on three layers as a user would, and reads the times of the records from its log. The clock
-of the first layer starts with the command, that of the others with the last record of the layer before. The full rate
-is reached in the first second with four fifths of the layer's median records per second. Then it times the imports that
-precede the first trial, each in a process of its own. Writes DIR/NAME.md and NAME.json.
+The benchmark runs `tvmconv tune --suite` on three layers, and reads the times of the records from its log. The time of
+the first layer counts from the start of the command, that of the others from the last record of the previous layer. The
+full rate is reached in the first second with four fifths of the layer's median records per second. Then the imports
+that precede the first trial are timed, each in a process of its own. Results are in DIR/NAME.md and NAME.json.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LayerArrivals:
     Attributes:
         workload: Text of the workload.
         first: Seconds until the first record.
-        full: Seconds until the full rate; None if it was never reached.
+        full: Seconds until the full rate; None if it was not reached.
         rate: Median records per second.
         trials: Number of verified trials.
         last: Seconds until the last record, final timings included.
@@ -79,19 +79,25 @@ COLUMNS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="(default: three layers)")
-    parser.add_argument("--device", metavar="D", default="auto", help="device, as for tvmconv tune (default: auto)")
     parser.add_argument(
-        "--seconds", metavar="S", type=parse_positive, default=10.0, help="seconds per layer (default: 10)"
+        "workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="Workloads to tune (default: three layers)."
     )
-    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build (default: cores - 1)")
-    parser.add_argument("--no-parts", action="store_true", help="leave out the times of the imports")
-    parser.add_argument("--name", default="startup", help="name of the files (default: startup)")
+    parser.add_argument(
+        "--device", metavar="D", default="auto", help="Device to measure on, as for tvmconv tune (default: auto)."
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=parse_positive, default=10.0, help="Seconds per layer (default: 10)."
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=parse_workers, help="Number of builder processes (default: cores - 1)."
+    )
+    parser.add_argument("--no-parts", action="store_true", help="Leave out the times of the imports.")
+    parser.add_argument("--name", default="startup", help="Name of the result files (default: startup).")
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the search; print and write the times."""
+    """Run the search, then print and write the times."""
     texts = [workloads.parse(text).text for text in args.workloads]
     device = devices.find_device("cuda:0" if args.device == "cuda" else args.device)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -110,40 +116,41 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tuned(texts: Sequence[str], device: str, seconds: float, workers: int | None) -> list[LayerArrivals]:
-    """Tune the workloads by one command; return the times of each workload's records."""
+    """Tune the workloads by one command, and return the times of each workload's records."""
     with tempfile.TemporaryDirectory() as folder:
         suite, log = Path(folder) / "suite.json", Path(folder) / "log.jsonl"
         suite.write_text(json.dumps([{"name": text, "text": text} for text in texts]))
         command = [sys.executable, "-m", "tvmconv", "tune", "--suite", str(suite), "--seconds", f"{seconds:g}"]
         command += ["--device", device, "--log", str(log)] + (["--workers", str(workers)] if workers else [])
-        begun = time.time()
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode:
-            raise Error(f"{shlex.join(command)} ended with {ended.returncode}: {ended.stderr.strip()}")
+        started_at = time.time()
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            raise Error(f"{shlex.join(command)} ended with {process.returncode}: {process.stderr.strip()}")
         records = list(read_records(log, InvalidLines()))
     layers = []
     for text in texts:
         own = [record for record in records if record.workload.text == text]
-        layers.append(layer_of(text, own, begun))
-        begun = max(record.timestamp for record in own)
+        layers.append(layer_of(text, own, started_at))
+        started_at = max(record.timestamp for record in own)
     return layers
 
 
-def layer_of(text: str, records: Sequence[Record], begun: float) -> LayerArrivals:
-    """Return the times of a layer's records relative to `begun`, in seconds since 1970."""
-    trials = sorted(record.timestamp - begun for record in records if not record.final)
+def layer_of(text: str, records: Sequence[Record], started_at: float) -> LayerArrivals:
+    """Return the times of a layer's records relative to `started_at`, in seconds since 1970."""
+    trials = sorted(record.timestamp - started_at for record in records if not record.final)
     by_second = [sum(second <= moment < second + 1 for moment in trials) for second in range(int(trials[-1]))]
     rate = statistics.median([number for number in by_second if number] or [0])
     full = next((float(second) for second, number in enumerate(by_second) if number >= FULL * rate > 0), None)
     verified = sum(record.ok for record in records if not record.final)
-    return LayerArrivals(text, trials[0], full, rate, verified, max(record.timestamp for record in records) - begun)
+    last = max(record.timestamp for record in records) - started_at
+    return LayerArrivals(text, trials[0], full, rate, verified, last)
 
 
 def seconds_of(code: str) -> float:
-    """Return the seconds that Python takes for some code, its own start included: the best of two."""
-    took = []
+    """Return the seconds of a Python process that runs some code, the better of two runs."""
+    seconds = []
     for _ in range(2):
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        took.append(time.perf_counter() - start)
-    return min(took)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

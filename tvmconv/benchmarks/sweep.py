@@ -4,8 +4,8 @@
     tvmconv bench sweep --suite resnet50 --only 3x3 --device cuda:0 -o results
     tvmconv bench sweep --from results/*-tuned.json -o results      # tables and charts again
 
-Prints a table, and writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the chart of
-GFLOP/s). `scripts/sweep.py` is the same.
+It prints a table, and writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the chart
+of GFLOP/s). `scripts/sweep.py` is the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     add_suite_options(parser, CHANNELS_SUITE)
     parser.add_argument(
-        "--from", dest="files", nargs="+", type=Path, metavar="FILE", help="read these NAME.json instead of measuring"
+        "--from", dest="files", nargs="+", type=Path, metavar="FILE", help="Files NAME.json to read, not to measure."
     )
     add_output(parser, default=None)
     add_page(parser)
@@ -42,9 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or read, sweeps; print and write them."""
+    """Measure a sweep or read sweeps from files, then print and write them."""
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+        args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
     sweeps = [Sweep.read(file) for file in args.files] if args.files else [_measure(args)]
     for sweep in sweeps:
         _show(sweep, args)

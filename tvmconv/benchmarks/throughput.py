@@ -1,11 +1,12 @@
 """Compare trials per second of tvmconv's search and of TVM's own search, MetaSchedule, in one run.
 
     tvmconv bench throughput --device cuda:0 -o results
-    tvmconv bench throughput --trials 200 --device opencl:0      # tvmconv alone: TVM's wheel has no OpenCL runtime
+    tvmconv bench throughput --trials 200 --device opencl:0      # tvmconv only: TVM's wheel has no OpenCL runtime
 
-Both get the same workload and target. MetaSchedule builds and runs with its default LocalBuilder and LocalRunner, and
-needs psutil and cloudpickle. Prints the rates, and where the time of a trial of tvmconv goes. Writes DIR/throughput.md,
-throughput.json and metaschedule.log, MetaSchedule's output. Exit status 1 says that a search failed.
+Both searches have the same workload and target. MetaSchedule builds and runs with its default LocalBuilder and
+LocalRunner, and needs psutil and cloudpickle. The benchmark prints the rates, and the time of each phase of a trial of
+tvmconv. Results are in DIR/throughput.md and throughput.json, and MetaSchedule's output is in metaschedule.log. The
+exit status is 1 if a search failed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ OURS, THEIRS = "tvmconv", "MetaSchedule"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure both searches; print and write the rates."""
+    """Measure both searches, then print and write the rates."""
     workload = workloads.parse(args.workload)
     device = find_device(args)
-    args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+    args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
 
     searched, phases = measure_ours(workload, device, args)
     searches, notes, ok = {OURS: searched}, [], searched.succeeded > 0
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         searches[THEIRS] = measure_metaschedule(workload, device, args)
     except Error as error:
         notes.append(f"{error}.")
-        ok &= isinstance(error, DeviceError)  # not here, as opposed to failed
+        ok &= isinstance(error, DeviceError)  # MetaSchedule does not support the device, which is not a failure
     else:
         notes += comparison(searches[OURS], searches[THEIRS])
         ok &= searches[THEIRS].succeeded > 0
@@ -65,35 +66,46 @@ def run(args: argparse.Namespace) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", default=EXAMPLE_WORKLOAD, help="(default: %(default)s)"
+        "workload", metavar="WORKLOAD", nargs="?", default=EXAMPLE_WORKLOAD, help="Workload (default: %(default)s)."
     )
     parser.add_argument(
-        "--trials", metavar="N", type=parse_count, default=2000, help="trials of tvmconv (default: %(default)s)"
+        "--trials",
+        metavar="N",
+        type=parse_count,
+        default=2000,
+        help="Number of trials of tvmconv (default: %(default)s).",
     )
     parser.add_argument(
         "--meta-trials",
         metavar="N",
         type=parse_count,
         default=metaschedule.TRIALS_PER_ROUND,
-        help="trials of MetaSchedule (default: %(default)s, one of its rounds)",
+        help="Number of trials of MetaSchedule (default: %(default)s, one of its rounds).",
     )
     parser.add_argument(
         "--meta-seconds",
         metavar="S",
         type=parse_positive,
         default=300.0,
-        help="end MetaSchedule after S seconds; the rounds that it completed count (default: %(default)g)",
+        help="Stop MetaSchedule after S seconds; completed rounds count (default: %(default)g).",
     )
     add_device(parser)
-    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build for tvmconv")
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="seed of both (default: %(default)s)")
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=parse_workers,
+        help="Number of builder processes of tvmconv (default: cores - 1).",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=parse_seed, default=0, help="Seed of both searches (default: %(default)s)."
+    )
     add_output(parser)
 
 
 def measure_ours(
     workload: Workload, device: Device, args: argparse.Namespace
 ) -> tuple[MetaScheduleResult, dict[str, float]]:
-    """Tune into a temporary log; return the result, and mean milliseconds per trial by phase."""
+    """Tune with a temporary log, and return the result and the mean milliseconds per trial of each phase."""
     from tvmconv.search.tune import tune
 
     with tempfile.TemporaryDirectory() as folder, progress_line(f"{OURS}: ") as show:
@@ -115,7 +127,7 @@ def measure_ours(
 
 
 def measure_metaschedule(workload: Workload, device: Device, args: argparse.Namespace) -> MetaScheduleResult:
-    """Run `metaschedule.run_search` and show its progress."""
+    """Run `metaschedule.run_search`, and show its progress."""
     metaschedule.check_device(device)
     with progress_line(f"{THEIRS}: ") as show:
         show(f"{args.meta_trials} trials, at most {args.meta_seconds:g} s")
@@ -143,19 +155,19 @@ def searches_table(searches: Mapping[str, MetaScheduleResult]) -> Table:
 
 
 def phases_table(phases: Mapping[str, float]) -> Table:
-    """Return a table of where the time of a trial of tvmconv goes."""
+    """Return a table of the time of each phase of a trial of tvmconv."""
     columns = {"stage of a trial": lambda row: row[0], "ms": lambda row: f"{row[1]:.1f}"}
     return make_table(phases.items(), columns, ["stage of a trial"])
 
 
 def comparison(ours: MetaScheduleResult, theirs: MetaScheduleResult) -> list[str]:
-    """Return in sentences how the two rates compare, and what differs between the searches."""
+    """Return sentences that compare the two rates, and that name differences between the searches."""
     lines = []
     if theirs.succeeded:
         trials, succeeded = (
             format_significant(getattr(ours, what) / ours.seconds / (getattr(theirs, what) / theirs.seconds))
             for what in ("trials", "succeeded")
         )
-        lines.append(f"{OURS} makes {trials} × the trials a second of {THEIRS}, and {succeeded} × those that succeed.")
-    lines.append(f"{OURS} verifies every trial, {THEIRS} none. Each tuner's best time is its own measurement.")
+        lines.append(f"{OURS} has {trials} × the trials per second of {THEIRS}, and {succeeded} × the successful ones.")
+    lines.append(f"{OURS} verifies every trial, {THEIRS} none. Each tuner measures its own best time.")
     return lines

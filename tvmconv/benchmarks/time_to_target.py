@@ -1,11 +1,11 @@
-r"""Make a table of how soon searches are as fast as a library, and nearly as fast as they get, from their logs.
+r"""Make a table of how soon searches reach the speed of a library, and nearly their best speed, from their logs.
 
     tvmconv bench time-to-target with.jsonl without.jsonl --beside tuning_logs/nvidia-h200/yolov8s-tuned.json
     tvmconv bench time-to-target tuning_logs/searches/*.gz --beside tuning_logs/*/*-tuned.json \
         --update-page docs/knowledge.md
 
-A log is a whole one of `tvmconv tune` or `tvmconv bench tune-suite`; it may be packed by `scripts/pack_logs.py`. A
-comparison is a NAME-tuned.json of `tvmconv bench tune-suite`.
+A log is a complete one of `tvmconv tune` or `tvmconv bench tune-suite`, possibly packed by `scripts/pack_logs.py`. A
+comparison is a file NAME-tuned.json of `tvmconv bench tune-suite`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_targ
 
 SECTION = "reach"
 LEGEND = (
-    "Seconds from the begin of a layer's search to the first record that is as fast; median over all layers, and the "
-    "latest of those that get there. The best is the fastest config that any of the searches found; "
-    f"{NEAR_BEST_FRACTION:.0%} is "
-    "of its speed. *Seconds a layer*: when its last record came in, on average."
+    "Seconds from the start of a layer's search to the first record of the target speed: median over all layers, and "
+    "maximum over those that reach it. The best is the fastest config of all searches, and "
+    f"{NEAR_BEST_FRACTION:.0%} is a fraction of its speed. *Seconds a layer*: mean time of the last record."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log of a search, also .gz")
-    parser.add_argument("--beside", nargs="+", required=True, type=Path, metavar="FILE", help="NAME-tuned.json")
-    parser.add_argument("--library", default="cudnn", metavar="L", help="library to reach (default: %(default)s)")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs of searches, also .gz.")
+    parser.add_argument(
+        "--beside", nargs="+", required=True, type=Path, metavar="FILE", help="Files NAME-tuned.json to compare with."
+    )
+    parser.add_argument(
+        "--library", default="cudnn", metavar="L", help="Library whose speed is the target (default: %(default)s)."
+    )
     add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read logs and comparisons, print the table and write it into a page."""
     searches = {log.name.partition(".")[0]: list(read_valid_records(log)) for log in args.logs}
-    show(
-        make_time_to_target_table(searches, [Sweep.read(file) for file in args.beside], args.library),
-        args,
-        SECTION,
-        LEGEND,
-    )
+    table = make_time_to_target_table(searches, [Sweep.read(file) for file in args.beside], args.library)
+    show(table, args, SECTION, LEGEND)
     return 0

@@ -3,10 +3,10 @@
     tvmconv bench torch-models resnet50 efficientnet_b0 --dtype f16 --batch 32 --seconds 120 -o results
     tvmconv bench torch-models sd_vae_decoder --dtype f32 --layout contiguous --seconds 120 --compile default
 
-Each network is timed unchanged in either memory format, and under `torch.compile` in each mode that is named. Then
-`tvmconv.torch.optimize` makes it from a search, makes it again from the log, and its result is compiled. Times are of
-CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the network's in float64.
-Writes DIR/torch-NAME.json and .md, with the kernels layer by layer; the log is DIR/torch.jsonl.
+Each network is timed unchanged in both memory formats, and under `torch.compile` in each named mode. Then
+`tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled. Times are those
+of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the network's in float64.
+Results are in DIR/torch-NAME.json and .md, with the kernel of each layer; the log is DIR/torch.jsonl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IMAGE = (3, 224, 224)  # input of torchvision's networks
 EAGER, OURS, AGAIN = "PyTorch", "tvmconv", "tvmconv, from the log"
 BY_BACKEND = "tvmconv, compiled (backend)"
 LAYOUTS = ("channels_last", "contiguous")
-SETTLING = 8  # images from which normalisations take their statistics
+SETTLING = 8  # number of images for the statistics of batch normalizations
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NetworkTiming:
         name: Name, such as "PyTorch" or "tvmconv, compiled (default)".
         graph: Seconds of its CUDA graph.
         eager: Seconds of a call, the host's time included.
-        made: Seconds that it took to compile, or to find kernels.
+        made: Seconds of compilation, or of the search for kernels.
         error: Relative L2 difference from float64.
     """
 
@@ -58,29 +58,29 @@ class NetworkTiming:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("networks", nargs="+", metavar="NAME", help=f"network of torchvision, or {', '.join(OWN)}")
-    parser.add_argument("--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="dtype (default: %(default)s)")
+    parser.add_argument("networks", nargs="+", metavar="NAME", help=f"Networks of torchvision, or {', '.join(OWN)}.")
     parser.add_argument(
-        "--batch", type=parse_count, default=1, metavar="N", help="images per call (default: %(default)s)"
-    )
-    parser.add_argument("--side", type=parse_count, metavar="N", help="height and width of the images")
-    parser.add_argument(
-        "--seconds", type=parse_positive, metavar="S", help="seconds of search for kernels, per network"
+        "--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="Dtype of the model (default: %(default)s)."
     )
     parser.add_argument(
-        "--compile", action="append", default=[], metavar="MODE", help="mode of torch.compile, such as default"
+        "--batch", type=parse_count, default=1, metavar="N", help="Number of images per call (default: %(default)s)."
     )
-    parser.add_argument("--backend", action="store_true", help="compile with the backend tvmconv as well")
-    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="memory format (default: %(default)s)")
+    parser.add_argument("--side", type=parse_count, metavar="N", help="Height and width of the images.")
+    parser.add_argument("--seconds", type=parse_positive, metavar="S", help="Seconds of tuning for each network.")
+    parser.add_argument(
+        "--compile", action="append", default=[], metavar="MODE", help="Mode of torch.compile, such as default."
+    )
+    parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="Memory format (default: %(default)s).")
     add_device(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure each network; print and write the times."""
+    """Measure each network, then print and write the times."""
     device = find_device(args)
     if isinstance(device, devices.Arch):
-        raise UsageError(f"{device.text} is to compile for only")
+        raise UsageError(f"{device.text} can only be compiled for: expected cuda:N or opencl:N to run models on")
     args.out.mkdir(parents=True, exist_ok=True)
     source = describe_provenance(device, args.command, _library())
     for name in args.networks:
@@ -115,7 +115,7 @@ def _table(timed: Sequence[NetworkTiming]) -> Table:
 
 
 def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], Any]:
-    """Time all ways to run a network; return the times and the report of `optimize`."""
+    """Time all ways to run a network, and return the times and the report of `optimize`."""
     import torch
 
     import tvmconv.torch
@@ -136,10 +136,10 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x[:1].double())
 
-    def timed(label: str, run: Callable[[Any], Any], begun: float | None) -> NetworkTiming:
+    def timed(label: str, run: Callable[[Any], Any], started_at: float | None) -> NetworkTiming:
         with torch.no_grad():
             error = _deviation(run(x)[:1], expected)
-            made = time.perf_counter() - begun if begun is not None else 0.0
+            made = time.perf_counter() - started_at if started_at is not None else 0.0
             from tvmconv.torch.timing import make_waiter, time_call, time_wall_clock
 
             graph = time_call(lambda: run(x), torch_device)
@@ -147,21 +147,21 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
         return NetworkTiming(label, graph, eager, made, error)
 
     found = []
-    for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # all other ways have the last one
+    for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
         memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
         found.append(timed(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
     found.reverse()
 
     def compiled(label: str, module: Any, **options: Any) -> NetworkTiming:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         torch._dynamo.reset()
-        return timed(label, torch.compile(module, **options), begun)
+        return timed(label, torch.compile(module, **options), started_at)
 
     def optimized(label: str, **options: Any) -> Any:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, **options)
-        found.append(timed(label, ours, begun))
+        found.append(timed(label, ours, started_at))
         return ours
 
     found += [compiled(f"{EAGER}, compiled ({mode})", model, mode=mode) for mode in args.compile]
@@ -189,17 +189,20 @@ def _made(name: str) -> tuple[Any, tuple[int, int, int]]:
     try:
         return torchvision.models.get_model(name, weights=None), IMAGE
     except ValueError as error:
-        raise UsageError(f"torchvision has no {name}, and there are {', '.join(OWN)}") from error
+        raise UsageError(f"no network {name}: expected one of torchvision, or {', '.join(OWN)}") from error
 
 
 def _settled(model: Any, shape: tuple[int, int, int]) -> Any:
-    """Return the model in evaluation mode with statistics of its own values; else these vanish layer by layer."""
+    """Return the model in evaluation mode, with batch normalizations that have the statistics of random images.
+
+    Without them, the values vanish from layer to layer.
+    """
     import torch
 
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.reset_running_stats()
-            module.momentum = None  # the mean of all batches
+            module.momentum = None  # a cumulative mean over batches
     with torch.no_grad():
         model.train()(torch.randn(SETTLING, *shape, device=next(model.parameters()).device))
     return model.eval()

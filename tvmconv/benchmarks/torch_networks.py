@@ -1,4 +1,4 @@
-"""Networks of `tvmconv bench torch-models` that torchvision lacks: their convolutions, with random weights.
+"""Networks of `tvmconv bench torch-models` that torchvision lacks, with random weights.
 
 Sources: Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution
 Image Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1.
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class _Conv(nn.Sequential):
-    """A convolution, its normalisation and SiLU."""
+    """A convolution, batch normalization and SiLU."""
 
     def __init__(self, channels: int, filters: int, size: int = 1, stride: int = 1) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class _Bottleneck(nn.Module):
 
 
 class _C2f(nn.Module):
-    """Splits the channels, and keeps what each of the bottlenecks gives."""
+    """YOLOv8's C2f block: it splits the channels, and concatenates the outputs of all its bottlenecks."""
 
     def __init__(self, channels: int, filters: int, count: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _C2f(nn.Module):
 
 
 class _Pooling(nn.Module):
-    """Three poolings one after another, all of them kept."""
+    """YOLOv8's SPPF block: three successive poolings, whose outputs are concatenated."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Pooling(nn.Module):
 
 
 def yolov8s_backbone() -> nn.Module:
-    """YOLOv8s' backbone: for images of 640×640."""
+    """Return the backbone of YOLOv8s, for images of 640×640."""
     return nn.Sequential(
         _Conv(3, 32, 3, 2),
         _Conv(32, 64, 3, 2),
@@ -101,7 +101,7 @@ class _Attention(nn.Module):
 
 
 def sd_vae_decoder() -> nn.Module:
-    """Stable Diffusion's decoder: from 4×64×64 to an image of 512×512."""
+    """Return the decoder of Stable Diffusion, from 4×64×64 to an image of 512×512."""
     layers: list[nn.Module] = [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 512, 3, 1, 1)]
     layers += [_Residual(512, 512), _Attention(512), _Residual(512, 512)]
     channels = 512

@@ -1,9 +1,9 @@
-"""Time what one call of the PyTorch operator costs the host in eager mode, beside `F.conv2d`.
+"""Time the host's cost of one call of the PyTorch operator in eager mode, and compare it with `F.conv2d`.
 
     tvmconv bench torch-overhead --device cuda:0 -o results
 
-The convolutions are so small that the GPU has finished before the next call. Thousands of calls without a
-synchronization time the host alone. Writes DIR/torch-overhead.json and .md.
+The convolutions are so small that the GPU finishes before the next call, so that thousands of calls without
+synchronization time only the host. Results are in DIR/torch-overhead.json and .md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; print and write the times."""
+    """Measure the calls, then print and write the times."""
     device = find_device(args, "calls must not wait for their kernels")
     source = describe_provenance(device, args.command)
     rows, data = [], []
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _taken(device: str, dtype: str, size: int, bias: bool) -> dict[str, float]:
-    """Return the seconds of a call, by what is called."""
+    """Return the seconds per call, by the name of the function."""
     import torch
     from torch.nn.functional import conv2d
 
@@ -76,8 +76,8 @@ def _host_seconds(call: Callable[[], object]) -> float:
     with torch.inference_mode():
         for _ in range(ROUNDS):
             torch.cuda.synchronize()
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             for _ in range(CALLS):
                 call()
-            rounds.append((time.perf_counter() - begun) / CALLS)
+            rounds.append((time.perf_counter() - started_at) / CALLS)
     return statistics.median(rounds)

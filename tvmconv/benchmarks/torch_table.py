@@ -16,17 +16,17 @@ from tvmconv.reports.torch_models import make_torch_models_table
 
 SECTION = "torch-models"
 LEGEND = (
-    "Microseconds of a call in a CUDA graph: by PyTorch in the faster of both memory formats, and under "
-    "`torch.compile`; of what `optimize` made, and of that under `torch.compile`. *Time ×*: the better of ours over "
-    "the better of PyTorch's. *Made in*, *again in*: seconds of `optimize`, and of the same call again, from the log. "
-    "*Error*: relative L2 difference of the network's output from that in float64. Each line is of one run, whose page "
-    "has its layers, versions, date and command."
+    "Microseconds per call in a CUDA graph: of PyTorch in the faster memory format, and under `torch.compile`; of the "
+    "optimized model, and of it under `torch.compile`. *Time ×*: the better time of tvmconv divided by the better time "
+    "of PyTorch. *Made in*, *again in*: seconds of `optimize`, and of the same call with the log of the first. *Error*: "
+    "relative L2 difference of the network's output from that in float64. Each line is one run, whose page lists its "
+    "layers, versions, date and command."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="torch-NAME.json of a network")
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks.")
     add_page(parser)
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             result = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read {file}: {error}") from error
-        if isinstance(result, dict) and "network" in result:  # torch-overhead.json has none
+        if isinstance(result, dict) and "network" in result:  # torch-overhead.json has no network
             results.append(result)
     try:
         table = make_torch_models_table(results)

@@ -5,13 +5,13 @@
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
 
-`scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have a suite and a time per layer as
-defaults. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant:
+`scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
+per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
 `resnet50-f16-nhwc-b32`. Then the naive schedule, the best one without tuning, the best kernel of the log
-(`tvmconv.reports.library_comparison`) and the libraries, cuDNN by default, are timed side by side: DIR/NAME-tuned.json,
-.md and .png, with the speed-up over each library, layer by layer and as geometric mean, and the times of the network.
-The same command continues after an interruption, also in the comparison: a layer is not compared again if its kernel in
-NAME-tuned.json is still the best of the log and took what the log's last timing says.
+(`tvmconv.reports.library_comparison`) and the libraries, by default cuDNN, are timed in turn. DIR/NAME-tuned.json, .md
+and .png have the speed-up over each library, for each layer and as geometric mean, and the times of the network. The
+same command resumes an interrupted run. A layer is not compared again if its kernel in NAME-tuned.json is still the
+best of the log, and its time agrees with the log's final timing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.workloads import Workload
 
-# Schedules that are compared beside the naive one: the last that computes the workload.
+# Schedules without tuning that are compared: the naive one, and the last of these that computes the workload.
 COMPARED = {
     "conv1d": ("conflict_free",),
     "conv2d": ("conflict_free", "tensor_core"),
@@ -50,19 +50,19 @@ COMPARED = {
     "filter1d": ("register",),
     "filter2d": ("register",),
 }
-TIMING_SECONDS = 0.15  # for each kernel in the comparison, all rounds included
-FAR = 0.10  # a time that deviates by more from the log's last timing of the same config is taken again
+TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
+FAR = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune and compare a suite."""
+    """Tune a suite, and compare it with libraries."""
     baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
     if args.device.startswith("rpc:") and not args.tune_only:
-        raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
+        raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
 
     selection = parse_layers(args)
     workloads = list(dict.fromkeys(selection.workloads.values()))
-    assign_schedules(args.schedule or (), workloads)  # or say which does not
+    assign_schedules(args.schedule or (), workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
 
@@ -79,22 +79,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         action="append",
         choices=(*libraries.load_baselines(), "none"),
-        help="library to compare with, or none; may be given several times (default: cudnn)",
+        help="Library to compare with, or none; may be given several times (default: cudnn).",
     )
     parser.add_argument(
         "--ladder",
         action=argparse.BooleanOptionalAction,
-        help="compare the naive schedule and the best one without tuning as well (default: unless the naive schedule "
-        "would take seconds per launch)",
+        help="Compare the naive schedule and the best one without tuning as well (default: unless the naive schedule "
+        "would take seconds per launch).",
     )
     parser.add_argument(
         "--predicted",
         action="store_true",
-        help="compare the kernel that the model predicts without any trial as well, and the untuned default",
+        help="Compare the kernel that the cost model predicts without trials, and the best default config, as well.",
     )
     part = parser.add_mutually_exclusive_group()
-    part.add_argument("--tune-only", action="store_true", help="tune without comparing afterwards")
-    part.add_argument("--compare-only", action="store_true", help="compare what the log has without tuning")
+    part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
+    part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
     add_search_options(parser)
     parser.set_defaults(log=None)
 
@@ -112,7 +112,7 @@ def _tune(args: argparse.Namespace, selection: LayerSelection, workloads: Sequen
 
 
 def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Sequence[str]) -> int:
-    """Time all side by side, write and print the results; return the exit status."""
+    """Time all kernels in turn, write and print the results, and return the exit status."""
     device = devices.find_device(args.device)
     print_auto_device(args.device, device)
     workloads = selection.workloads
@@ -120,7 +120,7 @@ def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Seq
     if ladder is None:
         ladder = all(naive_cost.is_affordable(workload, device) for workload in workloads.values())
         if not ladder:
-            print_note("schedules without tuning are left out; --ladder compares them, too")
+            print_note("schedules without tuning are left out; --ladder compares them as well")
     name = f"{selection.name}-tuned"
     with report_fallbacks():
         sweep = measure_sweep(
@@ -139,7 +139,7 @@ def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Seq
             predicted=args.predicted,
             extra_provenance=_describe_model([*workloads.values()], device) if args.predicted else "",
             baselines=baselines,
-            cold=None,  # where the arrays exceed the cache
+            cold=None,  # a cold cache only if the arrays exceed it
             seconds=TIMING_SECONDS,
             verify=args.verify,
         )
@@ -156,19 +156,19 @@ def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Seq
 
 
 def _describe_model(workloads: Sequence[Workload], device: Device) -> str:
-    """Return how many of the layers the model was trained on: its predictions for those test nothing."""
-    knowledge = cost_model_for(device.arch)
-    if knowledge is None:
+    """Return a text on how many layers are in the cost model's training set, whose predictions test little."""
+    cost_model = cost_model_for(device.arch)
+    if cost_model is None:
         return ""
     layers = {layer_key(w): w for w in workloads}.values()
-    seen = knowledge.count_training_layers(layers)
+    seen = cost_model.count_training_layers(layers)
     if seen:
         print_note(f"the model has seen records of {seen} of these {len(layers)} layers")
     return f"a model that has seen {seen or 'none'} of the {len(layers)} layers"
 
 
 def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
-    """Return the arguments of `run_ladder` for the naive schedule and the best one without tuning."""
+    """Return the arguments of `run_schedules` for the naive schedule and the best one without tuning."""
     available = {s.name for s in registry.schedules(workload) if device.kind in s.device_kinds}
     reference = registry.get_baseline_schedule(workload)
     best_one = [name for name in COMPARED.get(workload.operator, ()) if name in available][-1:]
@@ -179,7 +179,7 @@ def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
 def _known(
     file: Path, log: Path, device: Device, ladder: bool, baselines: Sequence[str], *, predicted: bool
 ) -> Sweep | None:
-    """Return those comparisons of a file, made on this device, that need not be measured again."""
+    """Return the comparisons of a file on this device that need not be measured again."""
     if not file.exists():
         return None
     sweep = Sweep.read(file)
@@ -210,7 +210,7 @@ def _known(
 
 
 def is_far(row: ResultRow, record: Record) -> bool:
-    """Return whether a row's time deviates from the log's last timing of the same config, both with a hot cache."""
+    """Return whether a row's time deviates from the log's final timing of the same config, both with a hot cache."""
     if row.timing is None or row.timing.cold or not record.final:
         return False
     return abs(row.timing.median - record.cost) > FAR * record.cost

@@ -1,10 +1,10 @@
-"""Make tables and a chart of the schedules that win, by channels, image and batch.
+"""Make tables and a chart of the fastest schedules by channels, image and batch.
 
     tvmconv bench winners tuning_logs/nvidia-h200/winograd/*-tuned.json --log tuning_logs/nvidia-h200
     tvmconv bench winners results/*-tuned.json --log results --kind winograd -o results/winners
 
-It reads the results of `tvmconv bench tune-suite`; the logs have the times of the schedules that did not win. Writes
-NAME.md, a line per layer, and NAME.png; --update-page writes a line per network and batch into a page.
+It reads the results of `tvmconv bench tune-suite`, and logs with the times of the other schedules. It writes NAME.md,
+with a line per layer, and NAME.png. With --update-page, it writes a line per network and batch into a page.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_ta
 
 SECTION = "winners"
 LEGEND = (
-    "×: times as fast as the library, the geometric mean over the layers; TFLOP/s of the direct count of operations; "
-    "errors are relative L2 ones against float64."
+    "×: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
+    "convolution. Errors are relative L2 errors against float64."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="NAME-tuned.json")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Files NAME-tuned.json.")
     parser.add_argument(
-        "--kind", action="append", default=[], metavar="SCHEDULE", help="compare this schedule with all others"
+        "--kind", action="append", default=[], metavar="SCHEDULE", help="Schedule that is compared with all others."
     )
-    parser.add_argument("--log", action="append", default=[], type=Path, metavar="LOG", help="log, or folder of logs")
+    parser.add_argument("--log", action="append", default=[], type=Path, metavar="LOG", help="Log, or folder of logs.")
     add_output(parser, None, "NAME.md and NAME.png")
     add_page(parser)
-    parser.add_argument("--section", default=SECTION, metavar="NAME", help="section of the page (default: %(default)s)")
+    parser.add_argument(
+        "--section", default=SECTION, metavar="NAME", help="Section of the page (default: %(default)s)."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read results and logs; print and write the tables."""
+    """Read results and logs, then print and write the tables."""
     sweeps = [Sweep.read(file) for file in args.files]
     records = (record for log in list_log_files(args.log) for record in read_valid_records(log)) if args.log else ()
     layers = compare_layers(sweeps, records, args.kind)

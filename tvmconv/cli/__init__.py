@@ -1,7 +1,7 @@
-"""The command line: one module a command, each with `add_parser` and a `run(args) -> exit status`.
+"""The command line: one module per command, each with `add_parser(commands)` and `run(args) -> exit status`.
 
-Nothing here imports TVM before a command needs it, so that `--help` and a mistyped word are answered at once. A search
-is in a hurry: the process that its builders are forked from begins before the commands' modules are imported.
+TVM is imported only when a command needs it, so that `--help` and mistyped words are answered at once. For `tvmconv
+tune`, the process that builders are forked from starts before the modules of the commands are imported.
 """
 
 from __future__ import annotations
@@ -43,17 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Args:
-        argv: the words after `tvmconv`; those of the process by default.
+        argv: Words after `tvmconv`. By default, the arguments of this process.
 
     Returns:
-        The exit status: 0, 1 if a schedule failed, 2 if the request cannot be served.
+        The exit status: 0 for success, 1 if a schedule failed, 2 if the command line cannot be carried out.
     """
     words = sys.argv[1:] if argv is None else argv
     return run_guarded("tvmconv", lambda: _dispatch(words))
 
 
 def command_line() -> NoReturn:
-    """Run this process's command line, and end it; one that was interrupted at once, whatever its threads are at."""
+    """Run the command line of this process, and end the process with its exit status.
+
+    An interrupted process ends at once, without waiting for its threads.
+    """
     status = main()
     if status == INTERRUPTED_STATUS:
         with contextlib.suppress(OSError):
@@ -83,28 +86,28 @@ def _run(words: Sequence[str]) -> int:
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; run nothing.
+    """Parse a command line without running the command.
 
     Args:
-        words: the words after `tvmconv`.
+        words: Words after `tvmconv`.
 
     Returns:
-        The command's arguments; `run(args)` among them is the command.
+        The arguments of the command. Their attribute `run` is the function that runs the command on them.
 
     Raises:
-        UsageError: the words are no command line of tvmconv's.
+        UsageError: The words are not a valid command line.
     """
     parser, commands = _make_parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
     args, unparsed = parser.parse_known_args(words)
     if any(word.startswith("-") for word in unparsed) or (unparsed and "words" not in args):
         commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
     if unparsed:
-        args.words += unparsed  # argparse ends a list of words at the first option, and leaves the others over
+        args.words += unparsed  # argparse ends a list of words at the first option and does not parse the later words
     return args
 
 
 def _make_parser(command_names: Sequence[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return what reads a command line of these commands, and what reads the words of each of them."""
+    """Return the parser for these commands, and the parser of each command by its name."""
     parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -1,6 +1,6 @@
-"""`tvmconv bench`: measurements that users repeat on their own device, one module of `tvmconv.benchmarks` each.
+"""`tvmconv bench`: run a benchmark, each of which is a module of `tvmconv.benchmarks`.
 
-Only the module of the benchmark that a command line names is imported.
+Only the module of the named benchmark is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BENCHMARKS = {
 
 
 class BenchmarkParser(CommandParser):
-    """A parser that gets its options from the benchmark's module when a command line is parsed."""
+    """An argument parser that adds the options of a benchmark's module when it parses a command line."""
 
     benchmark = ""
 
@@ -70,13 +70,13 @@ def run_script(name: str, script: str, argv: Sequence[str] | None = None, **defa
     """Run a benchmark as a script of its own.
 
     Args:
-        name: The benchmark, one of `BENCHMARKS`.
-        script: The script's name without its suffix.
-        argv: The words of the command line; by default those of the process.
+        name: Name of the benchmark, a key of `BENCHMARKS`.
+        script: Name of the script without its suffix.
+        argv: Arguments of the command line. By default, those of this process.
         defaults: Default values of options.
 
     Returns:
-        The exit status: 0, 1 if something failed that was measured, 2 if the request cannot be served.
+        The exit status: 0 for success, 1 if a measurement failed, 2 if the command line cannot be carried out.
     """
 
     def command() -> int:

@@ -1,4 +1,4 @@
-"""`tvmconv build`: a kernel as files that another program can call without tvmconv."""
+"""`tvmconv build`: export a kernel as files that other programs can use without tvmconv."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "build",
-        help="export a kernel: library, source, and how to call it",
-        description="Build a kernel and write it to a folder: the source, for CUDA the machine code and a shared "
-        "library, and a README with complete examples of the call, which need no tvmconv.",
+        help="export a kernel as source, library and examples",
+        description="Build a kernel and write it to a folder: the source, for CUDA also the machine code and a shared "
+        "library, and a README with complete examples of calls, which do not need tvmconv.",
         usage="%(prog)s WORKLOAD [SCHEDULE] [options] -o DIR",
     )
     parser.add_argument(
         "words",
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
-        help=f"such as {EXAMPLE_WORKLOAD} vthread; without a schedule, the fastest of the log, else the one for tuning",
+        help=f"Workload and schedule, such as {EXAMPLE_WORKLOAD} vthread (default: the fastest schedule of the log, "
+        "else the predicted one).",
     )
     parser.add_argument(
-        "--log", metavar="F", action="append", help="a log, or a folder of logs, whose fastest kernel is built"
+        "--log", metavar="F", action="append", help="Log, or folder of logs, whose fastest kernel is built."
     )
-    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", required=True, help="the folder to write to")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", required=True, help="Folder to write to.")
     add_device_options(parser)
     add_cost_model_option(parser)
     add_set_option(parser)
@@ -53,9 +54,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, verify where the kernel can run, write; print what was written."""
+    """Build a kernel, verify it where it can run, write it to files, and print their names."""
     if not 1 <= len(args.words) <= 2:
-        raise UsageError("expected a workload, and perhaps a schedule; see tvmconv build --help")
+        raise UsageError("expected a workload and at most one schedule; see tvmconv build --help")
     workload = workloads.parse(args.words[0])
     import_tvm()
     schedule = registry.find_schedule(workload, args.words[1]) if len(args.words) > 1 else None
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify_kernel(built_kernel: Kernel) -> Verification | None:
-    """The verification of a kernel that can run here; raises CompileError if its results are wrong."""
+    """Return the verification of a kernel, None if it cannot run here; raise CompileError if its results are wrong."""
     if isinstance(built_kernel.device, (Arch, RPCDevice)):
         return None
     verification = built_kernel.verify()

@@ -1,4 +1,4 @@
-"""`tvmconv counters`: counts from the kernels' code beside a GPU's counters, read by Nsight Compute."""
+"""`tvmconv counters`: compare counts from the code of kernels with a GPU's counters, read by Nsight Compute."""
 
 from __future__ import annotations
 
@@ -32,42 +32,56 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 FILE_STEM = "counters"
-AGREEMENT = "agreement"  # section of a page
+AGREEMENT = "agreement"  # section of the Markdown page
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "counters",
-        help="what is counted from the code beside what a GPU counts",
-        description="Sectors, requests, wavefronts and occupancy: counted from kernels' code, and measured by Nsight "
-        "Compute (ncu), of each kernel and each of its accesses. Each kernel is launched once for either. With --arch, "
-        "kernels are built and counted without a GPU, into the file that --programs names, to be measured where there "
-        "is one. With --stalls, the counters say why one schedule is faster than another: how busy each unit is, "
-        "how many bytes move, and what warps wait for.",
+        help="compare counts from the code of kernels with a GPU's counters",
+        description="Compare sectors, requests, wavefronts and occupancy that are counted from the code of kernels "
+        "with those that Nsight Compute (ncu) measures, for each kernel and each of its accesses. Each kernel is "
+        "launched once for each of both. With --arch, kernels are built and counted without a GPU and written to the "
+        "file of --programs, which is measured on a host with a GPU. With --stalls, the counters show why one schedule "
+        "is faster than another: how busy each unit is, how many bytes move, and what warps wait for.",
     )
-    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"such as {EXAMPLE_WORKLOAD}")
-    parser.add_argument("--schedules", metavar="A,B", help="these (default: all that apply)")
-    parser.add_argument("--log", metavar="F", type=Path, action="append", help="and the fastest kernel of these logs")
-    parser.add_argument("--programs", metavar="F", type=Path, help="kernels that were built before, or go there")
+    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"Workloads, such as {EXAMPLE_WORKLOAD}.")
+    parser.add_argument("--schedules", metavar="A,B", help="Schedules to measure (default: all that apply).")
+    parser.add_argument(
+        "--log",
+        metavar="F",
+        type=Path,
+        action="append",
+        help="Log, or folder of logs, whose fastest kernel is measured as well; may be given several times.",
+    )
+    parser.add_argument(
+        "--programs", metavar="F", type=Path, help="File of compiled kernels: written with --arch, else read."
+    )
     parser.add_argument(
         "--from",
         dest="files",
         metavar="F",
         type=Path,
         action="append",
-        help=f"read {FILE_STEM}.json again; several are put together",
+        help=f"File {FILE_STEM}.json of an earlier run to read; several files are combined.",
     )
     parser.add_argument(
         "--stalls",
         action="store_true",
-        help=f"read busy units, traffic and stall reasons; the files are OPERATOR-{FILE_STEM}.json and .md",
+        help="Measure utilization of units, traffic and stall reasons; the files are "
+        f"OPERATOR-{FILE_STEM}.json and .md.",
     )
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
-    parser.add_argument("--recount", action="store_true", help="of these, build and count the kernels anew")
-    parser.add_argument("--all", action="store_true", help="print every count of each kernel and each access")
+    parser.add_argument("--recount", action="store_true", help="Build and count the kernels of --from again.")
+    parser.add_argument("--all", action="store_true", help="Print every count of each kernel and each access.")
     parser.add_argument(
-        "-o", "--output", dest="out", metavar="DIR", type=Path, help=f"write {FILE_STEM}.json and {FILE_STEM}.md there"
+        "-o",
+        "--output",
+        dest="out",
+        metavar="DIR",
+        type=Path,
+        help=f"Folder to write {FILE_STEM}.json and {FILE_STEM}.md to.",
     )
     add_page(parser)
     add_device_options(parser)
@@ -75,7 +89,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or read; print and write."""
+    """Measure the counters or read them from files, then print and write them."""
     from tvmconv.reports.counter_comparison import (
         ACCESS_LEGEND,
         COUNT_TOLERANCE,
@@ -89,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     if args.recount and not args.files:
-        raise UsageError("--recount counts anew what --from FILE tells was measured")
+        raise UsageError("--recount needs --from FILE, the file of measured kernels to count again")
     if args.stalls or args.launch_only:
         return _run_stalls(args)
     if args.files:
@@ -119,10 +133,8 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
     if args.page:
-        agree, differ = (
-            make_summary_table(loaded_metrics.kernels).format_markdown(),
-            make_differences_table(loaded_metrics.kernels).format_markdown(),
-        )
+        agree = make_summary_table(loaded_metrics.kernels).format_markdown()
+        differ = make_differences_table(loaded_metrics.kernels).format_markdown()
         differ = f"Those that differ by more, counted over measured:\n\n{differ}"
         update_page(args.page, AGREEMENT, "\n\n".join([agree, differ, f"{LEGEND} {loaded_metrics.provenance}"]))
     if args.all:
@@ -145,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(files: Sequence[Path]) -> list[KernelMetricsFile[CounterComparison]] | tuple[KernelMetricsFile[Counters]]:
-    """Read files of one kind; of --stalls there may be one."""
+    """Read several files of `CounterComparison`, or one file of `Counters` that --stalls wrote."""
     from tvmconv.experiments.counter_comparison import CounterComparison
     from tvmconv.experiments.counters import Counters
     from tvmconv.experiments.kernel_metrics import KernelMetricsFile
@@ -159,14 +171,14 @@ def _read(files: Sequence[Path]) -> list[KernelMetricsFile[CounterComparison]] |
 
 
 def _run_stalls(args: argparse.Namespace) -> int:
-    """Read the counters of --stalls on a GPU, each kernel launched once by a child of ncu."""
+    """Measure the counters of --stalls on a GPU; a child process of ncu launches each kernel once."""
     from tvmconv.analysis.nsight import ncu
     from tvmconv.experiments.counters import METRICS, STALLS, make_counters
     from tvmconv.experiments.kernel_metrics import KernelMetricsFile
     from tvmconv.experiments.provenance import describe_provenance
 
     if not args.workloads:
-        raise UsageError("--stalls: expected workloads to measure")
+        raise UsageError("--stalls needs at least one workload to measure")
     if args.launch_only:
         for _, kernel in _default_kernels(args):
             kernel(*kernel.workload.inputs(seed=0))
@@ -192,7 +204,7 @@ def _default_kernels(args: argparse.Namespace) -> Iterator[tuple[str, Kernel]]:
 
 
 def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]) -> int:
-    """Print the tables of --stalls, a section for each workload, and write them."""
+    """Print and write the tables of --stalls, with a section for each workload."""
     from tvmconv.reports.counters import LEGEND, SUMMARY_LEGEND, make_summary_table, make_tables
 
     texts = dict.fromkeys(row.workload for row in measured.kernels)
@@ -212,7 +224,7 @@ def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """Return the words that choose the kernels."""
+    """Return the arguments of the command line that select the kernels."""
     return [
         *args.workloads,
         *(["--schedules", args.schedules] if args.schedules else []),
@@ -233,12 +245,12 @@ def _save_programs(args: argparse.Namespace, device: Device) -> int:
     from tvmconv.measure import kernel_archive
 
     if not (args.programs and args.workloads):
-        raise UsageError(f"{device.text} is to compile for only: --programs FILE takes kernels to measure on a GPU")
+        raise UsageError(f"{device.text} can only be compiled for: expected workloads and --programs FILE to write to")
     try:
         kernel_archive.save_kernels(args.programs, _build_kernels(args, device))
     except OSError as error:
         raise UsageError(f"cannot write {args.programs}: {error.strerror}") from error
-    print(f"tvmconv counters --programs {args.programs} --device cuda:0  measures them")
+    print(f"measure the kernels on a GPU with: tvmconv counters --programs {args.programs} --device cuda:0")
     return 0
 
 
@@ -249,7 +261,7 @@ def _measure(args: argparse.Namespace, device: Device) -> Any:
     from tvmconv.measure import kernel_archive
 
     if bool(args.workloads) == bool(args.programs):
-        raise UsageError("expected workloads, or --programs FILE with kernels that were built before")
+        raise UsageError("expected workloads, or --programs FILE with compiled kernels")
     described_programs = list(
         kernel_archive.load_kernels(args.programs) if args.programs else _build_kernels(args, device)
     )
@@ -259,7 +271,7 @@ def _measure(args: argparse.Namespace, device: Device) -> Any:
 
 
 def _build_kernels(args: argparse.Namespace, device: Device) -> Iterator[tuple[dict[str, Any], Executable]]:
-    """The kernels that were asked for, one after another, with what is counted of each."""
+    """Yield the description, with its counts, and the executable of each selected kernel."""
     from tvmconv.experiments.counter_comparison import describe_kernel
     from tvmconv.experiments.run import select_schedules
     from tvmconv.logs.build import build

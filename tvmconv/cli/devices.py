@@ -1,4 +1,4 @@
-"""`tvmconv devices`: what can run or be compiled for here, and why not when not."""
+"""`tvmconv devices`: list the devices of this host, and why devices are missing."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from tvmconv.reports.tables import EMPTY_CELL, Table
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("devices", help="what can run or be compiled for here, and why not when not")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = commands.add_parser("devices", help="list the devices of this host, and why devices are missing")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the devices; for what is not there, the reason and the remedy."""
+    """Print the devices, and for each kind that is missing the reason and a remedy."""
     entries = list_devices()
     if args.json:
         print(json.dumps([_to_json(entry) for entry in entries]))
         return 0
-    available = [entry for entry in entries if entry.name]
     headers = ("device", "name", "memory [GB]", "multiprocessors", "architecture")
-    print(
-        Table(
-            headers,
-            [_make_cells(entry) for entry in available],
-            left_aligned=frozenset({"device", "name", "architecture"}),
-        ).format_text()
-    )
+    rows = [_make_cells(entry) for entry in entries if entry.name]
+    print(Table(headers, rows, left_aligned=frozenset({"device", "name", "architecture"})).format_text())
     for entry in entries:
         if not entry.name:
             print(f"\nno {entry.text}: {entry.reason}\n  remedy: {entry.remedy}")

@@ -1,4 +1,4 @@
-"""`tvmconv explain`: why a kernel takes what it takes, from its code alone; no GPU is needed."""
+"""`tvmconv explain`: explain the time of a kernel by counts from its code, without a GPU."""
 
 from __future__ import annotations
 
@@ -33,37 +33,43 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "explain",
-        help="why a kernel takes what it takes",
-        description="Occupancy, waves, the wavefronts and sectors of each access, and the least time of each unit: "
-        "counted from a kernel's code. Of several schedules, what differs.",
+        help="explain the time of a kernel by counts from its code",
+        description="Count from the code of a kernel: occupancy, waves, wavefronts and sectors of each access, and the "
+        "minimum time of each unit. With several kernels, print what differs.",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE_WORKLOAD}")
-    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=f"{KERNEL_NAME_HELP}; several to compare them")
-    parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
     parser.add_argument(
-        "--waterfall", action="store_true", help="of one schedule: what each knob buys, from the default to the best"
+        "schedules", metavar="SCHEDULE", nargs="+", help=f"{KERNEL_NAME_HELP}; several kernels are compared."
     )
-    add_log_option(parser, "of the best of --waterfall and ")
+    parser.add_argument(
+        "--steps", action="store_true", help="Show for one schedule what the neighbouring values of each knob change."
+    )
+    parser.add_argument(
+        "--waterfall",
+        action="store_true",
+        help="Show for one schedule what each knob gains, from the default config to the fastest one.",
+    )
+    add_log_option(parser, "the fastest config of --waterfall and for ")
     add_device_options(parser)
     add_set_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a page."""
+    """Print the explanation of one kernel, the comparison of several, or a waterfall."""
     workload = workloads.parse(args.workload)
     import_tvm()
     from tvmconv.analysis.sass.linked_sources import prefetch_listings
 
     device = find_target_device(args)
     if device.arch is None:
-        raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")
+        raise UsageError(f"{device.text} is not an NVIDIA architecture, which explain needs: choose one with --arch")
     device_spec = find_device_spec(device)
     for option in ("steps", "waterfall"):
         if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
-            raise UsageError(f"--{option} is for one schedule, on a GPU whose numbers are known")
+            raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
     if args.waterfall and args.steps:
-        raise UsageError("--steps and --waterfall are two pages: ask for one of them")
+        raise UsageError("--steps and --waterfall exclude each other: expected one of them")
     if args.waterfall and device_spec:
         _print_waterfall(args, workload, device, device_spec)
         print_device(args, device)
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             failures.append(failure)
             continue
         names.append(name)
-        prefetch_listings(built_kernels[-1])  # while the next one is built, and what follows is imported
+        prefetch_listings(built_kernels[-1])  # disassembles in parallel with the next build and the imports below
     if not built_kernels:
         raise failures[0]
     for error in failures:
@@ -99,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, device_spec: DeviceSpec) -> None:
-    """Print the way from the default config to what `--set` says, or else to the log's fastest."""
+    """Print the gain of each knob from the default config to that of `--set`, or to the fastest of the log."""
     from tvmconv.analysis.waterfall import compute_waterfall
     from tvmconv.reports.page_data import build_fastest, read_logs
     from tvmconv.reports.waterfall import format_waterfall, make_time_lookup
@@ -117,7 +123,10 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
 
 
 def find_device_spec(device: Device) -> DeviceSpec | None:
-    """A device's numbers; of an architecture alone, those of the GPU that the model was taught on, if it is of it."""
+    """Return the peak rates of a device, or None if they are unknown.
+
+    An architecture has the rates of the GPU whose records trained its cost model.
+    """
     from tvmconv.cost_model.model import cost_model_for
 
     if isinstance(device, devices.Arch):

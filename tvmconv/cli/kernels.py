@@ -1,4 +1,4 @@
-"""Kernels as a command line names them: a schedule, a config of it, the fastest of the logs, or the predicted one."""
+"""Kernels by their names on command lines: a schedule, a config, the fastest of the logs, or the predicted one."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ from tvmconv.workloads import Workload
 
 TUNED, PREDICTED = "tuned", "predicted"
 KERNEL_NAME_HELP = (
-    f"such as vthread; tiling:tile_rc=-1,1,4:tile_rh=-1,1,1 with these knobs; {TUNED}, the fastest of the logs; "
-    f"direct:{TUNED}, that of a schedule; {PREDICTED}, what the model takes to be the fastest"
+    "Kernel: a schedule such as vthread; a schedule with knobs such as tiling:tile_rc=-1,1,4:tile_rh=-1,1,1; "
+    f"{TUNED} for the fastest kernel of the logs; direct:{TUNED} for the fastest of one schedule; "
+    f"{PREDICTED} for the kernel that the cost model predicts to be the fastest"
 )
 
 
 def add_log_option(parser: argparse.ArgumentParser, help_prefix: str = "") -> None:
-    """Add `--log`, any number of times, where `tuned` looks."""
+    """Add `--log`, which may be repeated: the logs in which the kernel `tuned` is looked up."""
     parser.add_argument(
         "--log",
         metavar="F",
         action="append",
         default=[],
-        help=f"a log, or a folder of logs, {help_prefix}of {TUNED} (default: the logs that come with tvmconv)",
+        help=f"Log, or folder of logs, for {help_prefix}{TUNED} (default: the logs that come with tvmconv).",
     )
 
 
 def build_named_kernel(
     name: str, workload: Workload, device: Device, knobs: Mapping[str, Value], logs: list[str] | None = None
 ) -> Kernel:
-    """Build the kernel of a name.
+    """Build the kernel that a command line names.
 
     Args:
-        name: as `KERNEL_NAME_HELP` has it.
-        workload: what to compute.
-        device: where it is to run.
-        knobs: values that it gets whatever its name says of them.
-        logs: of `tuned`, by default those that come with tvmconv.
+        name: Name of the kernel, in the form that `KERNEL_NAME_HELP` describes.
+        workload: Workload that the kernel computes.
+        device: Device that the kernel is built for.
+        knobs: Values of knobs, which replace those of the name.
+        logs: Files and folders in which `tuned` is looked up. By default, the logs that come with tvmconv.
 
     Raises:
-        Error: no schedule, knob or value is called so, the logs have no record or the model knows nothing of the
-            workload, or it cannot be built.
+        Error: There is no such schedule, knob or value, the logs have no record of the workload, the cost model does
+            not cover the workload, or the kernel cannot be built.
     """
     schedule, _, config_text = name.partition(":")
     if schedule == PREDICTED and not config_text:
         named_kernel = build_predicted(workload, device, time_candidates=False)
         if not named_kernel.prediction and not recommend_configs(workload, device, 1):
-            raise Error(f"the model knows nothing of {workload} on {device.text}")
+            raise Error(f"the cost model has no prediction for {workload} on {device.text}")
     elif TUNED in (name, config_text):
         named_kernel = _build_tuned(workload, device, schedule if config_text else None, logs)
     else:

@@ -1,4 +1,4 @@
-"""`tvmconv log`: what tuning logs hold; logs merged, and imported from AutoTVM."""
+"""`tvmconv log`: list the contents of tuning logs, merge logs, and import AutoTVM's logs."""
 
 from __future__ import annotations
 
@@ -21,38 +21,43 @@ from tvmconv.logs.stats import LogStats, SearchStats, trials_per_second
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import format_value
 
-FINAL, TRIAL = "final", "trial"  # what the time of a search's best record is
+FINAL, TRIAL = "final", "trial"  # kind of timing of a search's best record
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("log", help="what tuning logs hold; merge them, import AutoTVM's")
+    parser = commands.add_parser("log", help="list the contents of tuning logs, merge logs, import AutoTVM's logs")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    best = _add_action(actions, "best", _run_best, "the fastest valid records of each workload on each device")
+    best = _add_action(actions, "best", _run_best, "print the fastest valid records of each workload on each device")
     best.add_argument(
-        "--top", metavar="N", type=options.parse_count, default=1, help="how many of each (default: %(default)s)"
+        "--top",
+        metavar="N",
+        type=options.parse_count,
+        default=1,
+        help="Number of records for each workload and device (default: %(default)s).",
     )
-    best.add_argument("--workload", metavar="W", help="only of this workload")
-    best.add_argument("--device", metavar="D", help='only of the device of this name, such as "NVIDIA H200"')
-    best.add_argument("--json", action="store_true", help="print the records as they stand in a log")
-    best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="write them to a log, times with five digits")
+    best.add_argument("--workload", metavar="W", help="Print only records of this workload.")
+    best.add_argument("--device", metavar="D", help='Print only records of the device of this name ("NVIDIA H200").')
+    best.add_argument("--json", action="store_true", help="Print the records as lines of a log.")
+    best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="Log to write, with times of five digits.")
 
-    stats = _add_action(actions, "stats", _run_stats, "how many records, errors and bad lines; the best of each search")
-    stats.add_argument("--json", action="store_true", help="print JSON")
-
-    importing = _add_action(
-        actions, "import", _run_import, "rewrite AutoTVM's logs as ours, and tell what has no schedule"
+    stats = _add_action(
+        actions, "stats", _run_stats, "count records, errors and invalid lines, and print the best of each search"
     )
-    importing.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
+    stats.add_argument("--json", action="store_true", help="Print JSON.")
 
-    merging = _add_action(actions, "merge", _run_merge, "one log of several, each measurement once")
-    merging.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
+    for name, run, summary in (
+        ("import", _run_import, "convert AutoTVM's logs, and report the lines that cannot be converted"),
+        ("merge", _run_merge, "merge several logs into one, with each measurement once"),
+    ):
+        writing = _add_action(actions, name, run, summary)
+        writing.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="Log to write.")
 
 
 def _add_action(actions: Any, name: str, run: Any, summary: str) -> Any:
     parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a log, or a folder of logs (*.jsonl)")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="Log, or folder of logs (*.jsonl).")
     parser.set_defaults(run=run)
     return parser
 
@@ -84,7 +89,7 @@ def _describe_unconfirmed(trial: Record) -> str:
     time = f"{format_significant(trial.cost * 1e6)} µs"
     return (
         f"{trial.workload} on {trial.device}: a trial of {trial.schedule} took {time}, less than all final "
-        "timings; it counts once tvmconv tune has timed it again"
+        "timings; the next tvmconv tune times it again, and only then it counts"
     )
 
 
@@ -98,11 +103,9 @@ def _make_best_table(records: Iterable[Record]) -> Table:
 
 
 def _format_speed(record: Record | None) -> tuple[str, str]:
-    return (
-        (format_significant(record.cost * 1e6), format_significant(record.gflops))
-        if record
-        else (EMPTY_CELL, EMPTY_CELL)
-    )
+    if record is None:
+        return EMPTY_CELL, EMPTY_CELL
+    return format_significant(record.cost * 1e6), format_significant(record.gflops)
 
 
 def _format_config(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""`tvmconv optimize`: a PyTorch model with our kernels in it, as a file, and what runs in it."""
+"""`tvmconv optimize`: replace convolutions of a PyTorch model by tvmconv's kernels, report and save the model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "optimize",
-        help="a PyTorch model whose convolutions run by our kernels where these are faster",
-        description="Find kernels for the convolutions of a PyTorch model and what follows them, take those that are "
-        "faster than PyTorch's, and print what runs, layer by layer. With -o, write that and the model.",
+        help="replace convolutions of a PyTorch model by faster kernels of tvmconv",
+        description="Find kernels for the convolutions of a PyTorch model and the operations that follow them, use "
+        "those that are faster than PyTorch's, and print a report on each layer. With -o, write the report and the "
+        "model.",
     )
     parser.add_argument(
-        "model", metavar="PACKAGE.MODULE:CALLABLE", help="a PyTorch module, or what gives one when it is called"
+        "model", metavar="PACKAGE.MODULE:CALLABLE", help="PyTorch module, or a function that returns one."
     )
     parser.add_argument(
         "--input",
@@ -38,48 +39,50 @@ def add_parser(commands: Any) -> None:
         type=_parse_input,
         action="append",
         required=True,
-        help=f"an argument of the model, such as {EXAMPLE_TEXT}; several in order",
+        help=f"Input of the model, such as {EXAMPLE_TEXT}; may be given several times, in order.",
     )
     parser.add_argument(
         "--dtype",
         choices=dtypes.DTYPES_BY_TEXT,
         default="f32",
-        help="of the model and its input; f32 is without TF32, tf32 is float32 with it (default: %(default)s)",
+        help="Dtype of the model and its inputs; tf32 is float32 with TF32 allowed (default: %(default)s).",
     )
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help=f"{CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for f32, else {CHANNELS_LAST})",
+        help="Memory layout of the model and its inputs; "
+        f"{CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for f32, else {CHANNELS_LAST}).",
     )
     parser.add_argument(
         "--seconds",
         metavar="T",
         type=parse_positive,
-        help="search for kernels, and take so long for all, from the command on (writing the model comes after it)",
+        help="Tune the kernels, with this time limit in seconds for all layers from the start of the command; writing "
+        "the model takes further time.",
     )
-    parser.add_argument("--log", metavar="F", type=Path, help="take kernels from it, and append what is measured")
-    parser.add_argument("--device", metavar="D", help="cuda:N or opencl:N (default: the best that there is)")
+    parser.add_argument("--log", metavar="F", type=Path, help="Log to take kernels from and to append trials to.")
+    parser.add_argument("--device", metavar="D", help="Device to run on: cuda:N or opencl:N (default: auto).")
     parser.add_argument(
-        "--all", action="store_true", help="take our kernels wherever there are any, also where PyTorch is faster"
+        "--all", action="store_true", help="Use tvmconv's kernels for all layers, even where PyTorch's are faster."
     )
-    parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"write {REPORT} and {MODEL} there")
+    parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"Folder to write {REPORT} and {MODEL} to.")
     parser.set_defaults(run=run)
 
 
 def _parse_input(text: str) -> InputSpec:
     parsed_input = parse_model_input(text)
     if parsed_input.name:
-        raise argparse.ArgumentTypeError(f"{text!r} has a name: arguments are given in order")
+        raise argparse.ArgumentTypeError(f"expected sizes without a name, as inputs are given in order, not {text!r}")
     return parsed_input
 
 
 def run(args: argparse.Namespace) -> int:
-    """Optimise, print and write."""
+    """Optimize a model, print the report, and write the report and the model."""
     if args.out:
         with _translate_write_errors(args.out):
             args.out.mkdir(parents=True, exist_ok=True)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
+        with contextlib.redirect_stdout(sys.stderr):  # the code of the model may print
             optimized = _optimize(args)
     except KeyboardInterrupt:
         if args.seconds is not None:
@@ -104,7 +107,7 @@ def _translate_write_errors(folder: Path) -> Iterator[None]:
 
 
 def _make_tensor(model_input: InputSpec, dtype: Any, torch_device: Any) -> Any:
-    """Zeros, where an input has a dtype of its own; else random numbers in that of the model."""
+    """Return zeros for an input with a dtype of its own, else random numbers in the dtype of the model."""
     import torch
 
     if model_input.dtype:
@@ -113,7 +116,8 @@ def _make_tensor(model_input: InputSpec, dtype: Any, torch_device: Any) -> Any:
 
 
 def _optimize(args: argparse.Namespace) -> Any:
-    from tvmconv.torch.optimize import CPU_MODEL_WARNING, optimize_within  # noqa: I001  first, as it says what is missing
+    # The first import raises an error that names missing packages.
+    from tvmconv.torch.optimize import CPU_MODEL_WARNING, optimize_within  # noqa: I001
     import torch
 
     from tvmconv import devices
@@ -124,7 +128,7 @@ def _optimize(args: argparse.Namespace) -> Any:
 
     device = devices.find_device(args.device or "auto")
     if isinstance(device, devices.Arch):
-        raise UsageError(f"{device.text} is to compile for only: a model runs on cuda:N or opencl:N")
+        raise UsageError(f"{device.text} can only be compiled for: expected cuda:N or opencl:N to run the model on")
     torch_device = torch.device(device.text if device.kind == "cuda" else "cpu")
     torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
@@ -132,7 +136,7 @@ def _optimize(args: argparse.Namespace) -> Any:
     layout = args.layout or (CHANNELS_FIRST if args.dtype == "f32" else CHANNELS_LAST)
     formats = MEMORY_FORMATS if layout == CHANNELS_LAST else {}
     model = make_module(args.model)
-    with translate_to_model_error(f"{args.model} on {torch_device}"):  # which may have too little memory
+    with translate_to_model_error(f"{args.model} on {torch_device}"):  # the device may have too little memory
         model = model.to(torch_device, dtype)
         convert_weight_memory_format(model, formats)
         inputs = [_make_tensor(input_tensor, dtype, torch_device) for input_tensor in args.input]

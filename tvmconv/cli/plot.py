@@ -1,4 +1,4 @@
-"""`tvmconv plot`: tuning logs and sweeps as charts."""
+"""`tvmconv plot`: draw tuning logs and sweeps as charts."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plot",
         help="draw tuning logs and sweeps",
-        description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
-        "several workloads the best rate of each; for the JSON of a sweep its rates over sizes, or how many times as "
-        "fast as a library each layer of a suite is; for several files their rates side by side.",
+        description="Draw a chart. For the searches of one workload, it shows the best rate over trials and over time; "
+        "for logs of several workloads, the best rate of each. For the JSON of a sweep, it shows the rates over "
+        "sizes, or the speed-up over a library for each layer of a suite; for several files, their rates side by side.",
     )
     parser.add_argument(
         "files",
         metavar="FILE",
         nargs="+",
         type=Path,
-        help="a tuning log, a sweep's JSON, or what tvmconv run --json prints",
+        help="Tuning log, JSON of a sweep, or output of tvmconv run --json.",
     )
     parser.add_argument(
-        "-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help="a PNG, SVG or PDF file"
+        "-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help="PNG, SVG or PDF file to write."
     )
-    parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE_WORKLOAD}")
+    parser.add_argument("--workload", metavar="W", help=f"Draw only this workload, such as {EXAMPLE_WORKLOAD}.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw; print the image's name."""
+    """Draw the chart, and print the name of the image."""
     sweeps = [Sweep.read(file) for file in args.files if _is_sweep_file(file)]
     traces = [trace for file in args.files if not _is_sweep_file(file) for trace in _read_log_traces(file, args.files)]
     chosen_workload = _select_workload(args, traces)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _select_workload(args: argparse.Namespace, traces: Sequence[Trace]) -> Workload | None:
-    """The workload whose searches are drawn trial by trial: the one asked for, or the only one."""
+    """Return the workload whose searches are drawn trial by trial: that of `--workload`, or the only one."""
     workloads_of_traces = {trace.workload for trace in traces}
     if args.workload is None:
         return workloads_of_traces.pop() if len(workloads_of_traces) == 1 else None
@@ -73,19 +73,19 @@ def _select_workload(args: argparse.Namespace, traces: Sequence[Trace]) -> Workl
 
 
 def _is_sweep_file(file: Path) -> bool:
-    """Whether a file begins like a sweep's JSON or what `run --json` prints; a log's lines begin otherwise."""
+    """Return whether a file starts like the JSON of a sweep or the output of `run --json`, and not like a log."""
     with open_regular(file) as opened:
         first_bytes = opened.read(1 << 16)
     return first_bytes.startswith(b'{"name":') or is_run_output(first_bytes)
 
 
 def _read_log_traces(file: Path, files: Sequence[Path]) -> list[Trace]:
-    """The searches of a log, named by as much of its path as tells it from the others."""
+    """Return the searches of a log, named by its stem if that is unique among `files`, else by its path."""
     invalid_lines = InvalidLines()
     is_unique_name = sum(other.name == file.name for other in files) == 1
     traces = read_traces(file.stem if is_unique_name else str(file), file, invalid_lines)
     if not traces:
-        raise Error(f"{file}: no record in it" + (f": {invalid_lines}" if invalid_lines.count else ""))
+        raise Error(f"{file} has no record" + (f": {invalid_lines}" if invalid_lines.count else ""))
     if invalid_lines.count:
         print_note(f"{file}: {invalid_lines}")
     return traces

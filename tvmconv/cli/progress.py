@@ -1,4 +1,4 @@
-"""A line on the terminal that tells what is going on, and is gone at the end."""
+"""A line of progress on the terminal, which is erased at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ERASE_LINE = "\r\x1b[K"  # ECMA-48: erase from the cursor to the end of the lin
 
 @contextmanager
 def progress_line(prefix: str = "") -> Iterator[ProgressCallback]:
-    """Give a function that shows a step in place of the one before; it is silent where stderr is no terminal."""
+    """Yield a function that shows a message in place of the previous one; it does nothing without a terminal."""
     if not sys.stderr.isatty():
         yield lambda message: None
         return

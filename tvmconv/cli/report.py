@@ -1,4 +1,4 @@
-"""`tvmconv report`: why one schedule beats another, as a page to look at; no GPU is needed."""
+"""`tvmconv report`: write an HTML page that shows why one schedule is faster than another, without a GPU."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "report",
-        help="a page to look at: times, the code's counts, the search, what each knob bought",
-        description="Write one self-contained HTML file on a workload or a network: times of schedules and libraries, "
-        "the roofline, what the kernels' code costs, how the search went, and what each knob bought.",
+        help="write an HTML page with times, counts, searches and the gain of each knob",
+        description="Write a self-contained HTML file on a workload or a network: times of schedules and libraries, "
+        "the roofline, counts from the code of kernels, the course of the search, and the gain of each knob.",
         usage="%(prog)s WORKLOAD [options] -o FILE.html\n       %(prog)s --suite S [options] -o FILE.html",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE_WORKLOAD}")
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
     add_suite_options(parser)
     parser.add_argument(
-        "--log", metavar="F", action="append", help="a log, or a folder of logs (default: those that come with tvmconv)"
+        "--log", metavar="F", action="append", help="Log, or folder of logs (default: the logs that come with tvmconv)."
     )
     parser.add_argument(
         "--results",
@@ -51,23 +51,28 @@ def add_parser(commands: Any) -> None:
         type=Path,
         action="append",
         default=[],
-        help="times: what tvmconv run --json prints, or the JSON of a sweep",
+        help="File with times: the output of tvmconv run --json, or the JSON of a sweep; may be given several times.",
     )
     parser.add_argument(
-        "--counters", metavar="F", type=Path, action="append", default=[], help="what a profiler counted: its JSON"
+        "--counters",
+        metavar="F",
+        type=Path,
+        action="append",
+        default=[],
+        help="File counters.json of tvmconv counters; may be given several times.",
     )
     parser.add_argument(
         "--schedules",
         metavar="A,B",
-        help="those to look into, and whose times to show (default: the fastest, and conflict_free or the naive)",
+        help="Schedules to compare and to explain (default: the fastest, and conflict_free or the naive schedule).",
     )
-    parser.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True, help="the HTML file to write")
+    parser.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True, help="HTML file to write.")
     add_device_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Gather, write; print the file's name and size."""
+    """Collect the contents, write the page, and print the name and the size of the file."""
     import_tvm()
     from tvmconv.reports.page.contents import render_page
     from tvmconv.reports.page_data import ReportSources, collect_contents
@@ -75,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
     name, layers = _parse_subject_layers(args)
     target_device = find_target_device(args)
     if target_device.arch is None:
-        raise UsageError(f"what is counted is of NVIDIA's architectures: {target_device.text} is none, try --arch")
+        raise UsageError(
+            f"{target_device.text} is not an NVIDIA architecture, which report needs: choose one with --arch"
+        )
     if not args.out.parent.is_dir():
         raise UsageError(f"{args.out}: there is no folder {args.out.parent}")
     schedules = args.schedules.split(",") if args.schedules else None
@@ -101,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parse_subject_layers(args: argparse.Namespace) -> tuple[str, list[Layer]]:
-    """What the page is about: a name, and its layers."""
+    """Return the title of the page and its layers."""
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv report --help")
     if args.workload is not None:
@@ -113,7 +120,7 @@ def _parse_subject_layers(args: argparse.Namespace) -> tuple[str, list[Layer]]:
 
 
 def _make_command(args: argparse.Namespace) -> str:
-    """What was typed, but for where the page goes: the same page wherever it is written."""
+    """Return the command line without the output file, so that the page does not depend on where it is written."""
     words = ["tvmconv", "report", *([args.workload] if args.workload else [])]
     for option in ("suite", "only", "skip", "batch", "dtype", "layout", "schedules", "arch", "device"):
         if getattr(args, option) is not None:

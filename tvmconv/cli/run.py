@@ -1,4 +1,4 @@
-"""`tvmconv run`: build, verify, time; a table."""
+"""`tvmconv run`: build, verify and time schedules, and print a table."""
 
 from __future__ import annotations
 
@@ -42,37 +42,36 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "run",
-        help="build schedules, verify them against float64, time them",
+        help="build schedules, verify them against float64, and time them",
         description="Build schedules of a workload, verify them against float64, time them, and print a table. "
-        "Exit status 1 says that one of them failed.",
+        "The exit status is 1 if a schedule failed.",
         usage="%(prog)s (WORKLOAD | --suite S) [SCHEDULE ...] [options]",
     )
     parser.add_argument(
         "words",
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
-        help=f"such as {EXAMPLE_WORKLOAD} vthread; without "
-        "schedules, all that apply; the first of the list is among them, for the speed-up, unless a "
-        "launch of it would take seconds",
+        help=f"Workload and schedules, such as {EXAMPLE_WORKLOAD} vthread (default: all schedules that apply). The "
+        "naive schedule always runs, as the reference of speed-ups, unless a launch would take seconds.",
     )
     add_suite_options(parser)
     parser.add_argument(
         "--log",
         metavar="F",
         action="append",
-        help="a log, or a folder of logs, whose fastest kernel for the device runs as well, as the row tuned; may be "
-        "given several times",
+        help="Log, or folder of logs, whose fastest kernel for the device also runs, as row tuned; may be given "
+        "several times.",
     )
     add_timing_options(parser)
     add_cost_model_option(parser)
     add_set_option(parser)
     add_verify_option(parser)
-    parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
+    parser.add_argument("--json", action="store_true", help="Print one line with a JSON object for each workload.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, or a line of JSON, for each workload; of a suite's layers, one of all of them at the end."""
+    """Print a table or a line of JSON for each workload, and for a suite a table of all its layers at the end."""
     selection = None if args.suite is None else parse_layers(args)
     chosen_workloads, schedules = _parse_workloads(args, selection)
     _check_readable(args.log or ())
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parse_workloads(args: argparse.Namespace, selection: LayerSelection | None) -> tuple[list[Workload], list[str]]:
-    """The workloads and the names of schedules that were asked for."""
+    """Return the selected workloads and the names of the schedules."""
     if selection:
         return list(selection.workloads.values()), args.words
     if not args.words:
@@ -117,7 +116,7 @@ def _parse_workloads(args: argparse.Namespace, selection: LayerSelection | None)
 
 
 def _check_readable(logs: Sequence[str]) -> None:
-    """Raise Error if a log cannot be read, before anything is measured."""
+    """Raise Error if a log cannot be read, before any kernel is measured."""
     for file in list_log_files(logs):
         with translate_os_errors(file, "read"):
             open_regular(file).close()

@@ -1,4 +1,4 @@
-"""`tvmconv schedules`: the library, one line each; of one schedule for a workload, its description and its knobs."""
+"""`tvmconv schedules`: list the schedules, or describe one schedule and its knobs for a workload."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from tvmconv.space import Knob, SplitKnob, format_value
 from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
 
-COVERING_FACTOR_TEXT = (
-    "-1 as the first factor: as many as it takes to cover the extent, which the last tile may overhang."
-)
+COVERING_FACTOR_TEXT = "-1 as the first factor stands for the number of tiles that cover the extent."
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "schedules",
-        help="the library, one line each, or the knobs of one schedule",
-        description="List the schedules; for a workload those that apply to it, with the number of their configs. Of "
-        "one schedule, print its description, its knobs, their values and their defaults.",
+        help="list the schedules, or the knobs of one schedule",
+        description="List the schedules, or those that apply to a workload with the number of their configs. With a "
+        "schedule, print its description, its knobs, their values and their defaults.",
     )
     parser.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", help=f"only those that apply to it: {EXAMPLE_WORKLOAD}"
+        "workload",
+        metavar="WORKLOAD",
+        nargs="?",
+        help=f"Workload to which the listed schedules apply, such as {EXAMPLE_WORKLOAD}.",
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", nargs="?", help="describe this one and its knobs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("schedule", metavar="SCHEDULE", nargs="?", help="Schedule to describe.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the schedules, and for a workload how many configs each has; or one schedule's knobs."""
+    """Print the schedules, with the number of configs for a workload; or print the knobs of one schedule."""
     workload = workloads.parse(args.workload) if args.workload is not None else None
     import_tvm()
     if workload is not None and args.schedule is not None:
@@ -74,7 +75,7 @@ def _schedule_to_json(schedule: registry.Schedule, workload: Workload | None) ->
 
 
 def _describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
-    """The description of a schedule and its knobs for a workload, as JSON or as text."""
+    """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
     space = schedule.space(workload)
     if as_json:
         knobs = [_knob_to_json(name, knob) for name, knob in space.knobs.items()]
@@ -89,8 +90,7 @@ def _describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_js
     if any(isinstance(knob, SplitKnob) for knob in space.knobs.values()):
         parts.append(COVERING_FACTOR_TEXT)
     if space.constraints:
-        parts.append("What the values have to fulfil together, or in a search:")
-        parts[-1] += "".join(f"\n  {condition.description}" for condition in space.constraints)
+        parts.append("\n  ".join(["Constraints on the values:", *(rule.description for rule in space.constraints)]))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -1,4 +1,4 @@
-"""`tvmconv show`: a kernel at any stage of its way from the tensor expression to machine code."""
+"""`tvmconv show`: print a kernel at one level of lowering, from the tensor expression to machine code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from tvmconv.tvm_import import import_tvm
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("show", help="a kernel at one of its stages, as text")
-    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE_WORKLOAD}")
-    parser.add_argument("schedule", metavar="SCHEDULE", help=KERNEL_NAME_HELP)
-    parser.add_argument("--stage", choices=IR_LEVELS, default="source", help="which (default: %(default)s)")
-    parser.add_argument("--full", action="store_true", help="the source with its preamble, so that it compiles")
+    parser = commands.add_parser("show", help="print a kernel at one level of lowering, as text")
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
+    parser.add_argument("schedule", metavar="SCHEDULE", help=f"{KERNEL_NAME_HELP}.")
+    parser.add_argument(
+        "--stage", choices=IR_LEVELS, default="source", help="Level of lowering (default: %(default)s)."
+    )
+    parser.add_argument("--full", action="store_true", help="Print the source with its preamble, so that it compiles.")
     add_log_option(parser)
     add_device_options(parser)
     add_set_option(parser)
@@ -26,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a stage of a kernel."""
+    """Print a kernel at one level of lowering."""
     workload = workloads.parse(args.workload)
     device = find_target_device(args)
     import_tvm()

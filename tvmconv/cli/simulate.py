@@ -1,4 +1,4 @@
-"""`tvmconv simulate`: tuners tried on recorded spaces, without a device."""
+"""`tvmconv simulate`: evaluate tuners on recorded spaces, without a device."""
 
 from __future__ import annotations
 
@@ -30,61 +30,57 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "simulate",
-        help="try tuners on recorded spaces; no device is needed",
-        description="Replay tuners on recorded spaces, and print the share of the optimum's speed that their best "
-        "config reaches after so many measurements: mean ± standard deviation over the seeds, for each space and in "
-        "the mean of all.",
+        help="evaluate tuners on recorded spaces, without a device",
+        description="Run tuners on recorded spaces, and print the fraction of the optimum's throughput that their best "
+        "config reaches after a number of trials: mean ± standard deviation over the seeds, for each space and for the "
+        "mean of all spaces.",
     )
     parser.add_argument(
         "files",
         metavar="CACHEFILE",
         nargs="+",
-        help="a cache file of Kernel Tuner, or T4 results, also .gz; a tuning log, .jsonl; or a folder of such",
+        help="Cache file of Kernel Tuner or T4 results (also .gz), tuning log (.jsonl), or folder of such files.",
     )
     parser.add_argument(
-        "--tuner",
-        choices=TUNERS,
-        action="append",
-        help="which; may be given several times (default: all)",
+        "--tuner", choices=TUNERS, action="append", help="Tuner to run; may be given several times (default: all)."
     )
     parser.add_argument(
         "--trials",
         metavar="N",
         type=make_count_parser(MAX_TRIALS),
         default=100,
-        help="measurements (default: %(default)s)",
+        help="Number of trials in each search (default: %(default)s).",
     )
     parser.add_argument(
         "--seeds",
         metavar="N",
         type=make_count_parser(MAX_SEEDS),
         default=10,
-        help="searches each (default: %(default)s)",
+        help="Number of searches by each tuner, with different seeds (default: %(default)s).",
     )
     parser.add_argument(
         "--fewest",
         metavar="N",
         type=parse_count,
         default=MIN_CONFIGS,
-        help="of a log, only workloads and schedules of as many configs (default: %(default)s)",
+        help="Minimum number of configs of a workload and schedule of a log (default: %(default)s).",
     )
     parser.add_argument(
-        "-o", dest="out", metavar="IMAGE", type=parse_image_path, help="draw the searches: a PNG, SVG or PDF file"
+        "-o", dest="out", metavar="IMAGE", type=parse_image_path, help="PNG, SVG or PDF file to draw the searches to."
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print tables, or a JSON object; draw."""
+    """Run the tuners, print tables or a JSON object, and draw the searches."""
     import_tvm()
     spaces = dict(find_recorded_spaces(args.files, args.fewest))
     tuners = list(dict.fromkeys(args.tuner or TUNERS))
     comparisons = []
     for space_number, (name, recording) in enumerate(spaces.items(), start=1):
-        with progress_line(
-            f"{name}: " if len(spaces) == 1 else f"{space_number} of {len(spaces)}, {name}: "
-        ) as progress:
+        prefix = f"{space_number} of {len(spaces)}, " if len(spaces) > 1 else ""
+        with progress_line(f"{prefix}{name}: ") as progress:
             summaries = []
             for tuner in tuners:
                 runs = []
@@ -94,9 +90,8 @@ def run(args: argparse.Namespace) -> int:
                 summaries.append(SimulationSummary(tuner, runs))
         comparisons.append(TunerComparison(name, recording, summaries))
         if not args.json:
-            print(
-                escape_unprintable(comparisons[-1].format_text()), end="\n\n" if len(spaces) > 1 else "\n", flush=True
-            )
+            text = escape_unprintable(comparisons[-1].format_text())
+            print(text, end="\n\n" if len(spaces) > 1 else "\n", flush=True)
     if args.json:
         print(json.dumps(_comparisons_to_json(comparisons)))
     elif len(comparisons) > 1:
@@ -108,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _comparisons_to_json(comparisons: Sequence[TunerComparison]) -> dict[str, Any]:
-    """Of one space its object; of several all, and the mean shares by tuner and number of trials."""
+    """Return the object of the only space, or of all spaces with the mean relative throughput of each tuner."""
     if len(comparisons) == 1:
         return comparisons[0].to_json()
     counts = select_checkpoints(comparisons[0].num_trials)

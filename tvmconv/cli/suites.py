@@ -1,4 +1,4 @@
-"""`tvmconv suites`: the named lists of workloads, and those of a model of the user's own."""
+"""`tvmconv suites`: list the suites, the layers of a suite, or the convolutions of a model."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "suites",
-        help="the named lists of workloads, the layers of one, or the convolutions of a model",
-        description="List the suites; or the layers of one, or the convolutions of a model with their epilogues, each "
-        "distinct one with how often it is there. With -o, write them to a file that --suite takes.",
+        help="list the suites, the layers of a suite, or the convolutions of a model",
+        description="List the suites, the layers of a suite, or the convolutions of a model with their epilogues. Each "
+        "distinct layer is listed once, with the number of its occurrences. With -o, write a file for --suite.",
         usage="%(prog)s [NAME | --from MODEL [--input SHAPE]] [options] [-o FILE]",
     )
-    parser.add_argument("suite", metavar="NAME", nargs="?", help=f"one of {', '.join(SUITES)}, or a file NAME.json")
+    parser.add_argument(
+        "suite", metavar="NAME", nargs="?", help=f"Suite to list: one of {', '.join(SUITES)}, or a file NAME.json."
+    )
     parser.add_argument(
         "--from",
         dest="model",
         metavar="MODEL",
-        help="an ONNX file, which is read as data; or package.module:callable, which is imported and run: a PyTorch "
-        "module, or what gives one when it is called",
+        help="Model: an ONNX file, or package.module:callable, which is imported and has to be a PyTorch module or a "
+        "function that returns one.",
     )
     parser.add_argument(
         "--input",
@@ -46,18 +48,19 @@ def add_parser(commands: Any) -> None:
         type=parse_model_input,
         action="append",
         default=[],
-        help=f"an input of the model, such as {EXAMPLE_TEXT}, in order or by name; may be given several times. Sets "
-        f"dynamic dimensions of ONNX; PyTorch needs all, and takes a dtype: {', '.join(DTYPES)} (default: f32)",
+        help=f"Input of the model, such as {EXAMPLE_TEXT}, in order or by name; may be given several times. ONNX "
+        "models need it for dynamic dimensions only. PyTorch models need all inputs, each with an optional dtype: "
+        f"{', '.join(DTYPES)} (default: f32).",
     )
-    parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="write the layers to a file, as JSON")
+    parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="JSON file to write the layers to.")
     add_layer_filters(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the suites, or the layers of one or of a model; or write the layers."""
+    """Print the suites, or print or write the layers of a suite or of a model."""
     if args.model is None and args.input:
-        raise UsageError("--input is for a model: name one by --from")
+        raise UsageError("--input is for a model: name a model by --from")
     if args.suite is None and args.model is None:
         return _list_suites(args)
     if args.suite is not None and args.model is not None:
@@ -73,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
 def _list_suites(args: argparse.Namespace) -> int:
     reject_layer_options(args)
     if args.out:
-        raise UsageError("-o is for the layers of a suite: name one, or a model by --from")
+        raise UsageError("-o is for the layers of a suite: name a suite, or a model by --from")
     rows = [[name, str(len(suite(name)))] for name in SUITES]
     print(Table(("suite", "workloads"), rows, left_aligned=frozenset({"suite"})).format_text())
     return 0
 
 
 def _derive_model_layers(args: argparse.Namespace) -> list[Layer]:
-    """The layers of a model, after telling on stderr which convolutions are left out."""
+    """Return the selected layers of a model, and print on stderr which convolutions are left out."""
     derived = derive_layers(args.model, args.input)
     for line in derived.skipped_layers:
         print_note(f"left out: {line}")

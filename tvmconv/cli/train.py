@@ -1,4 +1,4 @@
-"""`tvmconv train`: what logs have become a model, by which kernels are predicted and searches begin."""
+"""`tvmconv train`: train the cost model that predicts kernels and starts searches, from tuning logs."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "train",
-        help="learn from measured logs which configs are fast",
-        description="Learn from measured logs which configs are fast, and write the model to a file, which --knowledge "
-        "takes. The logs that come with tvmconv count as well.",
+        help="train the cost model from tuning logs",
+        description="Train the cost model from tuning logs, and write it to a file for --knowledge. The logs "
+        "that come with tvmconv are used as well.",
     )
-    parser.add_argument("logs", metavar="LOG", nargs="*", help="a log, or a folder of logs; also .gz")
-    parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="the model, a .npz")
-    parser.add_argument("--device", metavar="NAME", help="whose records count (default: that of most records)")
+    parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz).")
+    parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="Model file to write (.npz).")
+    parser.add_argument(
+        "--device", metavar="NAME", help="Name of the device whose records are used (default: that of most records)."
+    )
     parser.add_argument(
         "--without",
         metavar="SUITE",
         action="append",
         default=[],
-        help="leave out all records of its layers, in any batch and dtype: to see what the model makes of a network "
-        "that it never saw; may be given several times",
+        help="Suite whose layers are left out, in any batch size and dtype, so that the model can be evaluated on "
+        "them; may be given several times.",
     )
-    parser.add_argument("--no-shipped", action="store_true", help="only the logs that are named")
+    parser.add_argument("--no-shipped", action="store_true", help="Use only the logs that are named.")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write, print what of."""
+    """Train a cost model, write it to a file, and print the number of samples of each schedule."""
     logs = [*list_log_files(args.logs), *([] if args.no_shipped else [*packaged_logs(), *packaged_samples()])]
     if not logs:
         raise Error("no logs to learn from")
@@ -65,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
         (
             operator,
             name,
-            f"{len(samples_of_schedule):,}",
-            f"{sum(len(sample.points) for sample in samples_of_schedule):,}",
-            _format_learnt(name in cost_model.schedule_models),
+            f"{len(samples):,}",
+            f"{sum(len(sample.points) for sample in samples):,}",
+            "yes" if name in cost_model.schedule_models else "too little",
         )
-        for (operator, name), samples_of_schedule in sorted(training_samples.items())
+        for (operator, name), samples in sorted(training_samples.items())
     ]
     headers = ("operator", "schedule", "workloads", "configs", "learnt")
     print(Table(headers, rows, left_aligned=frozenset({"operator", "schedule", "learnt"})).format_text())
@@ -78,19 +80,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_command(args: argparse.Namespace) -> str:
-    """What makes the same model of the same logs."""
+    """Return the command that trains the same model from the same logs."""
     options = [f"--device={args.device}"] if args.device else []
     options += [f"--without={name}" for name in args.without]
     options += ["--no-shipped"] if args.no_shipped else []
     return shlex.join(["tvmconv", "train", *map(str, args.logs), *options])
 
 
-def _format_learnt(value: bool) -> str:
-    return "yes" if value else "too little"
-
-
 def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
-    """The valid records of the device of a name, or of the one that has most."""
+    """Return the valid records of the device `name`; by default of the device with the most records."""
     records: list[Record] = []
     with progress_line("train: ") as show:
         for number, log in enumerate(logs, 1):

@@ -1,4 +1,4 @@
-"""`tvmconv tune`: search for the fastest configs, keep what was measured in a log."""
+"""`tvmconv tune`: search for the fastest configs, and append every measurement to a log."""
 
 from __future__ import annotations
 
@@ -44,59 +44,65 @@ if TYPE_CHECKING:
 
 DEFAULT_LOG = "tuning.jsonl"
 FAILED_STATUS = 1
-SECONDS_PER_LINE = 15.0  # between two lines of progress where there is no terminal
+SECONDS_PER_LINE = 15.0  # minimum time between two lines of progress where stderr is not a terminal
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "tune",
-        help="search for the fastest configs of a schedule",
-        description="Search for the fastest configs of a schedule, and append every measurement to a log. The same "
-        "command goes on where it was interrupted. Exit status 1 says that nothing ran for some workload.",
+        help="search for the fastest configs of a workload",
+        description="Search for the fastest configs of a workload, and append every measurement to a log. The same "
+        "command resumes an interrupted search. The exit status is 1 if no config ran for some workload.",
         usage="%(prog)s (WORKLOAD | --suite S) [options]",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE_WORKLOAD}")
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", nargs="?", help=f"Workload to tune, such as {EXAMPLE_WORKLOAD}."
+    )
     add_suite_options(parser)
     add_search_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the best record of each search, as in the log")
+    parser.add_argument("--json", action="store_true", help="Print the best record of each search as a line of a log.")
     parser.set_defaults(run=run)
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how to search."""
+    """Add the options of a search."""
     parser.add_argument(
         "--schedule",
         metavar="NAME",
         action="append",
-        help="whose knobs to search; may be given several times, each for those layers of a suite that it computes "
-        "(default: all that can win, those first that promise most; tvmconv schedules WORKLOAD tells which)",
+        help="Schedule whose knobs are searched; may be given several times, and applies to the layers that it can "
+        "compute (default: all schedules that may be the fastest; tvmconv schedules WORKLOAD lists them).",
     )
-    parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
+    parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="Search algorithm (default: %(default)s).")
     parser.add_argument(
         "--trials",
         metavar="N",
         type=parse_count,
-        help="measure so many configs, those in the log included (default: 512 without --seconds)",
+        help="Stop after N trials, those in the log included (default: 512 without --seconds).",
     )
     time_limit = parser.add_mutually_exclusive_group()
     time_limit.add_argument(
         "--seconds",
         metavar="T",
         type=parse_positive,
-        help="take so long for each workload, from the command on, with the last timings",
+        help="Time limit in seconds for each workload, from the start of the command, final timings included.",
     )
     time_limit.add_argument(
         "--seconds-total",
         metavar="T",
         type=parse_positive,
-        help="take so long for all workloads, from the command on, shared out by what each costs the network",
+        help="Time limit in seconds for all workloads, divided by the expected cost of each in the network.",
     )
     parser.add_argument(
-        "--patience", metavar="N", type=parse_count, help="stop after so many configs that are no better"
+        "--patience", metavar="N", type=parse_count, help="Stop after N consecutive trials without improvement."
     )
     parser.add_argument(
-        "--log", metavar="F", type=Path, default=Path(DEFAULT_LOG), help="append to it (default: %(default)s)"
+        "--log",
+        metavar="F",
+        type=Path,
+        default=Path(DEFAULT_LOG),
+        help="Log to resume from and to append to (default: %(default)s).",
     )
     parser.add_argument(
         "--transfer",
@@ -104,23 +110,28 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="a log, or a folder of logs, of other workloads to learn from as well; may be given several times",
+        help="Log, or folder of logs, of other workloads that the tuner also learns from; may be given several times.",
     )
     parser.add_argument(
         "--device",
         metavar="D",
         default="auto",
-        help="cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto (default: %(default)s)",
+        help="Device to measure on: cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto "
+        "(default: %(default)s).",
     )
     add_tracker_option(parser)
     add_cost_model_option(parser)
     add_verify_option(parser)
-    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build (default: cores - 1)")
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="of the tuner (default: %(default)s)")
+    parser.add_argument(
+        "--workers", metavar="N", type=parse_workers, help="Number of builder processes (default: cores - 1)."
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=parse_seed, default=0, help="Seed of the tuner (default: %(default)s)."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune, and print a table of what came of it."""
+    """Tune the workloads, and print a table of the results."""
     chosen_workloads, network = _parse_workloads(args)
     try:
         results = search_all(args, {workload: network.get(workload, 1) for workload in chosen_workloads})
@@ -153,19 +164,19 @@ def search_all(
     on_workload: Callable[[int, Workload], None] | None = None,
     **option_values: Any,
 ) -> list[tuple[Workload, str, Tuned]]:
-    """Tune workloads one after another, by processes that start once.
+    """Tune workloads one after another, with worker processes that start once.
 
-    The clock of the first one has run since this command was begun. With `--seconds-total` those that cost the network
-    most are searched first.
+    The time limit of the first workload counts from the start of the command. With `--seconds-total`, the workloads
+    that cost the network most are searched first.
 
     Args:
-        args: what `add_search_options` read.
-        network: what to compute, and how often the network has each.
-        on_workload: is called before each with its number, from 1, and with the workload.
-        option_values: fields of the `TuneOptions`.
+        args: Values of the options of `add_search_options`.
+        network: Number of occurrences in the network of each workload.
+        on_workload: Function that is called before each search with its number, from 1, and the workload.
+        option_values: Further fields of `TuneOptions`.
 
     Returns:
-        Of each the workload, the schedule that won, and what came of the search; in the order of the network.
+        For each workload: the workload, the name of the fastest schedule, and the result; in the order of `network`.
     """
     from tvmconv.measure.workers.pool import keep_workers_alive
     from tvmconv.measure.workers.prestart import prestart_workers
@@ -183,7 +194,7 @@ def search_all(
     with keep_workers_alive():
         measuring_devices = find_devices(args.device, args.tracker)
         print_auto_device(args.device, *measuring_devices)
-        prestart_workers(args.workers, measuring_devices)  # they load what they need while this process does
+        prestart_workers(args.workers, measuring_devices)  # the workers load their libraries during this import
         import_tvm()
         schedule_names = assign_schedules(args.schedule or (), [*network])
         if tune_options.compare:
@@ -204,7 +215,7 @@ def search_all(
 def _print_omitted_naive(
     network: Iterable[Workload], schedule_names: Mapping[Workload, Sequence[str]], device: Device
 ) -> None:
-    """Say in one line on stderr that the naive schedule is not measured where that would take too long."""
+    """Print on stderr for which workloads the naive schedule is not measured, because it would take too long."""
     omitted_schedules = {
         workload: naive_schedule
         for workload in network
@@ -218,10 +229,10 @@ def _print_omitted_naive(
 
 
 def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload]) -> dict[Workload, list[str]]:
-    """Of schedules that were named for several workloads, those that compute each; none where none of them does.
+    """Return for each workload those of the named schedules that can compute it; the list may be empty.
 
     Raises:
-        ScheduleError: one computes none of the workloads.
+        ScheduleError: A schedule can compute none of the workloads.
     """
     names_by_workload: dict[Workload, list[str]] = {}
     for workload in chosen_workloads:
@@ -229,12 +240,12 @@ def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload])
         names_by_workload[workload] = [name for name in dict.fromkeys(names) if name in applicable_names]
     for name in names:
         if not any(name in workload_names for workload_names in names_by_workload.values()):
-            registry.find_schedule(chosen_workloads[0], name)  # which says what there is
+            registry.find_schedule(chosen_workloads[0], name)  # raises an error that lists the schedules
     return names_by_workload
 
 
 def format_progress(progress: Status) -> str:
-    """How far a search is, in one line."""
+    """Return one line on the progress of a search."""
     max_text = f"/{progress.max_trials:,}" if progress.max_trials is not None else ""
     parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
     if progress.best:
@@ -259,18 +270,18 @@ def format_progress(progress: Status) -> str:
 
 
 def format_error_kind(kind: ErrorKind) -> str:
-    """An `ErrorKind` in words."""
+    """Return the name of an `ErrorKind` in lower-case words."""
     return kind.name.lower().replace("_", " ")
 
 
 def make_results_table(
     results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int] | None = None
 ) -> Table:
-    """One line a search; of a network the last line has the time of all its layers, each by its fastest kernel.
+    """Return a table with one row per search, and for a network a last row with the time of all its layers.
 
     Args:
-        results: what came of the searches for each workload by each schedule.
-        network: how often there is each workload, if that is known.
+        results: Workload, name of the schedule and result of each search.
+        network: Number of occurrences of each workload in the network, if there is one.
     """
     references = dict.fromkeys(
         schedule.name for workload, _, _ in results if (schedule := registry.get_baseline_schedule(workload))
@@ -314,7 +325,7 @@ def make_results_table(
 
 
 def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int]) -> float | None:
-    """Seconds of all layers by the fastest kernel of each; None if nothing ran for one."""
+    """Return the total seconds of all layers, each by its fastest kernel; None if a layer has no valid kernel."""
     best_seconds: dict[Workload, float] = {}
     for workload, _, result in results:
         if result.final:
@@ -323,7 +334,7 @@ def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Ma
 
 
 def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
-    """Return one line for each search whose result is a trial, as it has no valid final timing."""
+    """Return one line for each search whose result is a trial, because it has no valid final timing."""
     return [
         f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
         for workload, name, tuned in results
@@ -332,7 +343,7 @@ def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list
 
 
 def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
-    """What there was no time left for, in one line; none where there was time for all."""
+    """Return at most one line, which lists the phases that were skipped for lack of time."""
     counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
     if not counts:
         return []
@@ -345,7 +356,7 @@ def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str
 
 
 def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
-    """Where the time of a trial went, one line for each search that measured something."""
+    """Return the mean milliseconds of each phase of a trial, one line for each search that measured a config."""
     return [
         f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
         for workload, name, tuned in results
@@ -354,7 +365,7 @@ def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]
 
 
 def describe_failures(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
-    """Return a line for each search in which nothing ran, with the message that most of its configs failed with."""
+    """Return a line for each search in which no config ran, with the most frequent error message."""
     lines = []
     for workload, _, result in results:
         progress = result.status
@@ -368,7 +379,7 @@ def describe_failures(results: Sequence[tuple[Workload, str, Tuned]]) -> list[st
 
 
 def _parse_workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:
-    """The workloads that were asked for, each once; and of a network how often it has each."""
+    """Return the selected workloads, each once, and the number of occurrences of each if they are a network."""
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv tune --help")
     if args.workload is not None:
@@ -380,7 +391,7 @@ def _parse_workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Wor
 
 @contextmanager
 def _show_progress(prefix: str) -> Iterator[Callable[[str], None]]:
-    """Show progress on a terminal in place; elsewhere as a line on stderr at the beginning and now and then."""
+    """Show progress in place on a terminal, elsewhere as a line on stderr every `SECONDS_PER_LINE`."""
     if sys.stderr.isatty():
         with progress_line(prefix) as show:
             yield show

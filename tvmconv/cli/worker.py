@@ -19,26 +19,28 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "worker",
         help="lend a device of this host to searches on others",
-        description="Register a device of this host with a tracker of TVM's RPC (python -m tvm.exec.rpc_tracker), for "
-        "tvmconv tune --device rpc:KEY on any host to measure on. Ends with Ctrl-C. TVM's RPC asks for no password: "
-        "whoever reaches the port can run code here.",
+        description="Register a device of this host with a tracker of TVM's RPC (python -m tvm.exec.rpc_tracker), so "
+        "that tvmconv tune --device rpc:KEY on any host can measure on it. Ctrl-C ends the worker. TVM's RPC has no "
+        "password: every program that reaches the port can run code on this host.",
     )
     add_tracker_option(parser)
-    parser.add_argument("--key", metavar="K", required=True, help="the name to register under")
-    parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=parse_port, default=9091, help="the first port to try (default: %(default)s)")
+    parser.add_argument("--key", metavar="K", required=True, help="Key that the device is registered under.")
+    parser.add_argument(
+        "--device", metavar="D", default="auto", help="Device to lend: cuda:N, opencl:N or auto (default: %(default)s)."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (default: %(default)s).")
+    parser.add_argument("--port", type=parse_port, default=9091, help="First port to try (default: %(default)s).")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Serve the device until the process is interrupted."""
     from tvmconv.measure.rpc_worker import serve_sessions
 
     tracker = rpc.parse_tracker_address(args.tracker)
     device = devices.find_device(args.device)
     if isinstance(device, (devices.Arch, rpc.RPCDevice)):
-        raise DeviceError(f"{device.text} is no device of this host: lend cuda:N, opencl:N or auto")
+        raise DeviceError(f"{device.text} is not a device of this host: expected cuda:N, opencl:N or auto")
     print_auto_device(args.device, device)
 
     def print_address(port: int) -> None:

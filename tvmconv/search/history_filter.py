@@ -1,4 +1,4 @@
-"""What a search counts of its log: all but the failures that were faults of the host or of the device."""
+"""Selection of the log's records that a search counts: all except failures that the host or the device caused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tvmconv.measure import faults
 
 
 def drop_environment_failures(records: Sequence[Record], naive_name: str | None) -> list[Record]:
-    """Return the records without those failures that say nothing of their configs, which are to be tried again.
+    """Return the records without failures that the environment caused, so that their configs are tried again.
 
-    These are failures whose messages name the environment; and those of a time in which nothing ran, not even the naive
-    schedule, which is right on every device.
+    A failure is left out if its message names the environment, or if it is part of a streak in which even the naive
+    schedule failed, which is correct on every device.
 
     Args:
-        records: of one workload on one device, in the order of the log.
-        naive_name: name of the naive schedule; None if there is none.
+        records: Records of one workload on one device, in the order of the log.
+        naive_name: Name of the naive schedule; None if there is none.
     """
     kept_records: list[Record] = []
     for ok, group in itertools.groupby(records, key=lambda record: record.ok):
@@ -29,13 +29,13 @@ def drop_environment_failures(records: Sequence[Record], naive_name: str | None)
 def _select_config_failures(
     streak: Sequence[Record], naive_name: str | None, has_no_other_record: bool
 ) -> list[Record]:
-    """Return those of several failures in a row that are the configs' own.
+    """Return those of several consecutive failures that the configs caused.
 
     Args:
-        streak: the failures; no record between them succeeded.
-        naive_name: name of the naive schedule.
-        has_no_other_record: whether the log has no other record. If it has, the naive schedule may have failed by
-            itself.
+        streak: Consecutive failures.
+        naive_name: Name of the naive schedule.
+        has_no_other_record: Whether the log has no other record. If it has, a lone failure of the naive schedule does
+            not prove a fault of the environment.
     """
     suspects = [record for record in streak if faults.is_doubtful(record.error, record.message)]
     has_naive_failure = any(record.schedule == naive_name for record in suspects)

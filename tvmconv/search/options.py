@@ -1,4 +1,4 @@
-"""What is asked of a search, whatever the workload, the schedules and the device."""
+"""The options of a search, which do not depend on the workload, the schedules and the device."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is asked of a search.
+    """The options of a search.
 
     Attributes:
-        tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
-            not given either.
-        seconds: how long it may take, on the clock, with the last timings, earlier sessions included; see
+        tuner: Search algorithm: "xgb", "ga", "random" or "grid".
+        trials: Number of records of all schedules, those in the log included. The default is
+            `tvmconv.search.search.DEFAULT_MAX_TRIALS` without `seconds`, else no limit.
+        seconds: Time limit in seconds of wall-clock time, with final timings and earlier sessions included; see
             `tvmconv.deadline`.
-        log: the file to append to.
-        seed: of the tuner.
-        patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
-        workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it and a launch of it takes a second at most
-            (`tvmconv.naive_cost`).
-        confirm: measure the fastest configs again at the end, on fresh inputs.
-        started_at: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
-        verify: whether all outputs of a kernel are verified, or a sample of them; one of
-            `tvmconv.verification.VERIFICATION_MODES`.
-        hard_deadline: when the search is cut off, whatever it is doing, beside what `seconds` says.
-        waits_for_first_trials: whether the first configs that were submitted, two for each process that builds, are
-            waited for beyond `seconds`; else only one config is.
+        log: File of records that is read first and then appended to.
+        seed: Seed of the tuner, not negative.
+        patience: Number of consecutive records without improvement after which the search ends.
+        transfer: Logs, or folders of logs, of other workloads that the xgb tuner also learns from.
+        workers: Number of builder processes. The default is the number of processors minus one.
+        compare: Whether the naive schedule is measured once, if the log does not have it and a launch takes at most
+            one second (`tvmconv.naive_cost`).
+        confirm: Whether the fastest configs are measured again at the end, on fresh inputs.
+        started_at: Value of `time.monotonic` from which `seconds` counts. The default is the call of the search.
+        verify: Outputs of a kernel that are verified, one of `tvmconv.verification.VERIFICATION_MODES`.
+        hard_deadline: Time at which the search is cut off in any state, in addition to the limit of `seconds`.
+        waits_for_first_trials: Whether the search waits beyond `seconds` for all configs of its first submission, two
+            for each builder process, and not only for the first config.
 
     Raises:
-        TuningError: trials, patience or workers is no positive integer, seconds no positive number, seed negative, or
-            there is no such way to verify.
+        TuningError: A value is out of its range, or has the wrong type.
     """
 
     tuner: str = "xgb"
@@ -83,16 +81,16 @@ class TuneOptions:
             raise TuningError(f"log has to be the path of a file, not {quote(self.log)}")
         if not isinstance(self.transfer, (str, os.PathLike, Iterable)):
             raise TuningError(f"transfer has to be the path of a log, or several, not {quote(self.transfer)}")
-        if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
+        if not isinstance(self.transfer, (str, os.PathLike)):  # a search iterates over the logs more than once
             object.__setattr__(self, "transfer", tuple(self.transfer))
 
     def check_tuner(self) -> None:
-        """See that there is such a tuner and that it can do what is asked.
+        """Check that the tuner exists and supports the options.
 
         Raises:
-            TunerError: there is no such tuner.
-            TuningError: the tuner does not learn from other workloads.
-            Error: a log to learn from is not there.
+            TunerError: There is no such tuner.
+            TuningError: `transfer` has logs, but the tuner does not learn from other workloads.
+            Error: A log of `transfer` does not exist.
         """
         can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
         if list_log_files(self.transfer) and not can_transfer:

@@ -1,4 +1,4 @@
-"""Where a search stands, counted record by record."""
+"""The status of a search, updated record by record."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 from tvmconv.logs.record import ErrorKind, Record
 
-RATE_SECONDS = 20.0  # over how long the rate is taken
+RATE_SECONDS = 20.0  # window of time over which the rate is measured
 
 
 @dataclass
 class Status:
-    """Where a search stands.
+    """The status of a search.
 
     Attributes:
-        max_trials: how many records there will be in the end, earlier ones included; None where only time ends it.
-        max_seconds: how long it may take, earlier sessions included; None where only the number of records ends it.
-        num_trials: records there are, earlier ones included.
-        num_resumed: of these, those of earlier sessions.
-        elapsed_seconds: seconds that it took, earlier sessions included.
-        best: the fastest record; None before one succeeded.
-        reference: the record of the naive schedule, if it was measured.
-        error_counts: how many records failed, by kind.
-        message_counts: how many records failed, by message.
-        trials_since_best: records since the best one.
+        max_trials: Limit of records, those of earlier sessions included; None without a limit.
+        max_seconds: Limit of time in seconds, earlier sessions included; None without a limit.
+        num_trials: Number of records, those of earlier sessions included.
+        num_resumed: Number of records of earlier sessions.
+        elapsed_seconds: Seconds that the search has taken, earlier sessions included.
+        best: Fastest record; None before a config succeeded.
+        reference: Record of the naive schedule, if it was measured.
+        error_counts: Number of failed records by kind of error.
+        message_counts: Number of failed records by error message.
+        trials_since_best: Number of records since the best one.
     """
 
     max_trials: int | None
@@ -38,9 +38,8 @@ class Status:
     error_counts: Counter[ErrorKind] = field(default_factory=Counter)
     message_counts: Counter[str] = field(default_factory=Counter)
     trials_since_best: int = 0
-    _arrival_seconds: deque[float] = field(
-        default_factory=deque
-    )  # `elapsed_seconds` when each of the latest records came in
+    # `elapsed_seconds` at the arrival of each record of the last `RATE_SECONDS`.
+    _arrival_seconds: deque[float] = field(default_factory=deque)
 
     def __repr__(self) -> str:
         max_text = f" of {self.max_trials}" if self.max_trials is not None else ""
@@ -49,7 +48,7 @@ class Status:
         return f"<Status {self.num_trials}{max_text} configs in {self.elapsed_seconds:.1f} s{failed_text}{best_text}>"
 
     def count_record(self, record: Record, *, is_resumed: bool = False) -> None:
-        """Take notice of a record, perhaps of an earlier session."""
+        """Count a record; `is_resumed` says whether it is of an earlier session."""
         self.num_trials += 1
         self.trials_since_best += 1
         if not record.ok:
@@ -67,14 +66,14 @@ class Status:
 
     @property
     def trials_per_second(self) -> float:
-        """Records a second, of late; 0 before there are any."""
+        """Records per second in the last `RATE_SECONDS`; 0 before there are two records."""
         if len(self._arrival_seconds) < 2 or self._arrival_seconds[0] == self.elapsed_seconds:
             return 0.0
         return (len(self._arrival_seconds) - 1) / (self.elapsed_seconds - self._arrival_seconds[0])
 
     @property
     def remaining_seconds(self) -> float | None:
-        """How long it will go on at this rate, at most; None where that is not known."""
+        """Upper limit of the remaining seconds at the present rate; None if it is not known."""
         seconds_by_time = math.inf if self.max_seconds is None else self.max_seconds - self.elapsed_seconds
         seconds_by_trials = (
             (self.max_trials - self.num_trials) / self.trials_per_second
@@ -86,7 +85,7 @@ class Status:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the naive schedule the best record is; None where one of them is missing."""
+        """Time of the naive schedule divided by that of the best record; None if one of them is missing."""
         if self.best is None or self.reference is None or not self.reference.ok:
             return None
         return self.reference.cost / self.best.cost

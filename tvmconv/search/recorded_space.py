@@ -1,8 +1,8 @@
-"""Recorded spaces: every config was measured once and for all, so that a tuner can be tried without a device.
+"""Recorded spaces: search spaces in which every config was measured, so that tuners can be evaluated without a device.
 
-The files are those of Kernel Tuner (https://kerneltuner.github.io): its cache, complete or as an interrupted run leaves
-it, or a list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by gzip. Such
-files are published for many kernels and GPUs: https://github.com/AutoTuningAssociation/benchmark_hub.
+The files are those of Kernel Tuner (https://kerneltuner.github.io): a cache, complete or of an interrupted run, or a
+list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by gzip. Files for many
+kernels and GPUs are published at https://github.com/AutoTuningAssociation/benchmark_hub.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tvmconv.jsonfile import abbreviate_value
 from tvmconv.space import ChoiceKnob, Config, Knob, SplitKnob, Value
 from tvmconv.space.search_space import Space
 
-MAX_KNOB_VALUE = 1e15  # of a knob's value
-MAX_BYTES = 1 << 29  # of a file, unpacked
-MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a launch may have taken; what is outside is taken for a failure
+MAX_KNOB_VALUE = 1e15
+MAX_BYTES = 1 << 29  # maximum size of a decompressed file
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # a time of a launch outside this range counts as a failure
 
 
 @dataclass(frozen=True)
 class RecordedTrial:
-    """A config and what it cost: a `Trial` that a tuner learns from.
+    """A config and its cost, a `Trial` that a tuner learns from.
 
     Attributes:
-        config: values by knob name.
-        cost: seconds a launch; infinite for a config that failed.
+        config: Values by knob name.
+        cost: Seconds per launch; infinite for a config that failed.
     """
 
     config: Config
@@ -44,17 +44,21 @@ class RecordedTrial:
 
 @dataclass(frozen=True, eq=False)
 class RecordedSpace(Space):
-    """A space whose legal points are those recorded: int32 (n, knobs), ordered by index."""
+    """A search space whose legal points are the recorded ones.
+
+    Attributes:
+        points: Legal points, int32 (n, knobs), ordered by index.
+    """
 
     points: np.ndarray = field(kw_only=True, repr=False)
 
     @property
     def enumerated_legal(self) -> np.ndarray:
-        """The recorded points."""
+        """Legal points, int32 (n, knobs)."""
         return self.points
 
     def is_legal(self, points: np.ndarray) -> np.ndarray:
-        """Which points were recorded: bool (n,)."""
+        """Return which points (n, knobs) were recorded: bool (n,)."""
         return np.array([point.tobytes() in self._point_keys for point in points.astype(np.int32)], dtype=bool)
 
     @functools.cached_property
@@ -64,35 +68,35 @@ class RecordedSpace(Space):
 
 @dataclass(frozen=True)
 class RecordedSplit(SplitKnob):
-    """A split with the values that were recorded; its extent is that of the largest tile among them.
+    """A split knob with the recorded values; its extent is that of the largest recorded tile.
 
     Attributes:
-        recorded_values: the values, with -1 in the first place.
+        recorded_values: Values of the knob, each with -1 as its first factor.
     """
 
     recorded_values: tuple[tuple[int, ...], ...] = field(kw_only=True, repr=False)
 
     @property
     def options(self) -> tuple[tuple[int, ...], ...]:
-        """The recorded values."""
+        """Recorded values of the knob."""
         return self.recorded_values
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of recorded values."""
         return len(self.recorded_values)
 
 
 class RecordedSpaceRunner:
-    """A fully measured space.
+    """A runner that returns recorded costs instead of measuring.
 
     Args:
-        trials: what was measured, all with the same knobs; of several for one config, the last counts. Values are
-            numbers, words, or the factors of a split.
+        trials: Recorded trials, all with the same knobs; of several trials of one config the last one counts. Values
+            are numbers, words, or the factors of a split.
 
     Attributes:
-        space: the configs that were measured.
-        best_seconds: the lowest cost of all, in seconds.
+        space: Search space of the recorded configs.
+        best_seconds: Lowest recorded cost, in seconds.
     """
 
     def __init__(self, trials: list[RecordedTrial]):
@@ -103,12 +107,12 @@ class RecordedSpaceRunner:
         self.best_seconds = min(self._seconds_by_point.values())
 
     def measure(self, config: Config) -> RecordedTrial:
-        """What was measured of `config`, which has to be legal."""
+        """Return the recorded trial of `config`, which has to be legal."""
         return RecordedTrial(config, self._seconds_by_point[self.space.point_from_config(config).tobytes()])
 
     @property
     def num_failed(self) -> int:
-        """How many configs failed."""
+        """Number of configs that failed."""
         return sum(math.isinf(cost) for cost in self._seconds_by_point.values())
 
 
@@ -122,7 +126,7 @@ def _make_knob(name: str, values: list[Value]) -> Knob:
 
 
 def _encode_points(knobs: Mapping[str, Knob], trials: list[RecordedTrial]) -> np.ndarray:
-    """The points of the trials, int32 (n, knobs), all at once: large spaces have some 100,000 configs."""
+    """Return the points of the trials, int32 (n, knobs); one column at a time, as spaces may have 100,000 configs."""
     columns = []
     for name, knob in knobs.items():
         values = [trial.config[name] for trial in trials]
@@ -134,13 +138,16 @@ def _encode_points(knobs: Mapping[str, Knob], trials: list[RecordedTrial]) -> np
 
 
 def load_recorded_space(path: str | Path) -> RecordedSpaceRunner:
-    """Read a recorded space.
+    """Read a recorded space from a file of Kernel Tuner.
 
     Args:
-        path: a file of Kernel Tuner.
+        path: Cache file, or file of results in the T4 format, plain or compressed by gzip.
+
+    Returns:
+        The recorded space with its costs.
 
     Raises:
-        RecordingError: the file is not there, or none of the kind, or has no knobs or no successful measurement.
+        RecordingError: The file cannot be read, has another format, or has no knobs or no successful measurement.
     """
     content = _parse_cache(Path(path))
     try:
@@ -154,7 +161,7 @@ def load_recorded_space(path: str | Path) -> RecordedSpaceRunner:
         if isinstance(error, RecordingError):
             raise
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise RecordingError(f"{path} is no cache file of Kernel Tuner: {problem}") from error
+        raise RecordingError(f"{path} is not a cache file of Kernel Tuner: {problem}") from error
 
 
 def _parse_cache(path: Path) -> Any:
@@ -164,7 +171,7 @@ def _parse_cache(path: Path) -> Any:
         raise RecordingError(f"{path} is neither JSON text nor JSON compressed by gzip: {error}") from error
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
-    # An interrupted run leaves the cache open, after the comma of its last whole line or within a line.
+    # An interrupted run leaves the cache without its closing braces, and its last line may be incomplete.
     text = text.rstrip()
     whole_lines, _, _ = text.rpartition("\n")
     for prefix, closing_braces in itertools.product((text, whole_lines.rstrip()), ("", "}", "}}")):
@@ -174,11 +181,11 @@ def _parse_cache(path: Path) -> Any:
             continue
         if isinstance(content, dict):
             return content
-    raise RecordingError(f"{path} is no cache file of Kernel Tuner: not a JSON object")
+    raise RecordingError(f"{path} is not a cache file of Kernel Tuner: expected a JSON object")
 
 
 def _iterate_trials(content: Mapping[str, Any]) -> Iterator[RecordedTrial]:
-    """The trials of a cache or of a file in the T4 format."""
+    """Yield the trials of a cache or of a file in the T4 format."""
     if "results" not in content:
         names, entries = content["tune_params_keys"], content["cache"]
         for entry in entries.values():
@@ -193,15 +200,15 @@ def _iterate_trials(content: Mapping[str, Any]) -> Iterator[RecordedTrial]:
 
 def _parse_value(value: Any) -> float | str:
     if isinstance(value, (list, dict)):
-        raise ValueError(f"a value that is {abbreviate_value(value)}")
+        raise ValueError(f"expected a number or a text as the value of a knob, not {abbreviate_value(value)}")
     if not isinstance(value, (int, float)):
         return str(value)
     if not -MAX_KNOB_VALUE <= value <= MAX_KNOB_VALUE:
-        raise ValueError(f"a value that is no number up to {MAX_KNOB_VALUE:g}: {abbreviate_value(value)}")
+        raise ValueError(f"expected a value of at most {MAX_KNOB_VALUE:g}, not {abbreviate_value(value)}")
     return value
 
 
 def _parse_seconds(milliseconds: Any) -> float:
-    """Kernel Tuner has the name of an error in place of a time."""
+    """Return seconds; infinity if the file has the name of an error, as Kernel Tuner writes it, or another value."""
     is_measured = isinstance(milliseconds, (int, float)) and MIN_SECONDS <= milliseconds / 1e3 <= MAX_SECONDS
     return milliseconds / 1e3 if is_measured else math.inf

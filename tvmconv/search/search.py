@@ -1,4 +1,4 @@
-"""One search: propose configs, measure them, put the records on disk, learn from them, until enough is known."""
+"""One search: propose configs, measure them, append the records to the log, and update the tuners, until the end."""
 
 from __future__ import annotations
 
@@ -37,20 +37,18 @@ from tvmconv.search.progress import Status
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.workloads import Workload
 
-DEFAULT_MAX_TRIALS = 512  # where neither their number nor the time is limited
-LOCAL_SEARCH_START_FRACTION = 0.8  # of the search, after which the neighbours of the fastest configs come first
-MAX_FINAL_SECONDS, MAX_FINAL_FRACTION = (
-    2.0,
-    0.2,
-)  # what is kept of the time for the last timings, at most: seconds, and a share
-MODEL_LOADING_SECONDS = 3.0  # that have to be left for trials where libraries of a cost model are to be loaded
-MAX_NAIVE_SECONDS = 0.03  # a launch of the naive schedule, above which it is not timed again beside the finalists
-FINAL_MEASUREMENT_SECONDS = 0.11  # that a last timing takes, its warm-up included
-MAX_BEST_RECORDS = 8 * NUM_FINALISTS  # of the fastest records, should the first be of configs that nobody can build
+DEFAULT_MAX_TRIALS = 512  # limit of trials if neither trials nor seconds are limited by the caller
+LOCAL_SEARCH_START_FRACTION = 0.8  # fraction of the search after which neighbours of the fastest configs come first
+MAX_FINAL_SECONDS = 2.0  # upper limit of the time that is reserved for final timings
+MAX_FINAL_FRACTION = 0.2  # upper limit of the same time as a fraction of the time limit
+MODEL_LOADING_SECONDS = 3.0  # a tuner loads the libraries of its cost model only if this much time remains
+MAX_NAIVE_SECONDS = 0.03  # longest launch of the naive schedule with which it is timed again together with finalists
+FINAL_MEASUREMENT_SECONDS = 0.11  # time of one final timing, its warm-up included
+MAX_BEST_RECORDS = 8 * NUM_FINALISTS  # number of fastest records that are kept, as some may no longer build
 
 
 class SkippedPhase(Enum):
-    """What a search left out, as there was no time left for it."""
+    """A phase that a search skipped for lack of time."""
 
     SEARCH = "search"
     BASELINE = "comparison with the naive schedule"
@@ -59,19 +57,18 @@ class SkippedPhase(Enum):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of a tuning.
+    """The result of a search.
 
     Attributes:
-        status: at its end; its best record is what was fastest during the search.
-        final: the best record of the log by the rule of `tvmconv.logs.ranking`: a final timing on fresh inputs where
-            there is one, else the median trial; None if nothing succeeded. Where schedules were named, only theirs
-            count.
-        phases: mean milliseconds a trial by phase, of this session; empty if it measured nothing.
-        seconds: how long this session measured, from its first config to its last record.
-        reference: the naive schedule's record that `final` is compared with: of the same final run where there is one,
+        status: Status at the end; its best record is the fastest trial of the search.
+        final: Best record of the log by the rule of `tvmconv.logs.ranking`: a final timing on fresh inputs if there is
+            one, else the median trial; None if no config succeeded. If schedules were named, only their records count.
+        phases: Mean milliseconds per trial of each phase in this session; empty if the session measured no config.
+        seconds: Seconds from the first config to the last record of this session.
+        reference: Record of the naive schedule that `final` is compared with: of the same final run if there is one,
             else its trial; None if it was not measured.
-        omitted: what there was no time left for.
-        built: the fastest configs, as this session built them.
+        omitted: Phases that were skipped for lack of time.
+        built: Fastest configs, with the kernels that this session built.
     """
 
     status: Status
@@ -84,7 +81,7 @@ class Tuned:
 
     @property
     def speedup(self) -> float | None:
-        """Time of the naive schedule over that of `final`; None where one of them is missing."""
+        """Time of the naive schedule divided by that of `final`; None if one of them is missing."""
         if self.final is None or self.reference is None or not self.reference.ok:
             return None
         return self.reference.cost / self.final.cost
@@ -92,17 +89,17 @@ class Tuned:
     def __repr__(self) -> str:
         record = self.final or self.status.best
         if not record:
-            return f"<Tuned nothing succeeded: {self.status}>"
+            return f"<Tuned no config succeeded: {self.status}>"
         return f"<Tuned {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
 
     @property
     def stages(self) -> dict[str, float]:
-        """`phases`, under the name that it had in version 0.1."""
+        """`phases` under its name of version 0.1."""
         return self.phases
 
     @property
     def cost(self) -> float:
-        """Seconds a launch of `final`; `math.inf` if nothing succeeded."""
+        """Seconds per launch of `final`; `math.inf` if no config succeeded."""
         return self.final.cost if self.final else math.inf
 
 
@@ -118,22 +115,25 @@ def search(
     """Search for the fastest config of several schedules.
 
     Args:
-        workload: what to compute.
-        selection: how; the schedules' knobs make the spaces, and the device's limits bound them.
-        devices: devices of one architecture, to measure on.
-        options: how to search, and how long.
-        on_progress: called with the status about ten times a second.
-        prefetcher: what an earlier search has prepared for this one.
-        prepare_next: is called once, when there is time to prepare the next one.
+        workload: Workload to tune.
+        selection: Schedules to search. Their knobs make the search spaces, which the device's limits bound.
+        devices: Devices of one architecture to measure on.
+        options: Options of the search.
+        on_progress: Function that is called with the status about ten times per second.
+        prefetcher: Holds what an earlier search has prepared for this one.
+        prepare_next: Function that prepares the next search. It is called once, while this search waits for trials.
+
+    Returns:
+        The result of the search.
 
     Raises:
-        TunerError: there is no such tuner.
-        TuningError: the tuner does not learn from other workloads.
-        ScheduleError: a schedule is not for devices of this kind.
-        DeviceError: a device is lost, or has no such dtype.
-        HostError: the host or the device lets no program run; the log has no record of what failed by that.
-        Error: the log cannot be read or written.
-        KeyboardInterrupt: the user's; the log is whole.
+        TunerError: There is no such tuner.
+        TuningError: The tuner does not learn from other workloads.
+        ScheduleError: A schedule does not support the device.
+        DeviceError: A device was lost, or does not support a dtype.
+        HostError: The host or the device cannot run any program; the log has no record of failures by this cause.
+        Error: The log cannot be read or written.
+        KeyboardInterrupt: The user interrupted the search; the log has all measurements up to then.
     """
     started_at = time.monotonic() if options.started_at is None else options.started_at
     device = devices[0]
@@ -153,15 +153,15 @@ def search(
 
 
 def _check_writable(log: Path) -> None:
-    """Raise Error if records cannot be appended, before anything is measured for nothing."""
+    """Raise Error if records cannot be appended to the log, before any config is measured."""
     with translate_os_errors(log, "write"):
-        if log.exists() and not log.is_file():  # records that a pipe or /dev/null swallows would never be counted
+        if log.exists() and not log.is_file():  # records in a pipe or in /dev/null could not be read again
             raise Error(f"cannot write {log}: expected a regular file")
         log.open("ab").close()
 
 
 class _SearchSession:
-    """One search: what it consists of, and how far it is."""
+    """The state of one search."""
 
     def __init__(
         self,
@@ -184,21 +184,19 @@ class _SearchSession:
         self._naive_schedule = None if reference and reference.name in self._schedules else reference
         self._measures_baseline = options.compare and naive_cost.is_affordable(workload, devices[0])
         self._portfolio: PortfolioSearch | None = None
-        self._untold_records: list[Record] = []  # what came in before there was a contest
+        self._untold_records: list[Record] = []  # records that arrived before the portfolio was created
         self._log = Log(options.log)
         self._devices = devices
-        self._counted_identities: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
+        self._counted_identities: set[tuple[str, str, str, str]] = set()
         self._best_records: list[Record] = []
         self._final_records: dict[tuple[str, str, str, str], Record] = {}
         self._naive_final_records: list[Record] = []
         self._hard_deadline = options.hard_deadline
-        self._num_required_trials: int | None = (
-            None  # configs that are waited for beyond the time; None before any is submitted
-        )
+        self._num_required_trials: int | None = None  # trials to wait for beyond the time; None before the first
         self.skipped_phases: set[SkippedPhase] = set()
 
     def load_history(self) -> None:
-        """Count and learn what the log has of this search, but for failures that were the environment's."""
+        """Count and learn the log's records of this search, without failures that the environment caused."""
         reference, device = registry.get_baseline_schedule(self._workload), self._devices[0].name
         records = [record for record in self._log.new_records(self._workload) if record.device == device]
         self._count_records(drop_environment_failures(records, reference.name if reference else None), is_resumed=True)
@@ -206,7 +204,11 @@ class _SearchSession:
     def run_trials(
         self, started_at: float, on_progress: Callable[[Status], None]
     ) -> tuple[float, dict[str, float], list[MeasureCandidate]]:
-        """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
+        """Search until the end.
+
+        Returns:
+            Seconds of measuring, mean milliseconds per trial of each phase, and the fastest configs with their kernels.
+        """
         progress = self.progress
         clock_start = started_at - progress.elapsed_seconds
         if self._options.seconds is not None:
@@ -219,7 +221,7 @@ class _SearchSession:
             return 0.0, {}, []
         schedules = list(self._schedules.values())
         with contextlib.ExitStack() as stack:
-            measurer = Measurer(  # whose builders start while the spaces are made
+            measurer = Measurer(  # its builders start while the search spaces are created
                 self._workload,
                 [*schedules, self._naive_schedule] if self._naive_schedule else schedules,
                 self._devices,
@@ -244,10 +246,10 @@ class _SearchSession:
             return time.monotonic() - measuring_started_at, measurer.phase_means, measurer.fastest_candidates
 
     def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[Status], None]) -> None:
-        """Propose, measure, keep and learn until the end; the clock of the search runs from `clock_start`."""
+        """Propose, measure, log and learn until the end; `clock_start` is the time at which the search has taken 0 s."""
         progress, is_exhausted = self.progress, False
-        while not (self._can_stop() or (is_exhausted and not measurer.num_pending)) or self._is_baseline_pending(
-            measurer
+        while self._is_baseline_pending(measurer) or not (
+            self._can_stop() or (is_exhausted and not measurer.num_pending)
         ):
             if not self._can_stop():
                 is_only_waiting = self._num_required_trials is not None and self._is_past_time()
@@ -262,26 +264,26 @@ class _SearchSession:
             on_progress(progress)
 
     def _prefetch(self) -> None:
-        """Have inputs computed for the last timings, and in the end what the next search needs."""
+        """Start computing the inputs of the final timings, and towards the end prepare the next search."""
         if self._options.confirm:
             self._prefetcher.problems.prefetch(self._workload, self._options.verify)
         if self._prepare_next and self._progress_fraction() >= LOCAL_SEARCH_START_FRACTION:
             prepare_next, self._prepare_next = self._prepare_next, None
-            with contextlib.suppress(Error):  # which the next search will tell
+            with contextlib.suppress(Error):  # the next search raises the error again
                 prepare_next()
 
     def _is_baseline_pending(self, measurer: Measurer) -> bool:
-        """Whether the naive schedule is still being measured, which everything is compared with."""
+        """Return whether the naive schedule, the reference of speed-ups, is still being measured."""
         needs_baseline = self._measures_baseline and self._naive_schedule and not self.progress.reference
         return bool(needs_baseline and measurer.num_pending and not self._is_time_up())
 
     def _submit_candidates(self, measurer: Measurer) -> bool:
-        """Keep the measurer busy; False if the spaces are exhausted.
+        """Keep the measurer busy, and return False if the search spaces are exhausted.
 
-        Few large requests rather than many small ones: each has the tuners train anew.
+        The search asks for few large batches, because the tuners train their models again for each of them.
         """
         assert self._portfolio
-        num_builder_jobs = 2 * measurer.num_workers  # jobs that the builders hold, and the next ones
+        num_builder_jobs = 2 * measurer.num_workers  # one running and one queued job per builder
         target_pending = max(num_builder_jobs, self._portfolio.batch_size)
         num_free_slots = (num_builder_jobs if self._is_past_time() else 2 * target_pending) - measurer.num_pending
         if self.progress.max_trials is not None:
@@ -304,13 +306,13 @@ class _SearchSession:
         return bool(proposals)
 
     def _count_records(self, records: Iterable[Record], *, is_resumed: bool = False) -> None:
-        """Count and learn those records that belong to this search and are new to it."""
+        """Count and learn the records that belong to this search and are new to it."""
         new_records = []
         for record in records:
             if record.device != self._devices[0].name or record.workload != self._workload:
                 continue
             if record.final:
-                if record.ok or record.error is ErrorKind.WRONG_ANSWER:  # what failed otherwise is timed again
+                if record.ok or record.error is ErrorKind.WRONG_ANSWER:  # configs with other errors are timed again
                     if record.schedule in self._schedules:
                         self._final_records[record.identity] = record
                     elif self._naive_schedule and record.schedule == self._naive_schedule.name and not record.config:
@@ -321,10 +323,8 @@ class _SearchSession:
                 self._counted_identities.add(record.identity)
                 self.progress.count_record(record, is_resumed=is_resumed)
                 new_records.append(record)
-        self._best_records = sorted(
-            [*self._best_records, *(valid_record for valid_record in new_records if valid_record.ok)],
-            key=lambda valid_record: valid_record.cost,
-        )[:MAX_BEST_RECORDS]
+        valid_records = [*self._best_records, *(record for record in new_records if record.ok)]
+        self._best_records = sorted(valid_records, key=lambda record: record.cost)[:MAX_BEST_RECORDS]
         if self._portfolio:
             self._portfolio.tell(new_records)
         else:
@@ -332,7 +332,7 @@ class _SearchSession:
 
     @property
     def _search_seconds(self) -> float | None:
-        """How long to search, so that there is time for the last timings."""
+        """Time limit of the trials in seconds, which leaves time for the final timings; None without a limit."""
         seconds = self._options.seconds
         if seconds is None or not self._options.confirm:
             return seconds
@@ -340,12 +340,12 @@ class _SearchSession:
 
     @property
     def _final_seconds(self) -> float:
-        """How long the last timings may take, about."""
+        """Approximate time limit of the final timings in seconds."""
         seconds = self._options.seconds
         return MAX_FINAL_SECONDS if seconds is None else min(MAX_FINAL_SECONDS, MAX_FINAL_FRACTION * seconds)
 
     def _progress_fraction(self) -> float:
-        """How much of the search is done."""
+        """Return the fraction of the search that is done."""
         progress = self.progress
         time_fraction = progress.elapsed_seconds / self._search_seconds if self._search_seconds else 0.0
         trial_fraction = progress.num_trials / progress.max_trials if progress.max_trials else 0.0
@@ -360,18 +360,19 @@ class _SearchSession:
         )
 
     def _remaining_seconds(self) -> float:
-        """Return the seconds that are left for trials by the clock of the status; infinite without a limit."""
+        """Return the remaining seconds for trials by the clock of the status; infinite without a limit."""
         return math.inf if self._search_seconds is None else self._search_seconds - self.progress.elapsed_seconds
 
     def _is_past_time(self) -> bool:
-        """Return whether the time for trials has passed, whatever is still waited for."""
+        """Return whether the time limit of the trials has passed."""
         return self._remaining_seconds() <= 0
 
     def _is_time_up(self) -> bool:
         """Return whether the trials are over.
 
-        Beyond their time a first config is waited for until the search is cut off, and further ones of the first
-        submission as long as there is time for the last timings. Those of earlier sessions spare the wait.
+        Beyond the time limit, the search waits for the first config until it is cut off, and for other configs of the
+        first submission as long as time remains for the final timings. With trials of earlier sessions it does not
+        wait.
         """
         num_trials, hard_deadline = self.progress.num_trials, self._hard_deadline
         if hard_deadline.has_passed or not self._is_past_time() or not num_trials:
@@ -383,37 +384,37 @@ class _SearchSession:
         )
 
     def find_result(self) -> Record | None:
-        """Return the best record that the log has of this search, as every command that reads the log names it."""
+        """Return the best record of this search in the log, by the rule that all commands use."""
         schedule_names = self._schedules.keys() if self._selection.is_explicit else None
         return find_best_record(self._log.path, self._workload, schedule_names, self._devices[0].name)
 
     def find_reference(self, result: Record | None) -> Record | None:
-        """Return the naive schedule's record to compare a result with, of the same final run if possible."""
+        """Return the record of the naive schedule to compare a result with, of the same final run if possible."""
         timed_records = [record for record in self._naive_final_records if record.ok]
         if result is None or not result.final or not timed_records:
             return self.progress.reference
         return min(timed_records, key=lambda record: abs(record.timestamp - result.timestamp))
 
     def _make_naive_trial(self) -> MeasureCandidate | None:
-        """Return the naive schedule's trial for the final run; None where it is not compared with, or is too slow."""
+        """Return the naive schedule's candidate for the final run; None if it is not measured, or is too slow."""
         reference = self.progress.reference
         if not self._measures_baseline or reference is None or not reference.cost <= MAX_NAIVE_SECONDS:
             return None
         return MeasureCandidate(reference.schedule, reference.config)
 
     def remeasure_best(self, built_candidates: Sequence[MeasureCandidate], phases: Mapping[str, float]) -> None:
-        """Time the fastest configs once more, in turn, on fresh inputs, with nothing else going on, and log that.
+        """Time the fastest configs again, in turn, on fresh inputs, while no other work runs, and log the results.
 
-        The best config of earlier final timings and the naive schedule are among them: only times of one final run
-        compare well.
+        The finalists include the best config of earlier final timings and the naive schedule, because only times of
+        one final run are comparable.
 
         Args:
-            built_candidates: what this session built of them.
-            phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
+            built_candidates: Fastest configs, with the kernels that this session built.
+            phases: Mean milliseconds per trial of each phase, which decide how many finalists there is time for.
         """
         naive_trial = self._make_naive_trial()
         is_already_measured = bool(self._best_records) and self._best_records[0].identity in self._final_records
-        if is_already_measured and (naive_trial is None or self._naive_final_records):  # nothing faster was found since
+        if is_already_measured and (naive_trial is None or self._naive_final_records):
             return
         if self._best_records and self._hard_deadline.has_passed:
             self.skipped_phases.add(SkippedPhase.FINAL_MEASUREMENTS)
@@ -448,7 +449,7 @@ class _SearchSession:
             if naive_trial and _config_key(naive_trial) not in built_by_key:
                 _measure_all(measurer, [naive_trial], self._hard_deadline)
                 built_by_key |= {_config_key(trial): trial for trial in measurer.fastest_candidates}
-            while pending_trials:  # what a log has may be of another version, whose configs nobody can build
+            while pending_trials:  # configs that an older version logged may no longer build
                 unbuilt_trials = [trial for trial in pending_trials if _config_key(trial) not in built_by_key]
                 if unbuilt_trials:
                     _measure_all(measurer, unbuilt_trials, self._hard_deadline)
@@ -461,11 +462,8 @@ class _SearchSession:
                     if self._hard_deadline.has_passed
                     else [*itertools.islice(remaining_trials, count - len(finalists))]
                 )
-            finalists += [
-                built_by_key[_config_key(trial)]
-                for trial in [naive_trial]
-                if trial and _config_key(trial) in built_by_key
-            ]
+            if naive_trial and _config_key(naive_trial) in built_by_key:
+                finalists.append(built_by_key[_config_key(naive_trial)])
             finalist_rounds = measure_in_rounds(
                 finalists,
                 lambda trials: _measure_all(measurer, trials, self._hard_deadline),
@@ -484,19 +482,19 @@ class _SearchSession:
 
 
 def _fastest_valid_record(records: Iterable[Record]) -> Record | None:
-    """The fastest of those that are right; None if none is."""
+    """Return the fastest valid record; None if there is none."""
     return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
 def _config_key(candidate: MeasureCandidate | MeasureResult | Record) -> str:
-    """The same for the same config of a schedule."""
+    """Return a text that identifies a schedule and a config."""
     return f"{candidate.schedule} {sorted(candidate.config.items())}"
 
 
 def _measure_all(
     measurer: Measurer, trials: Sequence[MeasureCandidate], hard_deadline: Deadline
 ) -> list[MeasureResult | None]:
-    """What came of some trials, in their order; None for those that were not measured before the cut-off."""
+    """Measure candidates, and return their results in order; None for those not measured before the deadline."""
     measurements: dict[str, MeasureResult] = {}
     if not hard_deadline.has_passed:
         measurer.submit_candidates(trials)

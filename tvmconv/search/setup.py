@@ -1,4 +1,4 @@
-"""What a search begins with: the schedules' spaces and tuners, what is known to be good, inputs and a reference."""
+"""The start of a search: search spaces and tuners of the schedules, first candidates, inputs and reference outputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from tvmconv.search.warm_start import find_nearest_workload_configs
 from tvmconv.space.search_space import Space
 from tvmconv.workloads import Workload
 
-NUM_WARM_START_WORKLOADS = 4  # workloads whose best configs are tried first, for each schedule
-NUM_PREDICTED_CONFIGS = 16  # configs that the model thinks most of, before these
-NUM_LEADING_PREDICTIONS = (
-    3  # of them, before the defaults: one that the model knows nothing of may be faster than all that it names
-)
-UNINFORMED_TUNERS = ("random", "grid")  # tuners that begin with nothing: the yardsticks
+NUM_WARM_START_WORKLOADS = 4  # number of nearest workloads whose best configs are enqueued, for each schedule
+NUM_PREDICTED_CONFIGS = 16  # number of configs that the cost model predicts to be the fastest, enqueued before these
+# Number of predicted configs that are enqueued before the defaults. Defaults come early, because a schedule that the
+# cost model does not cover may be faster than all predictions.
+NUM_LEADING_PREDICTIONS = 3
+UNINFORMED_TUNERS = ("random", "grid")  # tuners without first candidates, as they are references for the others
 
 
 @dataclass(frozen=True)
 class ScheduleSelection:
-    """The schedules that take part in a search.
+    """The schedules of a search.
 
     Attributes:
-        high_priority: those that promise most.
-        low_priority: those that seldom win: their defaults are measured, and they are searched if these are fast.
-        is_explicit: whether the caller named them; then no other schedule of the log is the result of the search.
+        high_priority: Schedules that are searched.
+        low_priority: Schedules that are seldom the fastest. Their defaults are measured, and they are searched only if
+            these are fast.
+        is_explicit: Whether the caller named the schedules; then the result of the search is a record of one of them.
     """
 
     high_priority: Sequence[registry.Schedule]
@@ -51,10 +52,10 @@ class ScheduleSelection:
     def resolve(
         cls, workload: Workload, requested: Sequence[str | registry.Schedule], device: Device
     ) -> ScheduleSelection:
-        """Those that were named, by name or as found by the library; if none was, all that can win.
+        """Select the requested schedules; if there are none, all schedules that may be the fastest.
 
         Raises:
-            ScheduleError: there is no such schedule for the workload, or none at all for the device.
+            ScheduleError: There is no such schedule for the workload, or no schedule for the device.
         """
         schedules = [registry.as_schedule(workload, schedule) for schedule in requested]
         if schedules:
@@ -66,13 +67,13 @@ class ScheduleSelection:
 def create_search(
     workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
 ) -> PortfolioSearch:
-    """The spaces and tuners of all schedules, and what is known to be good.
+    """Create the search spaces and tuners of all schedules, and enqueue the first candidates.
 
-    A schedule that fails with its default config is left out, with a line in the log.
+    A schedule whose space or default config fails is skipped with a warning.
 
     Raises:
-        ScheduleError: all schedules fail.
-        Error: a log cannot be read.
+        ScheduleError: All schedules fail.
+        Error: A log cannot be read.
     """
     transfer_logs = list_log_files(options.transfer)
     members, failures = [], []
@@ -106,7 +107,7 @@ def _iterate_enqueued(
     options: TuneOptions,
     members: Sequence[PortfolioMember],
 ) -> Iterator[list[Proposal]]:
-    """What is known to be good, in portions; the first is there at once, and the logs are read only for the others."""
+    """Yield the first candidates in batches; only the later batches need the logs, which take time to read."""
     spaces = {member.schedule.name: member.tuner.space for member in members}
     defaults = [(name, space.default) for name, space in spaces.items()]
     num_high_priority = sum(member.schedule in selection.high_priority for member in members)
@@ -125,9 +126,9 @@ def _iterate_enqueued(
 def _read_transfer_trials(
     schedule: registry.Schedule, workload: Workload, logs: Iterable[Path], device: Device
 ) -> Iterator[tuple[Space, list[Record]]]:
-    """Trials of a schedule that logs have of other workloads: of each, and of each device, with their space.
+    """Yield the search space and the trials of a schedule for each other workload and each device in the logs.
 
-    Devices of another kind are left out, and so is what the schedule does not compute, or not any more.
+    Devices of other kinds are left out, and so are workloads that the schedule does not support (any longer).
     """
     records_by_task: dict[tuple[Workload, str], list[Record]] = {}
     for log in logs:
@@ -142,10 +143,10 @@ def _read_transfer_trials(
 
 
 class SearchPrefetcher:
-    """Problems and contests for workloads that will be searched, made while another search waits for its trials.
+    """Inputs and portfolios for later searches, prepared while another search waits for its trials.
 
     Attributes:
-        problems: inputs and references.
+        problems: Inputs and reference outputs by workload.
     """
 
     def __init__(self) -> None:
@@ -153,12 +154,12 @@ class SearchPrefetcher:
         self._searches: dict[Workload, PortfolioSearch] = {}
 
     def prepare(self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions) -> None:
-        """Make what the search of a workload will need. Raises as `create_search` does."""
+        """Prepare the search of a workload. It raises the errors of `create_search`."""
         self.problems.prefetch(workload, options.verify)
         self._searches[workload] = create_search(workload, selection, device, options)
 
     def pop_search(
         self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
     ) -> PortfolioSearch:
-        """The contest that was prepared for a workload, for one search alone; else a new one."""
+        """Remove and return the prepared search of a workload; create one if there is none."""
         return self._searches.pop(workload, None) or create_search(workload, selection, device, options)

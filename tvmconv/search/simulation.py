@@ -1,4 +1,4 @@
-"""How well a tuner searches, tried on a recorded space: no device, no noise, and the optimum is known."""
+"""Simulated searches: a tuner searches a recorded space, without a device or noise, and the optimum is known."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHECKPOINTS = (10, 25, 50, 100, 200)
 
 @dataclass(frozen=True)
 class SimulatedSearch:
-    """One search.
+    """One simulated search.
 
     Attributes:
-        relative_throughput: the share of the optimum's speed that the best config so far reaches, after each trial:
-            float (trials,); 0 until the first config succeeds.
-        seconds: wall time spent in the tuner.
+        relative_throughput: Throughput of the best config so far divided by that of the optimum, after each trial:
+            float (trials,). It is 0 until the first config succeeds.
+        seconds: Wall time in the tuner.
     """
 
     relative_throughput: np.ndarray
@@ -29,46 +29,49 @@ class SimulatedSearch:
 
     @staticmethod
     def average(searches: Sequence[SimulatedSearch]) -> SimulatedSearch:
-        """The mean of searches of as many trials."""
+        """Return the mean of searches with equal numbers of trials."""
         mean_throughput = np.mean([simulated.relative_throughput for simulated in searches], axis=0)
         return SimulatedSearch(mean_throughput, float(np.mean([simulated.seconds for simulated in searches])))
 
 
 @dataclass(frozen=True)
 class SimulationSummary:
-    """Searches by one tuner with several seeds.
+    """Simulated searches by one tuner with several seeds.
 
     Attributes:
-        tuner: its name.
-        searches: one a seed.
+        tuner: Name of the tuner.
+        searches: One search for each seed.
     """
 
     tuner: str
     searches: Sequence[SimulatedSearch]
 
     def get_throughput_after(self, num_trials: int) -> np.ndarray:
-        """The share of the optimum's speed that each seed reached: float (seeds,)."""
+        """Return the relative throughput of each seed after `num_trials` trials: float (seeds,)."""
         return np.array([simulated.relative_throughput[num_trials - 1] for simulated in self.searches])
 
     @property
     def mean_seconds(self) -> float:
-        """Mean wall time that a search spent in the tuner."""
+        """Mean wall time of a search in the tuner, in seconds."""
         return float(np.mean([simulated.seconds for simulated in self.searches]))
 
 
 def simulate_search(
     recording: RecordedSpaceRunner, tuner: str | type[Tuner], num_trials: int, seed: int
 ) -> SimulatedSearch:
-    """Let a tuner search a recorded space, in batches of the size that it likes.
+    """Simulate the search of a tuner in a recorded space, in batches of the tuner's `batch_size`.
 
     Args:
-        recording: the space.
-        tuner: a name in `TUNERS`, or a class.
-        num_trials: how many configs to measure; in a smaller space, the last share stays.
-        seed: of the tuner.
+        recording: Recorded space.
+        tuner: Name in `TUNERS`, or class of a tuner.
+        num_trials: Number of configs to measure. In a smaller space, the last relative throughput is repeated.
+        seed: Seed of the tuner.
+
+    Returns:
+        The relative throughput after each trial, and the time in the tuner.
 
     Raises:
-        TunerError: there is no such tuner.
+        TunerError: There is no such tuner.
     """
     searcher = (find_tuner(tuner) if isinstance(tuner, str) else tuner)(recording.space, seed)
     costs: list[float] = []
@@ -82,12 +85,10 @@ def simulate_search(
         if not measured_trials:
             break
         costs += [trial.cost for trial in measured_trials]
-    relative_throughput = recording.best_seconds / np.minimum.accumulate(costs)
-    return SimulatedSearch(
-        np.pad(relative_throughput, (0, num_trials - len(relative_throughput)), mode="edge"), tuner_seconds
-    )
+    throughput = recording.best_seconds / np.minimum.accumulate(costs)
+    return SimulatedSearch(np.pad(throughput, (0, num_trials - len(throughput)), mode="edge"), tuner_seconds)
 
 
 def select_checkpoints(num_trials: int) -> list[int]:
-    """After how many trials to report: the usual ones, and the last."""
+    """Return the numbers of trials after which results are reported: `CHECKPOINTS` below the last, and the last."""
     return sorted({*(n for n in CHECKPOINTS if n < num_trials), num_trials})

@@ -1,4 +1,4 @@
-"""How a network's time for tuning is shared out among its layers: by what each costs the network."""
+"""Division of a network's tuning time among its layers, by the cost of each layer in the network."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from collections.abc import Mapping, Sequence
 from tvmconv.devices import Device
 from tvmconv.workloads import Workload
 
-MIN_TASK_SECONDS = 1.0  # of a layer that is searched
-MIN_SECONDS_TO_REMEASURE = 2.0  # of one whose fastest configs are timed once more, which takes half a second
-LAUNCH_SECONDS = 2e-6  # that a kernel takes, however small it is
-DEFAULT_PEAK_FLOPS, DEFAULT_PEAK_BANDWIDTH = 1e12, 1e11  # of a device that does not tell
+MIN_TASK_SECONDS = 1.0  # minimum time of a layer that is searched
+MIN_SECONDS_TO_REMEASURE = 2.0  # minimum time of a layer with final timings, which take half a second
+LAUNCH_SECONDS = 2e-6  # minimum time of a kernel of any size
+DEFAULT_PEAK_FLOPS, DEFAULT_PEAK_BANDWIDTH = 1e12, 1e11  # FLOP/s and bytes/s of a device with unknown peaks
 
 
 def sort_by_cost(network: Mapping[Workload, int], device: Device) -> list[Workload]:
-    """The workloads of a network, those first for which it takes the most time at the device's peaks.
+    """Return the workloads of a network, ordered by their total time at the device's peak rates, the longest first.
 
     Args:
-        network: how often there is each.
-        device: where they run.
+        network: Number of occurrences of each workload.
+        device: Device that the network runs on.
     """
     return sorted(network, key=lambda workload: -network[workload] * roofline_seconds(workload, device))
 
 
 def select_affordable(seconds: float, remaining: Sequence[Workload]) -> Sequence[Workload]:
-    """Those that can have `MIN_TASK_SECONDS` each of some seconds: the first ones, and at least one."""
+    """Return the first workloads for which `seconds` suffice at `MIN_TASK_SECONDS` each, at least one."""
     return remaining[: max(1, int(seconds / MIN_TASK_SECONDS))]
 
 
 def allocate_seconds(
     seconds: float, remaining: Sequence[Workload], counts: Mapping[Workload, int], device: Device
 ) -> float:
-    """The seconds for the first of the workloads that are left.
+    """Return the seconds for the first of the remaining workloads.
 
-    Each has the same small part, and the rest goes by the time that the network takes for it at the device's peaks.
+    Each workload gets an equal minimum, and the rest is divided in proportion to the time of all occurrences of a
+    workload at the device's peak rates.
 
     Args:
-        seconds: for all that are left.
-        remaining: workloads, at least one.
-        counts: how often the network has each; once, where it does not tell.
-        device: where they run.
+        seconds: Seconds for all remaining workloads.
+        remaining: Workloads that are not yet searched, at least one.
+        counts: Number of occurrences of each workload in the network (default: 1).
+        device: Device that the network runs on.
     """
     min_seconds = min(MIN_TASK_SECONDS, seconds / len(remaining) / 2)
     weighted_seconds = [counts.get(workload, 1) * roofline_seconds(workload, device) for workload in remaining]
@@ -47,7 +48,7 @@ def allocate_seconds(
 
 
 def roofline_seconds(workload: Workload, device: Device) -> float:
-    """What a launch takes at least, about: by its operations in float32, by its bytes, and as a launch."""
+    """Return the approximate minimum seconds of a launch, by its float32 operations, its bytes and launch latency."""
     compute_seconds = workload.flops / (device.peak_flops or DEFAULT_PEAK_FLOPS)
     memory_seconds = workload.min_bytes / (device.peak_bandwidth or DEFAULT_PEAK_BANDWIDTH)
     return LAUNCH_SECONDS + max(compute_seconds, memory_seconds)

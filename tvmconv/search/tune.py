@@ -1,4 +1,4 @@
-"""Tuning: the schedules of a workload that are worth it are searched, on the devices that were named."""
+"""Tuning: search the schedules of a workload for the fastest config, measured on devices."""
 
 from __future__ import annotations
 
@@ -41,45 +41,52 @@ def tune(
     progress: ProgressCallback | None = None,
     verify: str = "auto",
 ) -> Tuned:
-    """Search for the fastest config of a schedule, or of all those that promise something.
+    """Search for the fastest config of a workload, and append every measurement to a log.
 
-    Every measurement is in the log before it is counted. What the log has already of this workload, schedule and device
-    counts: the same call after an interruption goes on where that one was.
+    A measurement is written to the log before it counts. The records that the log already has of this workload,
+    schedule and device count as well, so the same call resumes an interrupted search.
 
     Args:
-        workload: what to compute, or its text.
-        schedule: how; its knobs make the space. By default all that `tvmconv.registry.schedules_to_tune` names are
-            searched as one, the schedule being one more choice, and the other schedules' defaults are measured as well.
-        tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
-        seconds: how long it may take, on the clock, with the last timings, earlier sessions included. Where the first
-            configs, two for each process that builds, are not measured by then, they are waited for some seconds more,
-            as `tvmconv.deadline` says.
-        log: the file to append to.
-        device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
-            these or else the first device of OpenCL.
-        seed: of the tuner.
-        patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
-        workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it and a launch takes a second at most.
-        confirm: measure the fastest configs again at the end, on fresh inputs.
-        progress: called with the status about ten times a second.
-        verify: "full" to compare all outputs of a kernel with float64, "sample" to compare a random sample of them,
-            "auto" for a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
+        workload: Workload to tune, or its text.
+        schedule: Schedule whose knobs are searched, or its name. By default, all schedules of
+            `tvmconv.registry.schedules_to_tune` are searched together, and the default configs of the other schedules
+            are measured as well.
+        tuner: Search algorithm: "xgb", "ga", "random" or "grid".
+        trials: Number of records, those in the log included. The default is 512 without `seconds`, else no limit.
+        seconds: Time limit in seconds of wall-clock time, with final timings and earlier sessions included. If the
+            first configs, two for each builder process, are not measured by then, the search waits some seconds longer
+            for them; see `tvmconv.deadline`.
+        log: File of records that is read first and then appended to.
+        device: Device to measure on, or several devices of one architecture. "cuda" stands for all GPUs of this host,
+            "auto" for these GPUs or, without one, for the first OpenCL device.
+        seed: Seed of the tuner, not negative.
+        patience: Number of consecutive records without improvement after which the search ends.
+        transfer: Logs, or folders of logs, of other workloads that the xgb tuner also learns from.
+        workers: Number of builder processes. The default is the number of processors minus one.
+        compare: Whether the naive schedule is measured once, if the log does not have it and a launch takes at most
+            one second.
+        confirm: Whether the fastest configs are measured again at the end, on fresh inputs.
+        progress: Function that is called with the status about ten times per second.
+        verify: Outputs of a kernel that are compared with float64 results: "full" for all, "sample" for a random
+            sample, "auto" for a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
 
     Returns:
-        What came of the search.
+        The best record, the status at the end, and the times of the phases of the search.
 
     Raises:
-        WorkloadError: the text of the workload is malformed.
-        TunerError: there is no such tuner.
-        TuningError: trials, seconds, patience or workers is not positive, there is no such way to verify, or the tuner
-            does not learn from other workloads.
-        ScheduleError: no such schedule for this workload, or not for devices of this kind.
-        DeviceError: a device is not there, or is lost.
-        Error: the log cannot be read or written.
-        KeyboardInterrupt: the user's; the log is whole.
+        WorkloadError: The text of the workload is malformed.
+        TunerError: There is no such tuner.
+        TuningError: A number or `verify` is out of its range, or the tuner does not learn from other workloads.
+        ScheduleError: There is no such schedule for this workload, or it does not support the device.
+        DeviceError: A device does not exist, or was lost.
+        Error: The log cannot be read or written.
+        KeyboardInterrupt: The user interrupted the search; the log has all measurements up to then.
+
+    Example:
+        >>> import tempfile, tvmconv as tc
+        >>> log = tempfile.mkdtemp() + "/tuning.jsonl"
+        >>> tuned = tc.tune("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", trials=8, log=log)  # doctest: +SKIP
+        >>> tuned.final.config  # doctest: +SKIP
     """
     started_at = time.monotonic()
     options = TuneOptions(
@@ -87,9 +94,9 @@ def tune(
     )
     schedule_names = [] if schedule is None else [schedule]
     parsed_workload = as_workload(workload)
-    can_skip_torch = can_leave_out_torch()  # asked before there are threads of this library
+    can_skip_torch = can_leave_out_torch()  # the answer is valid only before this library starts threads
     with keep_workers_alive():
-        prestart_fork_server()  # it loads what builders need while this process looks for devices and imports TVM
+        prestart_fork_server()  # it loads the libraries of builders while this process finds devices and imports TVM
         measuring_devices = find_devices(device)
         prestart_workers(options.workers, measuring_devices)
         if can_skip_torch:
@@ -106,16 +113,16 @@ def tune_all(
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
 ) -> Tuned:
-    """Search several schedules as one. Raises as `tune` does.
+    """Search several schedules together. It raises the errors of `tune`.
 
     Args:
-        workload: what to compute.
-        schedules: by name or as found by the library; if none is named, all that can win.
-        measuring_devices: devices of one architecture, to measure on.
-        options: how to search, and how long.
-        on_progress: is called with the status about ten times a second.
-        prefetcher: as for `search`.
-        prepare_next: as for `search`.
+        workload: Workload to tune.
+        schedules: Schedules or their names. If it is empty, all schedules that may be the fastest are searched.
+        measuring_devices: Devices of one architecture to measure on.
+        options: Options of the search.
+        on_progress: Function that is called with the status about ten times per second.
+        prefetcher: See `search`.
+        prepare_next: See `search`.
     """
     selection = ScheduleSelection.resolve(workload, schedules, measuring_devices[0])
     with keep_workers_alive():
@@ -124,15 +131,15 @@ def tune_all(
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
-    """The devices that a text names, or several texts: as `devices.find_device`, but for more than one.
+    """Return the devices that one or several texts name; `devices.find_device` returns only one of them.
 
     Args:
-        device: "cuda" and "auto" name all GPUs of this host that are like the first one, "rpc:KEY" all workers under
-            the key.
-        tracker: host and port for "rpc:KEY"; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
+        device: Device, its text, or several. "cuda" and "auto" stand for all GPUs of this host with the name and
+            architecture of the first one, "rpc:KEY" for all workers of the key.
+        tracker: Host and port of the tracker of "rpc:KEY". By default, those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
-        DeviceError: a text names no device, one that is not here, or an architecture; or nothing is named.
+        DeviceError: A text does not name an available device, or names an architecture, or there is no text.
     """
     if not isinstance(device, (str, Device)):
         if not isinstance(device, Sequence):

@@ -1,4 +1,4 @@
-"""What logs know of workloads like one that is searched: the fastest configs of the nearest ones."""
+"""Warm start of a search with the fastest configs that logs have of the nearest workloads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tvmconv.workloads import Conv, Workload
 def find_nearest_workload_configs(
     logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
 ) -> list[tuple[str, Config]]:
-    """The fastest config of each of the nearest workloads in logs, by schedule, the nearest first.
+    """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first.
 
     Args:
-        logs: the files; what is no record is passed over.
-        workload: what is searched; its own records do not count.
-        schedules: names of those whose configs are wanted.
-        device_kind: of the device; records of other kinds do not count.
-        max_workloads: of workloads, for each schedule.
+        logs: Log files; lines that are not records are skipped.
+        workload: Workload that is searched. Its own records do not count.
+        schedules: Names of the schedules.
+        device_kind: Kind of the device. Records of other kinds do not count.
+        max_workloads: Maximum number of workloads for each schedule.
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
     if not isinstance(workload, Conv):
         return []
@@ -39,18 +39,10 @@ def find_nearest_workload_configs(
                 indexes.setdefault((key.schedule, key.workload), []).append((key, log_index))
     ranked_configs: list[tuple[int, str, Config]] = []
     for name in schedules:
-        distances = [
-            (workload_distance(workload, other_workload), other_workload)
-            for (schedule, other_workload) in indexes
-            if schedule == name
-        ]
-        nearest_workloads = sorted(
-            (distance_to_other, str(other_workload), other_workload)
-            for distance_to_other, other_workload in distances
-            if math.isfinite(distance_to_other) and other_workload != workload
-        )
-        for workload_rank, (_, _, other_workload) in enumerate(nearest_workloads[:max_workloads]):
+        distances = [(workload_distance(workload, w), str(w), w) for schedule, w in indexes if schedule == name]
+        nearest = sorted(entry for entry in distances if math.isfinite(entry[0]) and entry[2] != workload)
+        for order, (_, _, other_workload) in enumerate(nearest[:max_workloads]):
             record = next(iterate_fastest_first(indexes[name, other_workload]), None)
             if record is not None:
-                ranked_configs.append((workload_rank, name, record.config))
-    return [(name, config) for _, name, config in sorted(ranked_configs, key=lambda log_index: log_index[0])]
+                ranked_configs.append((order, name, record.config))
+    return [(name, config) for _, name, config in sorted(ranked_configs, key=lambda ranked: ranked[0])]
