@@ -66,7 +66,7 @@ def test_the_searches_are_drawn(capsys, cache, tmp_path, suffix):
         (["x.json", "-o", "chart.gif"], "expected a file named *.png, *.svg, *.pdf, not 'chart.gif'"),
         (["nowhere.jsonl"], "cannot read nowhere.jsonl: No such file"),
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
-        ([__file__], "is no cache file of Kernel Tuner: not a JSON object"),
+        ([__file__], "is not a cache file of Kernel Tuner: expected a JSON object"),
         (["x.json", "--trials", "0"], "at least 1, not '0'"),
         (["x.json", "--seeds", "many"], "at least 1, not 'many'"),
         (["x.json", "--tuner", "annealing"], "'annealing'"),

@@ -91,9 +91,9 @@ def test_a_folder_is_searched_for_all_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], r"has no workload and schedule with 3 configs, one of them right$"),
-        (["garbage"], r"has no workload and schedule with 3 configs, one of them right: 1 bad line \(1\)"),
-        ([record((1, 2), unroll, 0).line() for unroll in range(5)], "one of them right"),
+        ([], r"has no workload and schedule with 3 configs, at least one of them valid$"),
+        (["garbage"], r"has no workload and schedule with 3 configs, at least one of them valid: 1 bad line \(1\)"),
+        ([record((1, 2), unroll, 0).line() for unroll in range(5)], "at least one of them valid"),
     ],
 )
 def test_a_log_without_a_space_is_refused_in_one_line(tmp_path, lines, message):

@@ -1,1 +1,1 @@
-"""Logs: everything that reads or writes one."""
+"""Tuning logs: records, files of records, indexes, and the choice of the best record."""

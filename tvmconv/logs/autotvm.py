@@ -1,8 +1,8 @@
-"""AutoTVM's words in a log line, and what they are called here: tasks and their arguments, knobs, targets.
+"""The translation between AutoTVM's log format and tvmconv: tasks and their arguments, knobs, targets.
 
-A task is a template's name and its arguments. Three of AutoTVM's templates have a schedule of the same knobs here, so
-that its own readers understand our lines and we its. Every other schedule is a task of our own, whose only argument is
-the workload's text.
+A task is the name of a template and its arguments. Three of AutoTVM's templates correspond to a schedule with the same
+knobs, so that AutoTVM can read these lines of tvmconv and vice versa. Every other schedule has a task of its own, whose
+only argument is the workload's text.
 
 Source: TVM 0.7 to 0.19, `python/tvm/autotvm/record.py`, `task/space.py` (`ConfigEntity.to_json_dict`) and
 `topi/cuda/conv2d.py`, `depthwise_conv2d.py`, `conv2d_winograd.py`.
@@ -24,22 +24,19 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 from tvmconv.workloads.text import quote
 
 DIRECT, DEPTHWISE, WINOGRAD = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda", "conv2d_nchw_winograd.cuda"
-WINOGRAD_OF_TRANSFORMED = "conv2d_nchw_winograd_without_weight_transform.cuda"  # whose weight is (α, α, C, O)
+WINOGRAD_OF_TRANSFORMED = "conv2d_nchw_winograd_without_weight_transform.cuda"  # its weight is (α, α, C, O)
 _SCHEDULE_BY_TASK = {
     DIRECT: "direct",
     DEPTHWISE: "depthwise",
     WINOGRAD: "winograd",
     WINOGRAD_OF_TRANSFORMED: "winograd",
 }
-_TASK_PREFIX = "tvmconv"  # tasks of our own: tvmconv.OPERATOR.SCHEDULE
-_SPLIT_KIND, _CHOICE_KIND = (
-    "sp",
-    "ot",
-)  # the kinds of knob that GPU templates have; AutoTVM also had orders and annotations
+_TASK_PREFIX = "tvmconv"  # the tasks of tvmconv are named tvmconv.OPERATOR.SCHEDULE
+_SPLIT_KIND, _CHOICE_KIND = "sp", "ot"  # the kinds of knobs in AutoTVM's GPU templates
 
 
 def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
-    """The task's name and its arguments, as JSON has them."""
+    """Return the name of the task and its arguments, as JSON values."""
     if isinstance(workload, Conv2d) and _is_autotvm_compatible(workload):
         w = workload
         options = [list(w.stride), list(w.padding), list(w.dilation), w.dtype]
@@ -56,20 +53,20 @@ def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
 
 
 def _is_autotvm_compatible(workload: Conv2d) -> bool:
-    """Whether AutoTVM's templates for NCHW could compute it."""
+    """Return whether AutoTVM's NCHW templates can compute a workload."""
     return workload.layout == CHANNELS_FIRST and not workload.epilogue and workload.dtype == workload.storage
 
 
 def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
-    """The workload and the name of the schedule.
+    """Return the workload and the name of the schedule of a task.
 
     Args:
-        task: the template's name.
-        args: its arguments: for AutoTVM's convolutions two tensors, stride, padding and, where the line has them,
-            dilation and output dtype.
+        task: Name of the template.
+        args: Arguments. For AutoTVM's convolutions, these are two tensors, stride, padding and optionally dilation and
+            output dtype.
 
     Raises:
-        RecordError: there is no schedule for the task, or its arguments make no workload.
+        RecordError: There is no schedule for the task, or its arguments are not a valid workload.
     """
     if task in _SCHEDULE_BY_TASK:
         return _decode_convolution(task, args), _SCHEDULE_BY_TASK[task]
@@ -109,33 +106,31 @@ def _decode_convolution(task: str, args: Sequence[Any]) -> Conv2d:
     try:
         return Conv2d(N, C, H, W, O, R, S, **geometry, groups=groups, dtype=dtype)
     except WorkloadError as error:
-        raise RecordError(f"the arguments of task {task} make no workload", str(error)) from error
+        raise RecordError(f"the arguments of task {task} are not a valid workload", str(error)) from error
 
 
 def _infer_filter_size(alpha: int, height: int) -> int:
-    """The taps of a filter that was transformed to α: AutoTVM's tiles went by the height of the image."""
+    """Return the size of a filter that was transformed to α; AutoTVM chose its tile size by the image's height."""
     return alpha + 1 - (4 if height % 8 == 0 else 2)
 
 
 def _decode_tensor(value: object, name: str) -> tuple[list[int], str]:
     tensor_tag, shape, dtype = json_checks.check_list(value, name, 3)
     if tensor_tag != "TENSOR":
-        raise RecordError(f"{name} is no tensor", json_checks.abbreviate(tensor_tag))
-    sizes = [
-        json_checks.check_integer(size, f"the shape of {name}")
-        for size in json_checks.check_list(shape, f"the shape of {name}", 4)
-    ]
+        raise RecordError(f"{name} is not a tensor", json_checks.abbreviate(tensor_tag))
+    shape_name = f"the shape of {name}"
+    sizes = [json_checks.check_integer(size, shape_name) for size in json_checks.check_list(shape, shape_name, 4)]
     return sizes, json_checks.check_text(dtype, f"the dtype of {name}")
 
 
 def _decode_integers(value: object, name: str) -> tuple[int, ...]:
-    """One integer or a list of them; how many there may be is known to the workload."""
+    """Return the value of one integer or of a list of integers; the workload checks their number."""
     return tuple(json_checks.check_integer(number, name) for number in (value if isinstance(value, list) else [value]))
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_workload(text: str) -> Workload:
-    """The workload of that text; raises `RecordError` where `workloads.parse` refuses it."""
+    """Parse the text of a workload; raise RecordError if it is malformed."""
     try:
         return parse(text)
     except WorkloadError as error:
@@ -143,7 +138,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def encode_config(config: Mapping[str, Value]) -> list[Any]:
-    """A config as AutoTVM's entities: `[name, "sp", factors]` for a split, `[name, "ot", value]` for a choice."""
+    """Return a config as AutoTVM's entities: `[name, "sp", factors]` for a split, `[name, "ot", value]` for a choice."""
     return [
         [name, _SPLIT_KIND, list(value)] if isinstance(value, (tuple, list)) else [name, _CHOICE_KIND, value]
         for name, value in config.items()
@@ -151,10 +146,10 @@ def encode_config(config: Mapping[str, Value]) -> list[Any]:
 
 
 def decode_config(entities: object) -> Config:
-    """The config of a line, its values as they were recorded.
+    """Return the config of AutoTVM's entities, with the recorded values.
 
     Raises:
-        RecordError: it is malformed, has a knob twice, or one of a kind that no schedule has.
+        RecordError: An entity is malformed or of another kind, or a knob occurs twice.
     """
     config: Config = {}
     for entity in json_checks.check_list(entities, "the config's entity"):
@@ -167,19 +162,16 @@ def decode_config(entities: object) -> Config:
         elif kind == _CHOICE_KIND and isinstance(value, (bool, int, float, str)):
             config[name] = _decode_choice(value)
         else:
-            raise RecordError(
-                "the config has a knob that is neither a split nor a choice", json_checks.abbreviate(entity)
-            )
+            raise RecordError("a knob is neither a split nor a choice", json_checks.abbreviate(entity))
     return config
 
 
 def _decode_split(factors: Sequence[object]) -> tuple[int, ...]:
-    """Integers whose product is one that `fields.check_integer` takes, too."""
+    """Return the factors of a split, whose product has at most `json_checks.MAX_BITS` bits."""
     integers = tuple(json_checks.check_integer(factor, "a split's factor") for factor in factors)
     if not abs(math.prod(map(float, integers))) < 2.0**json_checks.MAX_BITS:
-        raise RecordError(
-            f"the factors of a split make more than {json_checks.MAX_BITS} bits", json_checks.abbreviate(factors)
-        )
+        reason = f"the product of a split's factors has more than {json_checks.MAX_BITS} bits"
+        raise RecordError(reason, json_checks.abbreviate(factors))
     return integers
 
 
@@ -192,6 +184,6 @@ def _decode_choice(value: bool | int | float | str) -> Value:
 
 
 def parse_model_name(target: str) -> str:
-    """The device that a target names with `-model=`, as in `cuda -model=v100`; else `unknown`."""
+    """Return the device that a target names by `-model=`, as in `cuda -model=v100`; `unknown` if there is none."""
     match = re.search(r"(?:^|\s)-model=(\S+)", target)
     return match[1] if match else "unknown"

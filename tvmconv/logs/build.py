@@ -1,4 +1,4 @@
-"""`tvmconv.build`: a kernel of the schedule and the config that are named, or that a log says are the fastest."""
+"""`tvmconv.build`: build a kernel of a named schedule and config, of the best record of a log, or of a prediction."""
 
 from __future__ import annotations
 
@@ -26,37 +26,45 @@ def build(
     log: LogPaths | RecordIndex | None = None,
     check: bool = True,
 ) -> Kernel:
-    """Build the kernel of a schedule for a workload.
+    """Build a kernel for a workload.
 
     Args:
-        workload: what to compute, or its text.
-        schedule: how, by name or as found by `schedules`; by default what the log says, else what the model predicts
-            or the best schedule without tuning, and where no model knows the device `depthwise` for what is depthwise,
-            `direct` for other convolutions and `register` for filters.
-        device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
-        arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
-        config: values by knob name; the other knobs take their defaults.
-        log: instead of a config, a log, a folder of logs or several of them, or what was read of them, whose fastest
-            valid record for the workload (and the schedule) on this device is built. Where there is none, a
-            `FallbackWarning` tells what is built instead: the record of the nearest device of its kind, what the model
-            predicts, or the schedule with its default config.
-        check: whether a predicted kernel is timed on the device for some milliseconds beside the schedules' default
-            configs, of which the fastest is built then. It takes some seconds, mostly to build them. Without, and for
-            an architecture alone, a prediction is checked by the analysis of its code.
+        workload: Workload to compute, or its text.
+        schedule: Schedule or its name. By default, it is that of the log's best record, else the one that the cost
+            model predicts to be the fastest or the best default. If the cost model does not cover the device, it is
+            `depthwise` for depthwise convolutions, `direct` for other convolutions, and `register` for filters.
+        device: Device to run on, such as `cuda:0` or `opencl:0`. The default is the best available one (`auto`).
+        arch: CUDA architecture to compile for instead of a device, such as `sm_90`.
+        config: Values by knob name; the other knobs take their defaults.
+        log: Index of records, or path of a log or of a folder of logs, or several of them, instead of a config. The
+            kernel is that of the fastest valid record for the workload (and the schedule) on this device. If there is
+            none, a `FallbackWarning` names the alternative: the record of a similar device of the same kind, the
+            prediction of the cost model, or the default config of the schedule.
+        check: Whether a predicted kernel is timed on the device together with the schedules' default configs, of which
+            the fastest is then used. This takes some seconds, mostly for building. Otherwise, and for an architecture,
+            a prediction is checked by the analysis of its code.
+
+    Returns:
+        The kernel.
 
     Raises:
-        WorkloadError: the text of the workload is malformed.
-        ScheduleError: no such schedule for this workload, or not for devices of this kind.
-        KnobError: no such knob, or not a value that it takes.
-        DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
-        CompileError: the schedule does not lower.
-        Error: a log cannot be read.
+        WorkloadError: The text of the workload is malformed.
+        ScheduleError: There is no such schedule for this workload, or it does not support the device.
+        KnobError: There is no such knob or value, or both `config` and `log` are given.
+        DeviceError: There is no such device, its memory is too small, or the kernel exceeds its limits.
+        CompileError: The schedule cannot be lowered.
+        Error: A log cannot be read.
+
+    Example:
+        >>> import tvmconv as tc
+        >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", arch="sm_90").schedule.name
+        'tiling'
     """
     workload = as_workload(workload)
     if log is None and (schedule is not None or config is not None):
         return kernel.build(workload, schedule, device=device, arch=arch, config=config)
     if config is not None:
-        raise KnobError("give a config or a log, not both")
+        raise KnobError("expected a config or a log, not both")
     target_device = kernel.resolve_device(device, arch)
     if log is None:
         kernel.check_device_memory(workload, target_device)
@@ -75,7 +83,7 @@ def build(
                 target_device,
                 record.config,
             )
-        except Error as error:  # the schedule has changed since, or this device has other limits
+        except Error as error:  # the schedule has changed since the record, or this device has other limits
             failures.append(error)
             continue
         built_kernel.record = record

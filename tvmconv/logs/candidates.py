@@ -1,4 +1,4 @@
-"""What to build for a workload where logs shall say: configs that were measured, and at last one that was not."""
+"""Candidates to build for a workload: configs of logs, then predicted configs and a default config."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Candidate:
     """A schedule and a config of it.
 
     Attributes:
-        schedule: how to compute the workload.
-        config: a value for each knob.
-        config_source: where the config is from, in a few words: `TUNED`, say, `PREDICTED` or `DEFAULT_CONFIG`.
+        schedule: Schedule.
+        config: Value of each knob.
+        config_source: Source of the config, a text that starts with `TUNED`, `PREDICTED` or `DEFAULT_CONFIG`.
     """
 
     schedule: registry.Schedule
@@ -34,20 +34,19 @@ class Candidate:
 
 
 def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
-    """What to build for a workload, the best first: of the records that serve it, then what the model predicts.
+    """Yield the candidates for a workload, the best first: records, then predicted configs.
 
-    Behind the first prediction comes a default config, so that whoever compares only some has one that is no guess.
-
-    Records come in the order of `RecordIndex.iterate_applicable_records`. Those of schedules that are no more, or not
-    for the workload, are left out; whether a config still is one of its schedule is seen when it is built.
+    A default config follows the first prediction, so that a comparison of only some candidates includes it. Records
+    come in the order of `RecordIndex.iterate_applicable_records`. Records whose schedules no longer exist or do not
+    apply are left out. A config that its schedule no longer has fails only when it is built.
 
     Args:
-        logs: what they have; or a log, a folder of logs, or several of them.
-        workload: what shall be computed.
-        device: where, or the architecture to compile for.
+        logs: Index of the records, or the path of a log or of a folder of logs, or several of them.
+        workload: Workload to compute.
+        device: Device to run on, or architecture to compile for.
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
     record_index = logs if isinstance(logs, RecordIndex) else RecordIndex(logs, workload)
     for device_match, record in record_index.iterate_applicable_records(workload, device):
@@ -68,6 +67,6 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
 
 
 def describe_config_source(device_match: DeviceMatch, record: Record, workload: Workload) -> str:
-    """What is worth telling of a record that serves a workload."""
+    """Return a text on the source of a record's config, with its differences from the workload and the device."""
     epilogue_note = " without the epilogue" if record.workload != workload else ""
     return f"{TUNED}{epilogue_note}" + ("" if device_match is DeviceMatch.DEVICE else f" on {record.device}")

@@ -1,8 +1,8 @@
-"""What a line of a log says at a glance, so that a log of a million lines is searched in seconds.
+"""A fast scan of the lines of a log, which searches a million lines in seconds.
 
-Lines as AutoTVM and this project spell them fall into head, config, result and rest. A search writes the same head,
-which tells the subject, over and over, so that each is parsed once; the times are cut out of the result by a regular
-expression. Lines in any other spelling (other spaces, another order of keys) are left to `Record.parse`.
+A line that AutoTVM or tvmconv wrote consists of head, config, result and rest. The head holds the record's key, and a
+search repeats the same head in all its lines, so each distinct head is parsed only once. A regular expression finds the
+times in the result. Lines with other spacing or another order of keys are parsed by `Record.parse`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NUMBER = rb"[0-9.eE+-]+"
 _RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", (" + _NUMBER + rb")\], ")
 _ENTITY = b'"entity"'
 _ELAPSED = re.compile(rb'"elapsed": (' + _NUMBER + rb")")
-_FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
-_REPEATED_KEY = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # JSON's last key of a name counts
+_FINAL = b'"final": true'  # the text of `Record.line`; JSON escapes the quotes inside other strings
+_REPEATED_KEY = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # the last one of equal keys counts
 _INPUT_SHAPE = re.compile(rb'\{"workload": "(\w+):([1-9]\d*(?:x[1-9]\d*)*),')
 _ERRORS = {b"%d" % kind: kind for kind in ErrorKind}
 _MAX_HEADS = 1 << 16
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ScannedLine(Generic[T]):
-    """Contents of a line that are known without parsing all of it.
+    """The contents of a line that are known without parsing all of it.
 
     Attributes:
-        header: what `HeaderScanner` made of the line's subject.
-        error: how the measurement ended.
-        costs: text of the times, as `parse_medians` takes it.
-        config: text of the config: lines as this project writes them have equal texts for equal configs.
-        timestamp: text of the time at which the measurement was taken.
-        line: the line itself.
+        header: Object that `HeaderScanner` made from the line's key.
+        error: Kind of error of the measurement.
+        costs: Text of the times, for `parse_medians`.
+        config: Text of the config. In lines of tvmconv, equal configs have equal texts.
+        timestamp: Text of the time of the measurement.
+        line: Whole line.
     """
 
     header: T
@@ -62,18 +62,18 @@ class ScannedLine(Generic[T]):
 
     @classmethod
     def from_record(cls, record: Record, header: T) -> ScannedLine[T]:
-        """Return the glance at a record that was parsed."""
+        """Return the scanned line of a parsed record."""
         config = _ENTITY + b": " + json.dumps(autotvm.encode_config(record.config)).encode()
         timestamp = repr(record.timestamp).encode()
         return cls(header, record.error, repr(record.cost).encode(), config, timestamp, record.line().encode())
 
     @property
     def is_final(self) -> bool:
-        """Whether it is a final timing, and no trial."""
+        """Whether the record is a final timing, and not a trial."""
         return _FINAL in self.line
 
     def parse_times(self) -> tuple[float | None, float]:
-        """Return `elapsed` and `timestamp` of the record; raises RecordError where they are not what it may have."""
+        """Return `elapsed` and `timestamp` of the record; raise RecordError if they are out of their ranges."""
         match = _ELAPSED.search(self.line)
         try:
             elapsed, timestamp = float(match[1]) if match else None, float(self.timestamp)
@@ -86,25 +86,26 @@ class ScannedLine(Generic[T]):
 
 
 class HeaderScanner(Generic[T]):
-    """Looks at lines, and parses each distinct head once.
+    """A scanner of lines that parses each distinct head once.
 
     Args:
-        make_header: called with the subject of each distinct head; its answer is part of every glance at such a line.
+        make_header: Function that is called with the key of each distinct head. Its result is the `header` of all
+            scanned lines with this head.
     """
 
     def __init__(self, make_header: Callable[[RecordKey], T]) -> None:
         self._make_header = make_header
-        self._headers: dict[bytes, T | RecordError] = {}  # by the bytes up to and with `_CONFIG`
-        self._last_head = _CONFIG  # the head of the line before, which the next line probably has too
+        self._headers: dict[bytes, T | RecordError] = {}  # by the bytes up to the end of `_CONFIG`
+        self._last_head = _CONFIG  # head of the previous line, which the next line probably repeats
 
     def scan_line(self, line: bytes) -> ScannedLine[T] | None:
-        """Return what the line says, unless something that is not checked, such as the config, makes it no record.
+        """Scan a line. Its config and other parts are not checked, so `Record.parse` may still reject it.
 
         Returns:
-            The glance; None if the line has to be parsed in full.
+            The scanned line; None if the line has to be parsed in full.
 
         Raises:
-            RecordError: the line is no record, as `Record.parse` says.
+            RecordError: The line is not a record, with the message of `Record.parse`.
         """
         head = self._last_head
         if not line.startswith(head):
@@ -119,17 +120,16 @@ class HeaderScanner(Generic[T]):
             header = self._read_head(head)
         self._last_head = head
         if isinstance(header, RecordError):
-            raise header.with_traceback(None)  # which would grow with each raise
+            raise header.with_traceback(None)  # the traceback would grow with each raise
         costs, error_no, timestamp = match.groups()
         return ScannedLine(header, _ERRORS[error_no], costs, line[line.find(_ENTITY, len(head)) : end], timestamp, line)
 
     def _read_head(self, head: bytes) -> T | RecordError:
-        if len(self._headers) >= _MAX_HEADS:  # of garbage; the heads that matter will be back
+        if len(self._headers) >= _MAX_HEADS:  # bounds the memory for files that are not logs
             self._headers.clear()
         try:
-            header: T | RecordError = self._make_header(
-                RecordKey.from_json(json_checks.parse_object(head.removesuffix(_CONFIG) + b"}"))
-            )
+            key = RecordKey.from_json(json_checks.parse_object(head.removesuffix(_CONFIG) + b"}"))
+            header: T | RecordError = self._make_header(key)
         except RecordError as error:
             header = error
         self._headers[head] = header
@@ -139,16 +139,17 @@ class HeaderScanner(Generic[T]):
 def scan_log(
     path: Path, invalid_lines: InvalidLines, make_header: Callable[[RecordKey], T], workload: Workload | None = None
 ) -> Iterator[tuple[LogLine, ScannedLine[T]]]:
-    """Yield the lines of a log that are records, each with a glance at it.
+    """Yield the lines of a log that are records, each with its scanned contents.
 
     Args:
-        path: the file.
-        invalid_lines: lines that are seen to be no records are added here.
-        make_header: as for `HeaderScanner`.
-        workload: lines that are seen to be of other workloads than this, its epilogue aside, are left out.
+        path: File of the log.
+        invalid_lines: Collects the lines that are not records.
+        make_header: See `HeaderScanner`.
+        workload: Workload to search for. Lines that evidently are of another workload, apart from its epilogue, are
+            left out. By default, all lines are returned.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     scanner = HeaderScanner(make_header)
     for line in read_lines(path):
@@ -167,10 +168,9 @@ def scan_log(
 
 
 def has_other_workload(line: bytes, workload: Workload) -> bool:
-    """Whether a line as this project spells it begins with another workload: parsing each takes longer than to see it.
+    """Return whether a line of tvmconv evidently starts with another workload, which is faster than parsing it.
 
-    It is told by the operator and, of a convolution, by its input's shape, which has one spelling without zeros before
-    its numbers.
+    Only the operator is compared and, for a convolution, the shape of the input, whose text is unique.
     """
     match = _INPUT_SHAPE.match(line)
     if match is None:
@@ -180,13 +180,13 @@ def has_other_workload(line: bytes, workload: Workload) -> bool:
 
 
 def parse_medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
-    """The medians of lists of numbers.
+    """Return the medians of lists of numbers.
 
     Args:
-        costs: n texts of numbers with commas between them.
+        costs: Texts of n lists, with commas between the numbers.
 
     Returns:
-        n medians, equal to `Record.cost`; infinite where a number is malformed, or no time that `Record.parse` takes.
+        Medians, float64 (n,), equal to `Record.cost`; infinite if a number is malformed or out of the range of times.
     """
     counts = np.fromiter((text.count(b",") for text in costs), int, len(costs)) + 1
     times = _parse_numbers(b",".join(costs))
@@ -205,9 +205,9 @@ def parse_medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
 
 
 def _parse_numbers(text: bytes) -> NDArray[np.float64]:
-    """The numbers of a text; none if one of them is malformed."""
+    """Return the numbers of a text; an empty array if one of them is malformed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # how NumPy tells of a malformed number
+        warnings.simplefilter("error", DeprecationWarning)  # NumPy's sign of a malformed number
         try:
             return np.fromstring(text, sep=",")
         except (DeprecationWarning, ValueError):

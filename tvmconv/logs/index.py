@@ -1,4 +1,4 @@
-"""Positions and costs of the records of a log, by subject: the data that the best record is chosen from."""
+"""The index of a log: positions and costs of its records by key, from which the best record is chosen."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.logs.record_key import RecordKey
 from tvmconv.workloads import Workload
 
-_BATCH = 4096  # costs that are parsed together
+_BATCH = 4096  # number of costs that are parsed at once
 
 
 class LogIndex:
-    """Trials, final timings and wrong answers of one subject in one log; 24 bytes of memory a trial.
+    """The trials, final timings and wrong answers of one key in one log, with 24 bytes of memory per trial.
 
     Args:
-        parse: returns the record at a position, or None if the line there is no record after all.
+        parse: Function that returns the record at a position, or None if that line is not a record.
     """
 
     def __init__(self, parse: Callable[[int], Record | None]) -> None:
@@ -37,7 +37,7 @@ class LogIndex:
         self._pending_cost_texts: list[bytes] = []
 
     def add_scanned(self, scanned: ScannedLine[Any], position: int) -> None:
-        """Add the record at `position`."""
+        """Add a scanned line, which is at `position`."""
         if scanned.error is ErrorKind.WRONG_ANSWER:
             self._wrong_positions.append(position)
         elif not scanned.error and scanned.is_final:
@@ -55,31 +55,31 @@ class LogIndex:
             self._pending_cost_texts.clear()
 
     def get_trial_columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the costs of the trials that succeeded, hashes of their configs, and their positions."""
+        """Return the costs of the successful trials, hashes of their configs, and their positions."""
         self._parse_costs()
         return np.array(self._costs), np.array(self._configs, np.int64), np.array(self._positions, np.int64)
 
     def parse_record(self, position: int) -> Record | None:
-        """Return the record at a position; None if the line there is no record after all."""
+        """Return the record at a position; None if that line is not a record."""
         return self._parse(position)
 
     def iterate_final_records(self) -> Iterator[Record]:
-        """Yield the final timings that succeeded, in the order of the log."""
+        """Return an iterator over the successful final timings, in the order of the log."""
         return (record for position in self._final_positions if (record := self._parse(position)) and record.ok)
 
     def find_wrong_identities(self) -> set[tuple[str, str, str, str]]:
-        """Return the identities of configs that gave a wrong answer."""
+        """Return the identities of configs with a wrong answer."""
         return {record.identity for position in self._wrong_positions if (record := self._parse(position))}
 
 
 class LogIndexer:
-    """Makes an index for each subject of a log.
+    """The indexes of one log, one for each key.
 
     Args:
-        path: the log.
+        path: File of the log.
 
     Attributes:
-        indexes: the indexes that were made.
+        indexes: Indexes by key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,18 +87,18 @@ class LogIndexer:
         self.indexes: dict[RecordKey, LogIndex] = {}
 
     def index_of_key(self, key: RecordKey) -> LogIndex:
-        """Return the index of a subject."""
+        """Return the index of a key, which is created if necessary."""
         return self.indexes.setdefault(key, LogIndex(self._parse))
 
     def _parse(self, offset: int) -> Record | None:
         try:
             return Record.parse(read_line(self._path, offset))
-        except RecordError:  # a line that looked like a record
+        except RecordError:  # the scan does not check all of a line
             return None
 
 
 def index_log(path: Path, invalid_lines: InvalidLines, workload: Workload | None = None) -> dict[RecordKey, LogIndex]:
-    """Read where the records of a log are, by subject; arguments and errors are those of `scan_log`."""
+    """Index the records of a log by key; see `scan_log` for the arguments and errors."""
     indexer = LogIndexer(path)
     for line, scanned in scan_log(path, invalid_lines, indexer.index_of_key, workload):
         scanned.header.add_scanned(scanned, line.offset)
@@ -106,7 +106,7 @@ def index_log(path: Path, invalid_lines: InvalidLines, workload: Workload | None
 
 
 def index_records(records: Iterable[Record]) -> dict[RecordKey, LogIndex]:
-    """Index records that are in memory."""
+    """Index records in memory by key."""
     record_list = list(records)
     indexes: dict[RecordKey, LogIndex] = {}
     for position, record in enumerate(record_list):

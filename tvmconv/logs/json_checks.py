@@ -1,4 +1,7 @@
-"""The border of a log: JSON values from a line that anyone may have written, checked one by one."""
+"""Checks of the JSON values of a log line, which may come from any source.
+
+Each check returns the value, or raises RecordError with the name of the value.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +18,38 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:
-    """The JSON object that a line holds.
+    """Parse the JSON object of a line.
 
     Raises:
-        RecordError: the line is not UTF-8, no JSON, or holds something else; NaN and Infinity are no JSON.
+        RecordError: The line is not in UTF-8, not JSON, or not an object. NaN and Infinity are not JSON.
     """
     if not isinstance(line, (str, bytes)):
-        raise RecordError("the line is no text", f"expected a line of a log, not {abbreviate(line)}")
+        raise RecordError("the line is not a text", f"expected a line of a log, not {abbreviate(line)}")
     try:
         value = _DECODER.decode(line if isinstance(line, str) else line.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: also no UTF-8, or an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for bad UTF-8, or integers of thousands of digits
         raise RecordError("the line is not JSON", f"expected an object, not {abbreviate(line)}") from error
     if not isinstance(value, dict):
-        raise RecordError("the line is no JSON object", abbreviate(line))
+        raise RecordError("the line is not a JSON object", abbreviate(line))
     return value
 
 
 def check_list(value: object, name: str, length: int | None = None) -> list[Any]:
-    """A list, of that length."""
+    """Check that a value is a list, and return it; with `length`, its length is checked as well."""
     if not isinstance(value, list) or length not in (None, len(value)):
         _fail(name, value, "a list" if length is None else f"a list of {length}")
     return value
 
 
 def check_object(value: object, name: str) -> dict[str, Any]:
-    """An object."""
+    """Check that a value is a JSON object, and return it."""
     if not isinstance(value, dict):
         _fail(name, value, "an object")
     return value
 
 
 def check_text(value: object, name: str) -> str:
-    """A string that can be printed: JSON may spell half of a surrogate pair, which UTF-8 cannot."""
+    """Check that a value is a string that UTF-8 can encode, and return it; JSON also has lone surrogates."""
     if not isinstance(value, str):
         _fail(name, value, "a string")
     try:
@@ -57,7 +60,7 @@ def check_text(value: object, name: str) -> str:
 
 
 def check_line(value: object, name: str) -> str:
-    """A string that can be printed in a line with others, on a terminal as well."""
+    """Check that a value is a string without control characters, which is safe on a terminal, and return it."""
     checked_text = check_text(value, name)
     if _CONTROL.search(checked_text):
         _fail(name, value, "a string without control characters")
@@ -65,7 +68,7 @@ def check_line(value: object, name: str) -> str:
 
 
 def check_integer(value: object, name: str) -> int:
-    """An integer of 63 bits at most, as NumPy's have room for; true and false are none."""
+    """Check that a value is an integer of at most 63 bits, which fits in NumPy's int64, and return it."""
     if not isinstance(value, int) or isinstance(value, bool):
         _fail(name, value, "an integer")
     if value.bit_length() > MAX_BITS:
@@ -74,7 +77,7 @@ def check_integer(value: object, name: str) -> int:
 
 
 def check_number(value: object, name: str) -> float:
-    """A finite number, which true and false are not."""
+    """Check that a value is a finite number, and return it."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         _fail(name, value, "a number")
     try:
@@ -91,7 +94,7 @@ def _fail(name: str, value: object, expected: str) -> NoReturn:
 
 
 def abbreviate(value: object) -> str:
-    """The value, shortened; what Python itself cannot print (too deep, too many digits) by its type."""
+    """Return the value as a short text; the name of its type if Python cannot print it (too deep, too many digits)."""
     if isinstance(value, (str, bytes)):
         return quote(value[:100])
     try:

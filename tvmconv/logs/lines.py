@@ -1,4 +1,4 @@
-"""The lines of a file, in bounded memory whatever the file holds."""
+"""Lines of a file, read in bounded memory for any contents."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tvmconv.errors import Error, RecordError
 from tvmconv.files import open_regular
 
 CHUNK_BYTES = 1 << 18
-MAX_LINE_BYTES = 1 << 20  # a record has about a thousand
-MAX_REPORTED = 20  # bad lines, and reasons why lines are bad
+MAX_LINE_BYTES = 1 << 20  # a record has about a thousand bytes
+MAX_REPORTED = 20  # number of invalid lines, and of reasons, that are kept
 
 
 class LogLine(NamedTuple):
     """A line of a file.
 
     Attributes:
-        number: counted from 1.
-        offset: of its first byte.
-        text: its bytes without the newline; of a line longer than `MAX_LINE_BYTES`, that many from its beginning.
-        next_offset: where the next line begins; None when no newline ends this one, which then is the last.
+        number: Number of the line, from 1.
+        offset: Offset of its first byte.
+        text: Bytes without the newline, cut off after `MAX_LINE_BYTES`.
+        next_offset: Offset of the next line; None for a last line that does not end with a newline.
     """
 
     number: int
@@ -37,7 +37,7 @@ class LogLine(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it is empty or a comment (`#`), which AutoTVM's readers pass over too."""
+        """Whether the line is empty or a comment (`#`), which AutoTVM's readers skip as well."""
         return not self.text or self.text.startswith(b"#") or self.text.isspace()
 
 
@@ -48,21 +48,21 @@ def read_lines(
     number: int = 1,
     opener: Callable[[Path], io.RawIOBase | io.BufferedIOBase] = open_regular,
 ) -> Iterator[LogLine]:
-    """The lines of a file.
+    """Yield the lines of a file.
 
     Args:
-        path: the file.
-        offset: where to begin, at the start of a line.
-        number: which line that is.
-        opener: opens the file for reading bytes, such as `LimitedGzipFile`, which may raise errors of its own.
+        path: File.
+        offset: Offset of the first line to read.
+        number: Number of that line.
+        opener: Function that opens the file for reading bytes. Errors of its own pass through.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     with translate_os_errors(path, "read"), opener(path) as file:
         file.seek(offset)
         unfinished = b""
-        num_dropped_bytes = 0  # bytes of the current line that are too many to keep
+        num_dropped_bytes = 0  # bytes of the current line beyond `MAX_LINE_BYTES`
         while chunk := file.read(CHUNK_BYTES):
             *finished_lines, unfinished = (unfinished + chunk).split(b"\n")
             for text in finished_lines:
@@ -77,7 +77,7 @@ def read_lines(
 
 
 def read_line(path: Path, offset: int) -> bytes:
-    """The line that begins there, without the newline; raises `Error`."""
+    """Return the line at an offset, without the newline; raise Error if the file cannot be read."""
     with translate_os_errors(path, "read"), open_regular(path) as file:
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES).rstrip(b"\n")
@@ -85,7 +85,7 @@ def read_line(path: Path, offset: int) -> bytes:
 
 @contextlib.contextmanager
 def translate_os_errors(path: str | os.PathLike[str], action: str) -> Iterator[None]:
-    """Turn an error of the operating system into an `Error` of one line: "cannot WHAT PATH: why"."""
+    """Translate an OSError of the block into an `Error`: "cannot ACTION PATH: REASON"."""
     try:
         yield
     except OSError as error:
@@ -93,9 +93,15 @@ def translate_os_errors(path: str | os.PathLike[str], action: str) -> Iterator[N
 
 
 def create_temporary_sibling(path: Path) -> tuple[BinaryIO, Path]:
-    """Create a file of a new name beside `path`, hidden, to be written and then moved there; raises OSError.
+    """Create a hidden file in the folder of `path`, which will be moved to `path` when it is complete.
 
-    The file takes the permissions of the one at `path`, if there is one. No file or link that is there is followed.
+    It gets the permissions of an existing file at `path`. It is always a new file, and no link is followed.
+
+    Returns:
+        The open file, and its path.
+
+    Raises:
+        OSError: The file cannot be created.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -110,7 +116,7 @@ def create_temporary_sibling(path: Path) -> tuple[BinaryIO, Path]:
 
 
 def sync_folder(path: Path) -> None:
-    """Put the name of a file that is new on disk: syncing the file does not; raises OSError."""
+    """Make the name of a new file durable, as `fsync` of the file itself does not; raise OSError if it fails."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -120,12 +126,12 @@ def sync_folder(path: Path) -> None:
 
 @dataclass
 class InvalidLineKind:
-    """The bad lines with one reason.
+    """Invalid lines with the same reason.
 
     Attributes:
-        count: how many.
-        number: of the first of them.
-        error: what is wrong with that one.
+        count: Number of lines.
+        number: Number of the first line.
+        error: Error of the first line.
     """
 
     count: int
@@ -135,12 +141,12 @@ class InvalidLineKind:
 
 @dataclass
 class InvalidLines:
-    """The lines of a file that are no records; of a file of garbage, only so many are remembered.
+    """The lines of a file that are not records, in bounded memory.
 
     Attributes:
-        count: how many.
-        numbers: of the first `MAX_REPORTED`.
-        kinds: by the reason that the errors share; the first `MAX_REPORTED` reasons.
+        count: Number of lines.
+        numbers: Numbers of the first `MAX_REPORTED` lines.
+        kinds: Lines by the reason of their error, for the first `MAX_REPORTED` reasons.
     """
 
     count: int = 0
@@ -148,7 +154,7 @@ class InvalidLines:
     kinds: dict[str, InvalidLineKind] = field(default_factory=dict)
 
     def add_line(self, number: int, error: RecordError) -> None:
-        """Count a line."""
+        """Count an invalid line."""
         self.count += 1
         if len(self.numbers) < MAX_REPORTED:
             self.numbers.append(number)
@@ -158,7 +164,7 @@ class InvalidLines:
             self.kinds[error.reason] = InvalidLineKind(1, number, error.with_traceback(None))
 
     def __str__(self) -> str:
-        """Such as `2 bad lines (7, 9), line 7: the line is not JSON_NAME: …`."""
+        """Return a text such as `2 bad lines (7, 9), line 7: the line is not JSON: …`."""
         if not self.count:
             return "no bad lines"
         numbers = ", ".join(map(str, self.numbers)) + ", …" * (self.count > len(self.numbers))

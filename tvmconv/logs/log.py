@@ -1,4 +1,4 @@
-"""A log: an append-only file of records, one a line, which any number of processes may write to and read at once."""
+"""A log: an append-only file with one record per line, which several processes may read and write concurrently."""
 
 from __future__ import annotations
 
@@ -16,28 +16,40 @@ from tvmconv.workloads import Workload
 
 
 class Log:
-    """A log on disk; it need not be there before the first record is appended.
+    """A log on disk.
+
+    Args:
+        path: File of the log. The first `append` creates it if it does not exist.
 
     Attributes:
-        path: the file.
-        invalid_lines: the lines that `new_records` has met and that are no records.
+        path: File of the log.
+        invalid_lines: Lines that `new_records` has read and that are not records.
+
+    Example:
+        >>> import tempfile
+        >>> from tvmconv.logs.log import Log
+        >>> list(Log(tempfile.mkdtemp() + "/tuning.jsonl").new_records())
+        []
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.invalid_lines = InvalidLines()
         self._scanner = HeaderScanner(lambda key: key.workload)
-        self._offset, self._number = 0, 1  # of the line that `new_records` goes on with
-        self._file_identity: tuple[int, int] | None = None  # device and inode of the file that it has read from
+        self._offset, self._number = 0, 1  # position of the next line that `new_records` reads
+        self._file_identity: tuple[int, int] | None = None  # device and inode of the file that was read
 
     def append(self, record: Record) -> None:
-        """Put a record on disk: once this returns it is there, whatever happens to the process or the machine.
+        """Append a record, and return when it is stored durably on disk.
 
-        What another process left half written when it died is closed with a newline, so that it costs one line. An
-        append that fails leaves the log as it was.
+        If another process ended while it wrote a line, the incomplete line is closed with a newline first. An append
+        that fails leaves the log unchanged.
+
+        Args:
+            record: Record to append.
 
         Raises:
-            Error: the file cannot be written: it is read-only, the disk is full.
+            Error: The file cannot be written, for example because it is read-only or the disk is full.
         """
         with translate_os_errors(self.path, "write"), _locked(self.path) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -55,16 +67,17 @@ class Log:
                 raise
 
     def new_records(self, workload: Workload | None = None) -> Iterator[Record]:
-        """The records that came in since the last call, or all there are at the first, whoever appended them.
+        """Yield the records that any process has appended since the last call, or all records at the first call.
 
-        A last line that is not whole is still being written, or was torn, and waits for the next call. No file is an
-        empty log. Where another file has taken the path, or the file is shorter than it was, all of it is new.
+        An incomplete last line is left for the next call. A file that does not exist is an empty log. If the file was
+        replaced or truncated, all its records are new.
 
         Args:
-            workload: only records of this one; the lines of others are passed over without being checked in full.
+            workload: Workload whose records are returned; lines of other workloads are not checked in full. By default,
+                all records are returned.
 
         Raises:
-            Error: the file cannot be read.
+            Error: The file cannot be read.
         """
         with translate_os_errors(self.path, "read"):
             try:
@@ -80,7 +93,7 @@ class Log:
             record = _read_record(line, invalid_lines, self._scanner, workload)
             if line.next_offset is not None:
                 self._offset, self._number = line.next_offset, line.number + 1
-            elif record is not None:  # whole but for its newline, which the next append supplies
+            elif record is not None:  # the line is complete except for its newline, which the next append writes
                 self._offset += len(line.text)
             if record is not None:
                 yield record
@@ -89,15 +102,15 @@ class Log:
 def read_records(
     path: str | os.PathLike[str], invalid_lines: InvalidLines, workload: Workload | None = None
 ) -> Iterator[Record]:
-    """The records of a log.
+    """Yield the records of a log.
 
     Args:
-        path: the file.
-        invalid_lines: the lines that are no records are skipped and added here.
-        workload: only records of this one, as in `Log.new_records`.
+        path: File of the log.
+        invalid_lines: Collects the lines that are not records, which are skipped.
+        workload: Workload whose records are returned. By default, all records are returned.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     scanner = HeaderScanner(lambda key: key.workload)
     for line in read_lines(Path(path)):
@@ -109,7 +122,7 @@ def read_records(
 def _read_record(
     line: LogLine, invalid_lines: InvalidLines, scanner: HeaderScanner[Workload], workload: Workload | None
 ) -> Record | None:
-    """The record of a line, if it is one of the workload."""
+    """Return the record of a line; None if the line is not a record, or is one of another workload."""
     if line.is_blank:
         return None
     try:
@@ -125,10 +138,10 @@ def _read_record(
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Open the file, made if it is not there, and lock it against other appends.
+    """Open the file, create it if necessary, and lock it against other appends.
 
-    Another file may take the path while this process waits for the lock: then that one is opened instead, as what is
-    appended to the old one would be lost.
+    If the file is replaced while this process waits for the lock, the new file is opened, because an append to the old
+    one would be lost.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -138,11 +151,11 @@ def _locked(path: Path) -> Iterator[int]:
                 yield descriptor
                 return
         finally:
-            os.close(descriptor)  # which unlocks
+            os.close(descriptor)  # releases the lock as well
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one at the path."""
+    """Return whether an open file is the one at the path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""New logs from others: several merged into one, old AutoTVM logs imported. A log is written whole or not at all."""
+"""New logs from existing ones: merged logs, and imported logs of AutoTVM. A log is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def merge_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLi
     Two lines are the same measurement if workload, schedule, device, config, times, error and timestamp agree.
 
     Args:
-        logs: what to merge.
-        output_path: the log to write, none of those that are merged; one that is there already is replaced.
-        invalid_lines: lines that are no records are left out and added here.
+        logs: Logs to merge.
+        output_path: Log to write, which replaces an existing file. It must not be one of `logs`.
+        invalid_lines: Collects the lines that are not records, which are left out.
 
     Returns:
-        How many records were written, and how many were left out as they had been met before.
+        Number of written records, and number of repeated ones that were left out.
 
     Raises:
-        Error: a log cannot be read or written, or `output_path` is one of them.
+        Error: A log cannot be read or written, or `output_path` is one of `logs`.
     """
     digests: set[bytes] = set()
     num_read = 0
@@ -43,19 +43,19 @@ def merge_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLi
 
 
 def import_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLines) -> int:
-    """Rewrite logs of AutoTVM as ours.
+    """Convert logs of AutoTVM.
 
     Args:
-        logs: AutoTVM's; lines of ours among them stay as they are.
-        output_path: the log to write, none of `logs`; one that is there already is replaced, unless there is nothing to
-            import.
-        invalid_lines: lines that are no records, or of a task without a schedule, are left out and added here.
+        logs: Logs of AutoTVM, which may also have lines of tvmconv.
+        output_path: Log to write, which replaces an existing file if there is a record to import. It must not be one
+            of `logs`.
+        invalid_lines: Collects the lines that are not records, or whose task has no schedule, which are left out.
 
     Returns:
-        How many records were written.
+        Number of written records.
 
     Raises:
-        Error: a log cannot be read or written, `output_path` is one of them, or no line is a record.
+        Error: A log cannot be read or written, `output_path` is one of `logs`, or no line is a record.
     """
     num_written = 0
     with write_new_log(output_path, logs) as write_line:
@@ -68,7 +68,7 @@ def import_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidL
 
 
 def _iterate_records(logs: Sequence[Path], invalid_lines: InvalidLines) -> Iterator[tuple[Record, bytes]]:
-    """The records of the logs, each with its line."""
+    """Yield the records of the logs, each with its line."""
     for log in logs:
         for line in read_lines(log):
             if line.is_blank:
@@ -81,16 +81,16 @@ def _iterate_records(logs: Sequence[Path], invalid_lines: InvalidLines) -> Itera
 
 @contextlib.contextmanager
 def write_new_log(output_path: Path, input_paths: Sequence[Path]) -> Iterator[Callable[[bytes], object]]:
-    """Give a function that writes a line to a log, which takes its place when all lines are on disk, else never.
+    """Yield a function that writes a line to a new log, which is moved to its path when all lines are on disk.
 
     Args:
-        output_path: the log; one that is there already is replaced, through a link that leads to it.
-        input_paths: what the lines are read from.
+        output_path: Path of the log, which replaces an existing file. If it is a link, its target is replaced.
+        input_paths: Logs that the lines are read from.
 
     Raises:
-        Error: the log cannot be written, is no regular file, or is one of the inputs.
+        Error: The log cannot be written, is not a regular file, or is one of the inputs.
     """
-    if output_path.exists() and not output_path.is_file():  # a device or a pipe would be replaced, too
+    if output_path.exists() and not output_path.is_file():  # the new log would replace a device or a pipe
         raise Error(f"cannot write {output_path}: expected a regular file")
     if any(output_path.exists() and log.exists() and output_path.samefile(log) for log in input_paths):
         raise Error(f"cannot write {output_path}, which is also read: choose another name")

@@ -1,4 +1,4 @@
-"""The measured logs that come with the package."""
+"""The logs that come with the package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _FOLDERS = Path(__file__).parents[1] / "shipped", Path(__file__).parents[2] / "t
 
 
 def packaged_logs() -> list[Path]:
-    """The best records of networks, in alphabetical order; none where the package came without them."""
+    """Return the logs with the best records of networks, in alphabetical order; none if the package lacks them."""
     return _find_files("*.jsonl")
 
 
 def packaged_samples() -> list[Path]:
-    """Logs to learn from, good configs and bad ones, compressed by gzip; none where the package came without them."""
+    """Return the compressed logs of fast and slow configs for training; none if the package lacks them."""
     return _find_files("*.jsonl.gz")
 
 

@@ -1,13 +1,14 @@
-"""The best record of logs: one rule for every command that names the result of a search.
+"""The best record of logs, by one rule that all commands use.
 
-The rule, for a workload on a device:
+The rule for a workload on a device:
 
-1. A config that gave a wrong answer in any record on that device is out.
-2. Configs that were timed again at the end of a search come first, each by its latest final timing that succeeded.
-3. The other configs follow, each by the median of its trials (of an even number, the slower of the two in the middle).
+1. A config with a wrong answer in any record on that device is excluded.
+2. Configs with a final timing come first, each by its latest valid final timing.
+3. The other configs follow, each by the median of its trials (the slower of the two middle ones of an even number).
 
-Final timings and trials are never ranked by one number: trials are timed for milliseconds, beside compilers, and the
-fastest of hundreds was also lucky. `iterate_fastest_first` is the rule; everything else in this file is built on it.
+Final timings and trials are not compared with each other. Trials are timed for milliseconds while compilers run, so the
+fastest of hundreds of trials is partly due to noise. `iterate_fastest_first` implements the rule for all other
+functions of this file.
 """
 
 from __future__ import annotations
@@ -40,17 +41,15 @@ def iterate_fastest_first(indexes: KeyedIndexes) -> Iterator[Record]:
     """Yield one record for each valid config, the best first, by the rule above.
 
     Args:
-        indexes: records of one workload, which may be of several schedules and devices.
+        indexes: Indexes of one workload, possibly of several schedules and devices.
     """
     wrong_identities = {identity for _, log_index in indexes for identity in log_index.find_wrong_identities()}
-    final_records = {
-        identity: record
-        for identity, record in _latest_final_records(indexes).items()
-        if identity not in wrong_identities
-    }
-    yield from sorted(final_records.values(), key=lambda record: record.cost)
+    final_records = _latest_final_records(indexes)
+    valid_finals = [record for identity, record in final_records.items() if identity not in wrong_identities]
+    yield from sorted(valid_finals, key=lambda record: record.cost)
+    excluded_identities = wrong_identities | final_records.keys()
     for record in _iterate_median_trials(indexes):
-        if record.identity not in wrong_identities and record.identity not in final_records:
+        if record.identity not in excluded_identities:
             yield record
 
 
@@ -60,9 +59,9 @@ def find_best_of_records(records: Iterable[Record]) -> Record | None:
 
 
 def find_unconfirmed_trial(indexes: KeyedIndexes) -> Record | None:
-    """Return the fastest trial if it is faster than all final timings, and its config has none; else None.
+    """Return the fastest trial if it is faster than all final timings and its config has none; else None.
 
-    Its time may be due to luck, so that it is no result: a search that goes on with the log times it again.
+    Its time may be due to noise, so it is not a result. A search that resumes from the log times it again.
     """
     first_record = next(iterate_fastest_first(indexes), None)
     if first_record is None or not first_record.final:
@@ -72,13 +71,13 @@ def find_unconfirmed_trial(indexes: KeyedIndexes) -> Record | None:
 
 
 def _latest_final_records(indexes: KeyedIndexes) -> dict[tuple[str, str, str, str], Record]:
-    """Return the latest final timing of each config that has one."""
+    """Return the latest final timing of each config, by identity."""
     final_records = [record for _, log_index in indexes for record in log_index.iterate_final_records()]
     return {record.identity: record for record in sorted(final_records, key=lambda record: record.timestamp)}
 
 
 def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
-    """Yield the median trial of each config, the fastest first; each is parsed when it is asked for."""
+    """Yield the median trial of each config, the fastest first; each record is parsed only when it is needed."""
     columns = [(index_number, *log_index.get_trial_columns()) for index_number, (_, log_index) in enumerate(indexes)]
     if not columns:
         return
@@ -86,9 +85,8 @@ def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
     costs, configs, positions = (
         np.concatenate([column[column_number] for column in columns]) for column_number in (1, 2, 3)
     )
-    group_numbers = {
-        key[:3]: index_number for index_number, (key, _) in reversed([*enumerate(indexes)])
-    }  # whatever the target
+    # Indexes that differ in the target only belong to one group, whose number is that of its first index.
+    group_numbers = {key[:3]: index_number for index_number, (key, _) in reversed([*enumerate(indexes)])}
     groups = np.array([group_numbers[key[:3]] for key, _ in indexes])[index_numbers]
     order = np.lexsort((costs, configs, groups))
     order = order[np.isfinite(costs[order])]
@@ -98,18 +96,21 @@ def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
     medians = starts + (ends - starts) // 2
     for column_number in np.lexsort((order[medians], costs[order[medians]])) if len(order) else ():
         start, median, end = starts[column_number], medians[column_number], ends[column_number]
-        for trial_number in (*order[median:end], *order[start:median][::-1]):  # a line may turn out to be no record
-            record = indexes[index_numbers[trial_number]][1].parse_record(int(positions[trial_number]))
+        for trial_number in (*order[median:end], *order[start:median][::-1]):  # some lines may not parse
+            record = indexes[index_numbers[trial_number]][1].record(int(positions[trial_number]))
             if record is not None:
                 yield record
                 break
 
 
 def list_log_files(paths: LogPaths) -> list[Path]:
-    """The logs that were named: files as they are, and of folders every `*.jsonl` below them, in alphabetical order.
+    """Return the named log files, and for each folder all `*.jsonl` files below it, in alphabetical order.
+
+    Args:
+        paths: Path of a log or of a folder of logs, or several of them.
 
     Raises:
-        Error: a file is not there, a folder has no logs, or an argument is no path.
+        Error: A folder has no logs, or an argument is not a path.
     """
     files: list[Path] = []
     try:
@@ -127,16 +128,16 @@ def list_log_files(paths: LogPaths) -> list[Path]:
 def find_best_record(
     paths: LogPaths, workload: Workload, schedule: str | Collection[str] | None = None, device: str | None = None
 ) -> Record | None:
-    """Return the best valid record of a workload in logs.
+    """Return the best valid record of a workload in logs; None if there is none.
 
     Args:
-        paths: a log, a folder of logs, or several of them.
-        workload: only its records count.
-        schedule: name of a schedule, or names of several: only their records count.
-        device: only records of the device of that name, such as "NVIDIA H200".
+        paths: Path of a log or of a folder of logs, or several of them.
+        workload: Workload whose records count.
+        schedule: Name of a schedule, or names, whose records count (default: all).
+        device: Name of the device whose records count, such as "NVIDIA H200" (default: all).
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
     schedule_names = [schedule] if isinstance(schedule, str) else schedule
     indexes = [
@@ -152,15 +153,15 @@ def find_best_record(
 def index_logs_by_workload(
     invalid_lines_by_log: Mapping[Path, InvalidLines], workload: Workload | None = None, device_name: str | None = None
 ) -> dict[tuple[Workload, str], list[tuple[RecordKey, LogIndex]]]:
-    """Index the records of each workload on each device, in the order in which these turn up.
+    """Index the records of each workload on each device, in the order of their first records.
 
     Args:
-        invalid_lines_by_log: the files; lines that are seen to be no records are added to the file's bad lines.
-        workload: only this one.
-        device_name: only the device of that name.
+        invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
+        workload: Workload to index (default: all).
+        device_name: Name of the device to index (default: all).
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
     indexes: dict[tuple[Workload, str], list[tuple[RecordKey, LogIndex]]] = {}
     for path, invalid_lines in invalid_lines_by_log.items():
@@ -176,38 +177,39 @@ def find_best_per_workload(
     device_name: str | None = None,
     max_configs: int = 1,
 ) -> list[Record]:
-    """Return the best valid records of each workload on each device, in the order in which these turn up.
+    """Return the best valid records of each workload on each device, in the order of their first records.
 
     Args:
-        invalid_lines_by_log: the files; lines that are seen to be no records are added to the file's bad lines.
-        workload: only this one.
-        device_name: only the device of that name.
-        max_configs: number of configs of each at most, the best first.
+        invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
+        workload: Workload whose records count (default: all).
+        device_name: Name of the device whose records count (default: all).
+        max_configs: Maximum number of configs of each workload and device, the best first.
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
     groups = index_logs_by_workload(invalid_lines_by_log, workload, device_name).values()
     return [record for group in groups for record in islice(iterate_fastest_first(group), max_configs)]
 
 
 class DeviceMatch(IntEnum):
-    """What a record's device has in common with another one; the smaller, the nearer."""
+    """The similarity of a record's device to another device; a smaller value is more similar."""
 
-    DEVICE = 0  # it is the same, by its name
-    ARCH = 1  # the architecture
-    KIND = 2  # CUDA, or OpenCL
+    DEVICE = 0  # same name
+    ARCH = 1  # same architecture
+    KIND = 2  # both CUDA, or both OpenCL
 
 
 class RecordIndex:
-    """What logs have of each workload, read once, for who asks for many.
+    """An index of the records of logs, which is read once for many look-ups.
 
     Args:
-        paths: a log, a folder of logs, or several of them.
-        workload: the workload that will be asked for, with or without its epilogue; others are there or not.
+        paths: Path of a log or of a folder of logs, or several of them.
+        workload: Workload that will be looked up, with or without its epilogue. Records of other workloads may then be
+            missing. By default, all workloads are indexed.
 
     Raises:
-        Error: a log cannot be read.
+        Error: A log cannot be read.
     """
 
     def __init__(self, paths: LogPaths, workload: Workload | None = None) -> None:
@@ -218,12 +220,12 @@ class RecordIndex:
     def iterate_by_device_match(
         self, workload: Workload, device: Device, schedule: str | None = None
     ) -> Iterator[tuple[DeviceMatch, Record]]:
-        """The valid records of a workload, those of the nearest device first and of these the best first.
+        """Yield the valid records of a workload, by the similarity of their device and then the best first.
 
         Args:
-            workload: only its records count.
-            device: where the kernel is to run; records of another kind of device do not count.
-            schedule: only records of the schedule of that name.
+            workload: Workload whose records are returned.
+            device: Device that the kernel will run on. Records of another kind of device are left out.
+            schedule: Name of the schedule whose records are returned (default: all).
         """
         matches: list[tuple[tuple[DeviceMatch, float], tuple[RecordKey, LogIndex]]] = []
         for key, log_index in self._indexes_by_workload.get(workload, ()):
@@ -236,10 +238,10 @@ class RecordIndex:
                 yield device_match, record
 
     def iterate_applicable_records(self, workload: Workload, device: Device) -> Iterator[tuple[DeviceMatch, Record]]:
-        """As `iterate_by_device_match`, and behind those of a convolution with an epilogue those of the same without
-        it.
+        """Yield the records of `iterate_by_device_match`, then those of the same convolution without its epilogue.
 
-        A schedule has the same knobs with any epilogue, and what is fast without one mostly is fast with it.
+        A schedule has the same knobs with any epilogue, and a config that is fast without an epilogue is usually fast
+        with it.
         """
         yield from self.iterate_by_device_match(workload, device)
         if isinstance(workload, Conv) and workload.epilogue:
@@ -249,22 +251,14 @@ class RecordIndex:
 def iterate_by_device_match(
     paths: LogPaths, workload: Workload, device: Device, schedule: str | None = None
 ) -> Iterator[tuple[DeviceMatch, Record]]:
-    """As `RecordIndex.iterate_by_device_match`, of these logs.
-
-    Raises:
-        Error: a log cannot be read.
-    """
+    """Yield the records of `RecordIndex.iterate_by_device_match` for logs; raise Error if one cannot be read."""
     yield from RecordIndex(paths, workload).iterate_by_device_match(workload, device, schedule)
 
 
 def iterate_applicable_records(
     paths: LogPaths, workload: Workload, device: Device
 ) -> Iterator[tuple[DeviceMatch, Record]]:
-    """As `RecordIndex.iterate_applicable_records`, of these logs.
-
-    Raises:
-        Error: a log cannot be read.
-    """
+    """Yield the records of `RecordIndex.iterate_applicable_records` for logs; raise Error if one cannot be read."""
     yield from RecordIndex(paths, workload).iterate_applicable_records(workload, device)
 
 
@@ -273,7 +267,10 @@ def _index_logs(paths: LogPaths, workload: Workload | None) -> KeyedIndexes:
 
 
 def _match_device(key: RecordKey, device: Device) -> tuple[DeviceMatch, float] | None:
-    """How far a subject's device is from another: by what they share, then by compute capability; None if too far."""
+    """Return how similar a record's device is to another, and the difference in compute capability.
+
+    It is None if the devices are of different kinds.
+    """
     if key.device == device.name:
         return DeviceMatch.DEVICE, 0
     if key.target.split(maxsplit=1)[:1] != [device.kind]:

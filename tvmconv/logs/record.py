@@ -1,6 +1,6 @@
-"""A record: one measurement of one config, and the line of a log that holds it.
+"""A record: one measurement of one config, and its line in a log.
 
-The line is a JSON object in AutoTVM's log format 0.2, with keys beside AutoTVM's for what that has no place for:
+The line is a JSON object in AutoTVM's log format 0.2, with further keys for values that the format lacks:
 
     {"workload": "conv2d:…", "schedule": "direct", "device": "NVIDIA H200",
      "input": ["cuda -arch=sm_90", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 56], "float32"], …], {}],
@@ -24,34 +24,42 @@ from tvmconv.space import Config, format_value
 from tvmconv.workloads import Workload
 
 VERSION = 0.2
-FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
-MIN_SECONDS, MAX_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
-MAX_ELAPSED_SECONDS = 1e9  # of tuning, which is thirty years
+FAILED_SECONDS = 1e9  # AutoTVM's cost of a failed config
+MIN_SECONDS, MAX_SECONDS = 1e-12, FAILED_SECONDS  # range of a launch, in which rates and sums stay finite
+MAX_ELAPSED_SECONDS = 1e9  # thirty years of tuning
 
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement.
+    """One measurement of one config.
 
     Attributes:
-        workload: what was computed.
-        schedule: the schedule's name.
-        config: values by knob name, as they were proposed.
-        device: the device's name, such as "NVIDIA H200".
+        workload: Workload that was computed.
+        schedule: Name of the schedule.
+        config: Values by knob name, as they were proposed.
+        device: Name of the device, such as "NVIDIA H200".
         target: AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl".
-        times: seconds a launch, one a repeat; empty for an error.
-        error: how the measurement ended.
-        message: what an error said, in one line.
-        deviation: relative L2 error against the float64 reference; None where it was not taken or is not finite.
-        cost_seconds: seconds on the clock to build and to run.
-        timestamp: when it was taken, in seconds since 1970.
-        elapsed: seconds of tuning of this workload when it came in, those of earlier sessions included.
-        resources: registers, spills, shared_bytes, threads, blocks, as far as known; of several steps the most that one
-            takes, and `steps`, their number; `dynamic_shared_bytes` where there are any.
-        versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
-        index: the config's number in AutoTVM's space, kept from its lines; 0 in ours, which has another space.
-        final: whether it is no trial but one of the last timings of a search: those of the fastest configs once more,
-            in turn, and for longer.
+        times: Seconds per launch of each repeat; empty for an error.
+        error: Kind of error, `ErrorKind.NONE` for a valid measurement.
+        message: Message of an error, in one line.
+        deviation: Relative L2 error against the float64 reference; None if it is unknown or not finite.
+        cost_seconds: Seconds of wall-clock time to build and to run.
+        timestamp: Time of the measurement, in seconds since 1970.
+        elapsed: Seconds of tuning of this workload up to the record, earlier sessions included.
+        resources: The known ones of registers, spills, shared_bytes, threads and blocks. For several kernels, they are
+            the maxima, and `steps` is the number of kernels. `dynamic_shared_bytes` is present if it is not zero.
+        versions: Versions of the software that built and ran the kernel: tvmconv, tvm, nvrtc …
+        index: Index of the config in AutoTVM's space, kept from AutoTVM's lines; 0 in lines of tvmconv.
+        final: Whether this is a final timing of a search, which times its fastest configs again in turn and for longer,
+            and not a trial.
+
+    Example:
+        >>> from tvmconv.logs.record import Record
+        >>> from tvmconv.workloads import parse
+        >>> w = parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> record = Record(w, "tiling", {"tile_rc": (-1, 4)}, "NVIDIA H200", "cuda -arch=sm_90", times=(2e-6,))
+        >>> Record.parse(record.line()).cost
+        2e-06
     """
 
     workload: Workload
@@ -79,12 +87,12 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether the config ran, with the right result, and was timed."""
+        """Whether the config ran, gave the correct result, and was timed."""
         return math.isfinite(self.cost)
 
     @property
     def cost(self) -> float:
-        """Seconds a launch, the median of the repeats; `math.inf` for an error."""
+        """Seconds per launch, the median of the repeats; `math.inf` for an error."""
         return compute_cost_seconds(self.error, self.times)
 
     @property
@@ -94,16 +102,16 @@ class Record:
 
     @property
     def key(self) -> RecordKey:
-        """What was measured, and where, whatever the config."""
+        """Workload, schedule, device and target of the record."""
         return RecordKey(self.workload, self.schedule, self.device, self.target)
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """The same for two measurements of one config on one device."""
+        """Key that all measurements of one config on one device share."""
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
 
     def rounded(self) -> Record:
-        """The same in fewer digits, as logs are kept: times with five, moments to the second."""
+        """Return the record with fewer digits: five for times, and whole seconds for the timestamp."""
         return replace(
             self,
             times=tuple(float(f"{seconds:.5g}") for seconds in self.times),
@@ -115,11 +123,11 @@ class Record:
 
     @classmethod
     def from_measurement(cls, measurement: MeasureResult, elapsed_seconds: float | None = None) -> Record:
-        """The record of a measurement.
+        """Make the record of a measurement.
 
         Args:
-            measurement: what came of a config.
-            elapsed_seconds: seconds of tuning when it came in.
+            measurement: Result of measuring a config.
+            elapsed_seconds: Seconds of tuning up to the measurement; None if it is not part of a search.
         """
         outcome = measurement.runner_result
         return cls(
@@ -141,7 +149,7 @@ class Record:
         )
 
     def line(self) -> str:
-        """The record as a line of a log, without the newline: ASCII, and the same for equal records."""
+        """Return the record as a line of a log, in ASCII and without the newline; equal records have equal lines."""
         has_failed = self.error is not ErrorKind.NONE
         costs = [FAILED_SECONDS] if has_failed else self.times
         versions = dict(self.versions)
@@ -162,10 +170,16 @@ class Record:
 
     @classmethod
     def parse(cls, line: str | bytes) -> Record:
-        """Read a line: one of ours, or one of AutoTVM's.
+        """Parse a line of tvmconv or of AutoTVM.
+
+        Args:
+            line: Line without its newline, as text or in UTF-8.
+
+        Returns:
+            The record.
 
         Raises:
-            RecordError: the line is no record, or is one of a task that there is no schedule for.
+            RecordError: The line is not a record, or its task has no schedule.
         """
         data = json_checks.parse_object(line)
         if "input" not in data and "v" in data:
@@ -201,7 +215,7 @@ def _parse_error_kind(value: object) -> ErrorKind:
     except ValueError as error:
         if isinstance(error, RecordError):
             raise
-        raise RecordError("error_no is none of AutoTVM's", json_checks.abbreviate(value)) from error
+        raise RecordError("error_no is not 0 to 8", json_checks.abbreviate(value)) from error
 
 
 def _parse_times(costs: list[Any]) -> tuple[float, ...]:
@@ -213,12 +227,11 @@ def _parse_times(costs: list[Any]) -> tuple[float, ...]:
 
 
 def _parse_message(data: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
-    """Our own message, or the text that AutoTVM put in place of the times of an error."""
+    """Return the message of a line of tvmconv, or the text that AutoTVM writes in place of the times of an error."""
     if data.get("message") is not None:
         return json_checks.check_text(data["message"], "message")
-    return " ".join(
-        json_checks.check_text(next((cost for cost in costs if isinstance(cost, str)), ""), "message").split()
-    )
+    text = next((cost for cost in costs if isinstance(cost, str)), "")
+    return " ".join(json_checks.check_text(text, "message").split())
 
 
 def _parse_optional_number(data: Mapping[str, Any], name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The subject of a record: what was measured, and where; the records of a search differ in their configs only."""
+"""The key of a record: workload, schedule, device and target, which all records of a search share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tvmconv.workloads import Workload
 
 
 class RecordKey(NamedTuple):
-    """What was measured, and where.
+    """The key of a record.
 
     Attributes:
-        workload: what is computed.
-        schedule: the name of the schedule that computes it.
-        device: the device's name, such as "NVIDIA H200"; for a line of AutoTVM's its target's model.
+        workload: Workload that is computed.
+        schedule: Name of the schedule.
+        device: Name of the device, such as "NVIDIA H200"; for lines of AutoTVM, the model of the target.
         target: AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl".
     """
 
@@ -26,7 +26,7 @@ class RecordKey(NamedTuple):
     target: str
 
     def to_json(self) -> dict[str, Any]:
-        """The keys that a line begins with: our own, and AutoTVM's `input`."""
+        """Return the first keys of a line: those of tvmconv, and AutoTVM's `input`."""
         task, args = autotvm.encode_task(self.workload, self.schedule)
         return {
             "workload": self.workload.text,
@@ -37,10 +37,10 @@ class RecordKey(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RecordKey:
-        """The subject of a line, from AutoTVM's `input` where the line has no keys of ours.
+        """Return the key of a line, from AutoTVM's `input` if the line has no keys of tvmconv.
 
         Raises:
-            RecordError: the keys are malformed, there is no schedule for the task, or our keys contradict AutoTVM's.
+            RecordError: A key is malformed, there is no schedule for the task, or the keys contradict each other.
         """
         target, task, args, kwargs = json_checks.check_list(data.get("input"), "input", 4)
         target, task = json_checks.check_line(target, "the target"), json_checks.check_line(task, "the task's name")
@@ -55,9 +55,7 @@ class RecordKey(NamedTuple):
         workload = autotvm.parse_workload(json_checks.check_text(data.get("workload"), "workload"))
         schedule = json_checks.check_line(data.get("schedule"), "schedule")
         if autotvm.encode_task(workload, schedule) != (task, args):
-            decoded_task = autotvm.decode_task(
-                task, args
-            )  # the same in another spelling, such as a short padding, is no error
-            if decoded_task != (workload, schedule):
+            # The task may be spelled in another way, for example with a short padding.
+            if autotvm.decode_task(task, args) != (workload, schedule):
                 raise RecordError("workload and schedule contradict the task", f"{schedule} of {workload}, but {task}")
         return cls(workload, schedule, device, target)

@@ -1,4 +1,4 @@
-"""Contents of logs, in numbers."""
+"""Statistics of logs: trials, errors and the best record of each search."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class SearchStats:
     """Trials and final timings of one schedule for one workload on one device.
 
     Attributes:
-        error_counts: number of trials that ended in each way; those of `ErrorKind.NONE` were timed.
-        best_record: the best record of the schedule, by the rule of `iterate_fastest_first`; None if nothing valid was
-            timed.
-        num_finals: number of final timings, which are no trials.
-        num_timed_trials: those that tell when in the search they came in.
-        last_elapsed: of tuning, when the last of them came in.
+        error_counts: Number of trials by kind of error; those of `ErrorKind.NONE` succeeded.
+        best_record: Best record of the schedule, by the rule of `iterate_fastest_first`; None without a valid record.
+        num_finals: Number of final timings, which are not trials.
+        num_timed_trials: Number of trials with a value of `elapsed`.
+        last_elapsed: Largest value of `elapsed`, in seconds.
     """
 
     error_counts: Counter[ErrorKind] = field(default_factory=Counter)
@@ -35,11 +34,11 @@ class SearchStats:
 
     @property
     def num_trials(self) -> int:
-        """How many there are."""
+        """Number of trials."""
         return self.error_counts.total()
 
     def add_record(self, record: Record) -> None:
-        """Count a record; `best_record` is left as it is."""
+        """Count a record; `best_record` does not change."""
         if record.final:
             self.num_finals += 1
             return
@@ -51,7 +50,7 @@ class SearchStats:
 
 @dataclass(frozen=True)
 class LogStats:
-    """The searches of logs, in the order in which they began."""
+    """Statistics of the searches of logs, in the order of their first records."""
 
     searches: dict[RecordKey, SearchStats]
 
@@ -60,10 +59,10 @@ class LogStats:
         """Count the records of logs, and find the best record of each search.
 
         Args:
-            invalid_lines_by_log: the files; their lines that are no records are added to the file's bad lines.
+            invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
 
         Raises:
-            Error: a log cannot be read.
+            Error: A log cannot be read.
         """
         searches: dict[RecordKey, SearchStats] = {}
         for path, invalid_lines in invalid_lines_by_log.items():
@@ -71,20 +70,18 @@ class LogStats:
                 searches.setdefault(record.key, SearchStats()).add_record(record)
         for group in index_logs_by_workload({path: InvalidLines() for path in invalid_lines_by_log}).values():
             for key in {key for key, _ in group} & searches.keys():
-                schedule_indexes = [
-                    (other_key, log_index) for other_key, log_index in group if other_key.schedule == key.schedule
-                ]
-                searches[key].best_record = next(iterate_fastest_first(schedule_indexes), None)
+                same_schedule = [item for item in group if item[0].schedule == key.schedule]
+                searches[key].best_record = next(iterate_fastest_first(same_schedule), None)
         return cls(searches)
 
     @property
     def error_counts(self) -> Counter[ErrorKind]:
-        """How many trials ended in each way."""
+        """Number of trials of all searches by kind of error."""
         return sum((search.error_counts for search in self.searches.values()), Counter())
 
 
 def trials_per_second(searches: Iterable[SearchStats]) -> float | None:
-    """The rate of searches, one after the other; None if the trials do not tell when they came in."""
+    """Return the mean rate of consecutive searches in trials per second; None without values of `elapsed`."""
     search_list = list(searches)
     seconds = sum(search.last_elapsed for search in search_list)
     return sum(search.num_timed_trials for search in search_list) / seconds if seconds >= MIN_SECONDS else None

@@ -1,1 +1,1 @@
-"""Searching: which configs to measure next, until the fastest is found."""
+"""The search for the fastest config: sessions, tuners, and simulated searches."""

@@ -1,4 +1,4 @@
-"""Recorded spaces in files and folders: those of Kernel Tuner, and those that tuning logs hold."""
+"""Recorded spaces in files and folders: files of Kernel Tuner, and tuning logs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from tvmconv.logs.record_key import RecordKey
 from tvmconv.search.recorded_space import RecordedSpaceRunner, RecordedTrial, load_recorded_space
 from tvmconv.space import Value
 
-MIN_CONFIGS = 50  # configs that a log has of a space at least: of fewer every tuner soon knows the best
+MIN_CONFIGS = 50  # every tuner soon finds the best of fewer configs
 _LOG_SUFFIXES, _KERNEL_TUNER_SUFFIXES = (".jsonl",), (".json", ".json.gz")
 
 
 def find_recorded_spaces(
     paths: Iterable[str | Path], min_configs: int = MIN_CONFIGS
 ) -> Iterator[tuple[str, RecordedSpaceRunner]]:
-    """The recorded spaces of files and folders, with their names: the file's, and of logs what was tuned.
+    """Yield the recorded spaces of files and folders, with their names.
+
+    The name is that of the file; for a log, also the schedule, the workload and the device.
 
     Args:
-        paths: files of Kernel Tuner, tuning logs (`.jsonl`), and folders, which are searched for both; in a folder,
-            what is neither is passed over.
-        min_configs: configs of which a log must know the cost or the failure, for a space.
+        paths: Files of Kernel Tuner, tuning logs (`.jsonl`), and folders that are searched for both. Other files in
+            folders are skipped.
+        min_configs: Minimum number of configs that a log must have for a space.
 
     Raises:
-        RecordingError: a file is named that is neither, or has no space; or a folder has none.
-        Error: a file cannot be read.
+        RecordingError: A named file has another format or no space, or a folder has no space.
+        Error: A file cannot be read.
     """
     for path in map(Path, paths):
         if not path.is_dir():
             yield from _read_file_spaces(path, min_configs)
             continue
         has_space = False
-        for file in sorted(
-            file for file in path.rglob("*") if file.name.endswith(_LOG_SUFFIXES + _KERNEL_TUNER_SUFFIXES)
-        ):
+        suffixes = _LOG_SUFFIXES + _KERNEL_TUNER_SUFFIXES
+        for file in sorted(file for file in path.rglob("*") if file.name.endswith(suffixes)):
             try:
                 for named_space in _read_file_spaces(file, min_configs):
                     has_space = True
@@ -48,7 +49,7 @@ def find_recorded_spaces(
                 continue
         if not has_space:
             raise RecordingError(
-                f"{path} has no recorded space: no file of Kernel Tuner, no log of {min_configs} configs"
+                f"{path} has no recorded space: expected a file of Kernel Tuner, or a log of {min_configs} configs"
             )
 
 
@@ -61,25 +62,25 @@ def _read_file_spaces(path: Path, min_configs: int) -> Iterator[tuple[str, Recor
     if not spaces_by_key:
         reason = f": {invalid_lines}" if invalid_lines.count else ""
         raise RecordingError(
-            f"{path} has no workload and schedule with {min_configs} configs, one of them right{reason}"
+            f"{path} has no workload and schedule with {min_configs} configs, at least one of them valid{reason}"
         )
     for key, recording in spaces_by_key.items():
         yield f"{path}: {key.schedule} of {key.workload} on {key.device}", recording
 
 
 def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -> dict[RecordKey, RecordedSpaceRunner]:
-    """The spaces of a log: of each workload, schedule and device the configs that were measured.
+    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device.
 
-    Last timings are left out, being no trials. Where the knobs of a schedule have changed in the course of a log, the
-    configs are those with the knobs that most have.
+    Final timings are left out, because they are not trials. If the knobs of a schedule have changed in the course of a
+    log, the space has the configs with the most frequent set of knobs.
 
     Args:
-        path: the log.
-        min_configs: distinct configs at least; one of them must have succeeded.
-        invalid_lines: lines that are no records are skipped and added here.
+        path: Log.
+        min_configs: Minimum number of distinct configs, of which at least one must have succeeded.
+        invalid_lines: Collects the lines that are not records, which are skipped.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
     for record in read_records(path, invalid_lines):
@@ -99,7 +100,7 @@ def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -
 
 
 def _value_kind(value: Value) -> int | str:
-    """What the values of one knob have in common: how many factors a split has, or what else it is."""
+    """Return what all values of one knob have in common: the number of factors of a split, or the kind of value."""
     if isinstance(value, tuple):
         return len(value)
     return "word" if isinstance(value, str) else "number"

@@ -246,7 +246,7 @@ class _SearchSession:
             return time.monotonic() - measuring_started_at, measurer.phase_means, measurer.fastest_candidates
 
     def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[Status], None]) -> None:
-        """Propose, measure, log and learn until the end; `clock_start` is the time at which the search has taken 0 s."""
+        """Propose, measure, log and learn until the end; `clock_start` is the time at which the search began."""
         progress, is_exhausted = self.progress, False
         while self._is_baseline_pending(measurer) or not (
             self._can_stop() or (is_exhausted and not measurer.num_pending)

@@ -1,4 +1,4 @@
-"""The workloads of a network, searched one after another within a time for all of them."""
+"""Tuning of the workloads of a network, one after another, within one time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmconv.search.time_budget import MIN_SECONDS_TO_REMEASURE, allocate_second
 from tvmconv.search.tune import ProgressCallback, tune_all
 from tvmconv.workloads import Workload
 
-MIN_SEARCH_SECONDS = 1e-3  # seconds of a search, for which there is no time
+MIN_SEARCH_SECONDS = 1e-3  # time limit of a search when no time is left
 
 
 def tune_tasks(
@@ -27,24 +27,25 @@ def tune_tasks(
     schedule_names: Mapping[Workload, Sequence[str]] | None = None,
     deadline: Deadline | None = None,
 ) -> Iterator[tuple[Workload, Callable[[ProgressCallback], Tuned]]]:
-    """The searches of a network's workloads, each to be done before the next is asked for.
+    """Yield the searches of a network's workloads; each search has to end before the next one is requested.
 
-    While one is under way, what the next needs is prepared. In a block of `standing` they have the same processes.
+    A running search prepares the next one. Inside `keep_workers_alive()`, all searches use the same processes.
 
     Args:
-        network: what to compute, and how often the network has each.
-        devices: devices of one architecture, to measure on.
-        options: how to search, and, unless there is a deadline, how long each; the clock of the first one begins with
-            it.
-        schedule_names: schedules that shall be searched; all that can win, where none are named.
-        deadline: when all shall be done. The workloads then come in the order of what they cost the network, the most
-            expensive first, and share the time by that. Where the time is too short for all, the others are not
-            searched: what comes of them is what the log has.
+        network: Number of occurrences of each workload.
+        devices: Devices of one architecture to measure on.
+        options: Options of each search. `started_at` applies to the first one. `seconds` counts only without
+            `deadline`.
+        schedule_names: Names of the schedules to search for each workload (default: all that may be the fastest).
+        deadline: Time at which all searches have to be done. The workloads are then ordered by their cost in the
+            network, the most expensive first, and the time is divided by cost. If it is too short for all, the results
+            of the last workloads are those of the log.
 
     Yields:
-        A workload, and what searches it; that is told the status about ten times a second, and raises as `tune` does.
+        A workload, and a function that searches it. The function takes the callback for the status, which it calls
+        about ten times per second, and raises the errors of `tune`.
     """
-    prefetcher, started_at = SearchPrefetcher(), options.started_at
+    prefetcher, started_at, names_by_workload = SearchPrefetcher(), options.started_at, schedule_names or {}
     remaining = [*network] if deadline is None else sort_by_cost(network, devices[0])
     while remaining:
         is_first = len(remaining) == len(network)
@@ -55,38 +56,30 @@ def tune_tasks(
                 allocate_seconds(deadline.remaining_seconds, affordable, network, devices[0]), MIN_SEARCH_SECONDS
             )
             hard_deadline = deadline.cut_off if is_first or not deadline.has_passed else deadline
-            is_last_affordable = len(affordable) == 1  # whose slack is that of the network
             task_options = replace(
                 options,
                 seconds=seconds,
                 confirm=options.confirm and seconds >= MIN_SECONDS_TO_REMEASURE,
                 started_at=time.monotonic(),
                 hard_deadline=hard_deadline,
-                waits_for_first_trials=is_last_affordable,
+                waits_for_first_trials=len(affordable) == 1,  # the last search may use the slack of the network
             )
             next_workloads = [*affordable[1:2]]
         workload = remaining.pop(0)
 
-        def prefetch_next(
-            next_workloads: Sequence[Workload] = next_workloads, options: TuneOptions = task_options
-        ) -> None:
-            for next_workload in next_workloads:
-                selection = ScheduleSelection.resolve(
-                    next_workload, (schedule_names or {}).get(next_workload, ()), devices[0]
-                )
-                prefetcher.prepare(next_workload, selection, devices[0], options)
+        def prepare_next(tasks: Sequence[Workload] = next_workloads, options: TuneOptions = task_options) -> None:
+            for task in tasks:
+                selection = ScheduleSelection.resolve(task, names_by_workload.get(task, ()), devices[0])
+                prefetcher.prepare(task, selection, devices[0], options)
 
-        names_of_schedules = (schedule_names or {}).get(workload, ())
-        yield (
+        tune_task = functools.partial(
+            tune_all,
             workload,
-            functools.partial(
-                tune_all,
-                workload,
-                names_of_schedules,
-                devices,
-                task_options,
-                prefetcher=prefetcher,
-                prepare_next=prefetch_next,
-            ),
+            names_by_workload.get(workload, ()),
+            devices,
+            task_options,
+            prefetcher=prefetcher,
+            prepare_next=prepare_next,
         )
+        yield workload, tune_task
         started_at = None

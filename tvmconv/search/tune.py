@@ -81,12 +81,6 @@ def tune(
         DeviceError: A device does not exist, or was lost.
         Error: The log cannot be read or written.
         KeyboardInterrupt: The user interrupted the search; the log has all measurements up to then.
-
-    Example:
-        >>> import tempfile, tvmconv as tc
-        >>> log = tempfile.mkdtemp() + "/tuning.jsonl"
-        >>> tuned = tc.tune("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", trials=8, log=log)  # doctest: +SKIP
-        >>> tuned.final.config  # doctest: +SKIP
     """
     started_at = time.monotonic()
     options = TuneOptions(

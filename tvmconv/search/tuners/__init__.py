@@ -1,4 +1,4 @@
-"""Tuners: which configs to measure next, one algorithm a file."""
+"""Tuners: search algorithms that propose which configs to measure next, one per file."""
 
 from __future__ import annotations
 
@@ -26,24 +26,34 @@ __all__ = [
 
 
 def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
-    """A tuner by name.
+    """Create a tuner by its name.
 
     Args:
-        name: one of `TUNERS`.
-        space: where it searches.
-        seed: of its random numbers.
+        name: Key of `TUNERS`.
+        space: Search space.
+        seed: Seed of the random numbers.
+
+    Returns:
+        The tuner.
 
     Raises:
-        TunerError: there is no such tuner.
+        TunerError: There is no such tuner.
+
+    Example:
+        >>> from tvmconv.search.tuners import create_tuner
+        >>> from tvmconv.space import ChoiceKnob
+        >>> from tvmconv.space.search_space import Space
+        >>> create_tuner("grid", Space({"unroll": ChoiceKnob("unroll", (0, 16), 0)})).ask(2)
+        [{'unroll': 0}, {'unroll': 16}]
     """
     return find_tuner(name)(space, seed)
 
 
 def find_tuner(name: str) -> type[Tuner]:
-    """The class of a tuner.
+    """Return the class of a tuner, which `name` is the key of in `TUNERS`.
 
     Raises:
-        TunerError: there is no such tuner.
+        TunerError: There is no such tuner.
     """
     if name not in TUNERS:
         raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")

@@ -1,4 +1,4 @@
-"""Search by cost models: they learn from what was measured, and say what to measure next."""
+"""Bayesian optimization: cost models learn from measured configs, and propose the next ones."""
 
 from __future__ import annotations
 
@@ -20,40 +20,35 @@ from tvmconv.search.tuners.tree_models import FeasibilityModel, TreeEnsemble, Tr
 from tvmconv.space.mutation import Mutator
 from tvmconv.space.search_space import Space, remove_duplicate_points
 
-_NUM_STARTUP_TRIALS = 5  # successful configs, drafted or at random, before a model is asked
-_ENSEMBLE_SIZE = 4  # ensembles' members that take turns in choosing
-_EXPLORATION_FRACTION = 0.05  # the share of configs proposed at random by trees, whatever they think
-_MIN_IMPROVEMENT = 0.05  # a process of shares goes for configs that are faster by so much of the best one's speed
-_CHALLENGE_MIN_TRIALS = 48  # trials; before, what is tuned is worth more
-_EXCLUDED_PENALTY = 1e4  # what makes the score of configs that are no rivals worse than that of any
-_NUM_ROUND_ROBIN = 8  # of processes; the last one looks for a rival
-_MAX_TRANSFER_TRIALS = 32  # another workload's trials count like at most so many of this one's
+_NUM_STARTUP_TRIALS = 5  # number of successful configs before the models propose
+_ENSEMBLE_SIZE = 4  # number of members of the tree ensemble, which take turns
+_EXPLORATION_FRACTION = 0.05  # fraction of random proposals when only trees propose
+_MIN_IMPROVEMENT = 0.05  # required improvement of relative throughput, as a fraction of the best one
+_CHALLENGE_MIN_TRIALS = 48  # number of trials before binary knobs are challenged
+_EXCLUDED_PENALTY = 1e4  # penalty that puts the score of a config outside the challenge below all others
+_NUM_ROUND_ROBIN = 8  # number of turns of the Gaussian processes; the last turn is the challenge
+_MAX_TRANSFER_TRIALS = 32  # maximum total weight of the trials of another workload
 
-_MAX_FULLY_SCORED = (
-    8192  # spaces of up to so many legal points are scored in full, of listed ones as many; of larger ones:
-)
-_NUM_SAMPLED = 1024  # points drawn at random,
-_NUM_PARENTS = 64  # and a few times the best of them, by each model, changed a little
+_MAX_FULLY_SCORED = 8192  # largest space that is scored in full, and size of the sample of a larger listed space
+# A space that is too large to list is searched by mutation of the best points, starting from a random sample.
+_NUM_SAMPLED = 1024
+_NUM_PARENTS = 64  # number of points that are mutated for each model
 _OFFSPRING_PER_PARENT = 6
 _NUM_GENERATIONS = 3
 
-ScoreFunction = Callable[
-    [np.ndarray], np.ndarray
-]  # from points (n, knobs) to what each model in its turn thinks: (models, n)
-
-Prior = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to how slow somebody else thinks them to be: (n,)
-
-AcquisitionFunction = Callable[[GaussianProcess, GPInputs], np.ndarray]  # what a process thinks of configs: (n,)
+ScoreFunction = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to the score by each model (models, n)
+Prior = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to a predicted cost (n,)
+AcquisitionFunction = Callable[[GaussianProcess, GPInputs], np.ndarray]  # from n configs to their scores (n,)
 
 
 class BayesianTuner(Tuner):
-    """Proposes where Gaussian processes expect the largest improvement, each in its turn.
+    """Bayesian optimization by Gaussian processes, which propose configs of the largest expected improvement in turn.
 
-    Boosted trees tell what fails, and they choose as well once another workload's trials are known. Two proposals of a
-    batch differ in at least two knobs.
+    Boosted trees predict which configs fail. They also propose configs when trials of another workload are known. Two
+    proposals of a batch differ in at least two knobs.
 
     Attributes:
-        options: what it is made of.
+        options: Components of the tuner.
     """
 
     batch_size = 4
@@ -64,19 +59,17 @@ class BayesianTuner(Tuner):
         self._mutator = Mutator(space)
         self._transfer_groups: list[TrialGroup] = []
         self._initial_candidates = iterate_initial_candidates(space)
-        self._kernel_parameters: dict[
-            str, np.ndarray
-        ] = {}  # of the last process of each target, to begin the next one with
-        self._num_proposed = 0  # by models
-        self._local_search_turns = itertools.cycle((False, True))  # whether the next proposal is near the best
+        self._kernel_parameters: dict[str, np.ndarray] = {}  # start of the next fit for each target
+        self._num_proposed = 0  # number of proposals by models
+        self._local_search_turns = itertools.cycle((False, True))  # whether the next proposal is a local one
         self._prior: Prior | None = None
 
     def tell_transfer_trials(self, space: Space, trials: Iterable[Trial]) -> None:
-        """Learn from another workload: what is fast there, compared with the rest there, may be fast here.
+        """Learn the relative throughput of configs for another workload.
 
         Args:
-            space: the same schedule's for the other workload.
-            trials: what was measured there.
+            space: Search space of the same schedule for the other workload.
+            trials: Trials of the other workload.
         """
         trial_points = list(iterate_points_and_costs(space, trials))
         if trial_points:
@@ -84,7 +77,7 @@ class BayesianTuner(Tuner):
             self._transfer_groups.append(self._make_group(space, trial_points, weight))
 
     def set_prior(self, prior: Prior) -> None:
-        """Take somebody's word for what is fast: as a draft while nothing is known, then as one more feature."""
+        """Set a prediction of costs, which chooses the first configs and is a feature of the models afterwards."""
         self._prior = prior
 
     @functools.cached_property
@@ -92,14 +85,14 @@ class BayesianTuner(Tuner):
         return GPInputEncoder(self.space, self.options.power_of_two_features, self.options.numeric_equality)
 
     def _propose_startup_points(self) -> Iterable[np.ndarray]:
-        """What to measure before anything is known: what was guessed to be fast, or what the schedule estimates."""
+        """Return the first points to measure, by the prior or else by the schedule's estimate."""
         if not self._prior:
             return self._initial_candidates
         points = self.space.sample_legal(_NUM_SAMPLED, self._rng)
         return self._select_diverse(points, -self._prior(points)[None]) if len(points) else []
 
     def _compute_features(self, points: np.ndarray) -> np.ndarray:
-        """What the models learn from: float32 (n, features)."""
+        """Return the features of points (n, knobs): float32 (n, features)."""
         features, _ = self.space.compute_features(points)
         if not self._prior:
             return features
@@ -119,7 +112,7 @@ class BayesianTuner(Tuner):
         )
 
     def _rank_points(self, points: np.ndarray, skip_model: bool) -> np.ndarray:
-        """By the mean of the places that the models give them, which go by what they expect."""
+        """Return points in the order of their mean rank by the predictions of the models."""
         if (
             not len(points)
             or self._count_successes() < _NUM_STARTUP_TRIALS
@@ -140,7 +133,10 @@ class BayesianTuner(Tuner):
         return "scipy.optimize" not in sys.modules or (has_trees and "xgboost" not in sys.modules)
 
     def _build_scorer(self, acquisition: AcquisitionFunction | None = None) -> ScoreFunction:
-        """The models in turn, taught what was measured; processes go by the criterion, or by improvement and rivals."""
+        """Return a function that scores points by all models, rotated so that the next model in turn comes first.
+
+        Gaussian processes use `acquisition`; by default the expected improvement, with the challenge in its turn.
+        """
         groups = self._collect_groups()
         feasibility = FeasibilityModel(groups, self._rng)
         gps = list(self._fit_processes()) if self._count_successes() >= _NUM_STARTUP_TRIALS else []
@@ -158,7 +154,8 @@ class BayesianTuner(Tuner):
                 member_scores[-1] = np.where(
                     restriction.mask_points(points), challenge_scores, member_scores[-1] - _EXCLUDED_PENALTY
                 )
-            turn_index = self._num_proposed % max(len(member_scores), 1)  # requests of one are to ask more than one
+            # Requests of one config would otherwise always get it from the first model.
+            turn_index = self._num_proposed % max(len(member_scores), 1)
             member_scores = member_scores[turn_index:] + member_scores[:turn_index]
             if ensemble:
                 member_scores = member_scores * (_ENSEMBLE_SIZE // max(len(member_scores), 1)) + list(
@@ -169,7 +166,7 @@ class BayesianTuner(Tuner):
         return scores
 
     def _choose_restriction(self) -> KnobRestriction | None:
-        """Where to look for a rival of the best config, if it is time."""
+        """Return the restriction of the next challenge; None if there are too few trials."""
         if not self.options.challenge_binary_knobs or len(self._evaluated) < _CHALLENGE_MIN_TRIALS:
             return None
         return restrict_to_opposite_value(
@@ -177,7 +174,7 @@ class BayesianTuner(Tuner):
         )
 
     def _predict_best(self, restriction: KnobRestriction, gp: GaussianProcess) -> float:
-        """What a process thinks of the best config that was measured on a side; of none, that it is average."""
+        """Return the largest value that a process predicts for measured configs of a restriction; 0 without one."""
         points = np.stack([point for point, cost in self._evaluated.values() if math.isfinite(cost)])
         points = points[restriction.mask_points(points)]
         if not len(points):
@@ -185,7 +182,7 @@ class BayesianTuner(Tuner):
         return float(gp.predict(self._encoder.encode(points, self._compute_features(points)))[0].max())
 
     def _fit_processes(self) -> Iterator[GaussianProcess]:
-        """One of ranks and one of shares, where the parts say so."""
+        """Yield the Gaussian processes of the ranks and of the relative throughput, as the options select."""
         if not self.options.use_gp:
             return
         points = np.stack([point for point, _ in self._evaluated.values()])
@@ -208,7 +205,7 @@ class BayesianTuner(Tuner):
     def _make_group(
         self, space: Space, trial_points: list[tuple[np.ndarray, float]], weight: float = 1.0
     ) -> TrialGroup:
-        """Trials as the model learns them, with the features of this tuner's space."""
+        """Return trials of a space with the features of this tuner's space."""
         points, costs = zip(*trial_points, strict=True)
         features, names = space.compute_features(np.stack(points))
         feature_by_name = dict(zip(names, features.T, strict=True))
@@ -216,14 +213,12 @@ class BayesianTuner(Tuner):
         _, feature_names = self.space.compute_features(np.empty((0, len(self.space.knobs)), dtype=np.int32))
         feature_rows = np.stack([feature_by_name.get(name, missing) for name in feature_names], axis=1)
         if self._prior:
-            prior_values = (
-                self._prior(np.stack(points)) if space is self.space else missing
-            )  # it is of this workload alone
+            prior_values = self._prior(np.stack(points)) if space is self.space else missing  # for this workload only
             feature_rows = np.column_stack([feature_rows, prior_values]).astype(np.float32)
         return TrialGroup(feature_rows, np.array(costs), weight)
 
     def _generate_candidates(self, score_points: ScoreFunction) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh legal points (n, knobs), the best config's neighbours among them, and their scores (models, n)."""
+        """Return new legal points (n, knobs), including neighbours of the best config, and scores (models, n)."""
         legal_points = self.space.enumerated_legal
         neighbors = (
             self._list_neighbors_of_best()
@@ -255,20 +250,18 @@ class BayesianTuner(Tuner):
         return points[is_unclaimed], scores[:, is_unclaimed]
 
     def _list_neighbors_of_best(self) -> np.ndarray:
-        """The neighbours of the best config, (n, knobs); of many, as many at random as are sampled of all."""
+        """Return at most `_NUM_SAMPLED` neighbours of the best config, (n, knobs)."""
         if not self._count_successes():
             return np.empty((0, len(self.space.knobs)), dtype=np.int32)
         neighbors = self.space.list_neighbors(self._sort_points_by_cost()[0])
-        return (
-            neighbors
-            if len(neighbors) <= _NUM_SAMPLED
-            else neighbors[self._rng.permutation(len(neighbors))[:_NUM_SAMPLED]]
-        )
+        if len(neighbors) <= _NUM_SAMPLED:
+            return neighbors
+        return neighbors[self._rng.permutation(len(neighbors))[:_NUM_SAMPLED]]
 
     def _select_diverse(self, candidates: np.ndarray, scores: np.ndarray) -> Iterator[np.ndarray]:
-        """The best candidate of each model in its turn, every second one of the best config's neighbours.
+        """Yield the best candidate of each model in turn; with `local_search`, every second one is a neighbour.
 
-        As long as there are others, no near copies, but for these neighbours.
+        Other candidates differ from all previous ones in at least two knobs, as long as there are such candidates.
         """
         is_taken, is_near_copy, is_neighbor = np.zeros((3, len(candidates)), dtype=bool)
         if self.options.local_search and self._count_successes():

@@ -1,7 +1,8 @@
-"""Rivals of the best config: those with the other option of a knob of two, judged among their like.
+"""Challenges of the best config: configs with the opposite value of a binary knob, compared only with each other.
 
-With shared memory and without, say, other tiles are fast. A search that has tuned one side alone expects little of the
-other, of which it knows nothing that is tuned. So now and then a config need only improve on the other side's best.
+Different tiles are fast with and without shared memory, for example. A search that has tuned only one value expects
+little of the other value, whose measured configs are not tuned. So some configs only need to improve on the best config
+with the opposite value.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from tvmconv.space.search_space import Space
 
 @dataclass(frozen=True)
 class KnobRestriction:
-    """The configs that have one option of a knob of two.
+    """A restriction to configs with one option of a binary knob.
 
     Attributes:
-        knob_index: of the knob.
-        option_index: its index.
+        knob_index: Index of the knob.
+        option_index: Index of the option, 0 or 1.
     """
 
     knob_index: int
     option_index: int
 
     def mask_points(self, points: np.ndarray) -> np.ndarray:
-        """Which points (n, knobs) are on it: bool (n,)."""
+        """Return which points (n, knobs) satisfy the restriction: bool (n,)."""
         return points[:, self.knob_index] == self.option_index
 
 
 def restrict_to_opposite_value(space: Space, best_point: np.ndarray, turn_index: int) -> KnobRestriction | None:
-    """The side that a point is not on, of the knob of two whose turn it is.
+    """Return the restriction to the opposite value of one binary knob of a point.
 
     Args:
-        space: the point's.
-        best_point: the point, (knobs,).
-        turn_index: which knob: they take turns.
+        space: Search space.
+        best_point: Point (knobs,).
+        turn_index: Number of the turn; the binary knobs take turns.
 
     Returns:
-        None where no knob has two options.
+        The restriction; None if the space has no binary knob.
     """
     binary_knobs = [knob_index for knob_index, size in enumerate(space.sizes) if size == 2]
     if not binary_knobs:

@@ -1,4 +1,4 @@
-"""A Gaussian process: what configs cost and how sure that is, from a few hundred measurements."""
+"""Gaussian process regression, which predicts the value of configs and its uncertainty from measured configs."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ import numpy as np
 
 from tvmconv.search.tuners.gp_inputs import GPInputs
 
-_MAX_INPUTS = 192  # measurements that it goes by, the best half of them the best of all
-_MAX_FIT_INPUTS = 96  # of these, to fit the kernel to: a step takes time cubic in them
-_MAX_FIT_ITERATIONS = 12  # of the fit
+_MAX_INPUTS = 192  # number of measured configs that are used; half of them are the best ones
+_MAX_FIT_INPUTS = 96  # number of configs for the fit of the kernel parameters, whose time is cubic in it
+_MAX_FIT_ITERATIONS = 12
 _JITTER = 1e-6
-_PREDICTION_BATCH_SIZE = 2048  # configs that are asked for at a time
+_PREDICTION_BATCH_SIZE = 2048  # number of configs per matrix product
 
-# The prior of the kernel's parameters, all of them logarithms: means and standard deviations. The values have unit
-# variance, and features a range of one.
-_FEATURE_WEIGHT_MEAN, _KNOB_WEIGHT_MEAN, _WEIGHT_STD = (
-    0.0,
-    -2.0,
-    1.5,
-)  # of a squared distance in a feature, of a knob that differs
+# Means and standard deviations of the prior of the kernel parameters, which are logarithms. The values have unit
+# variance, and the features have a range of one. The weights are those of squared distances in features, and of knobs
+# that differ.
+_FEATURE_WEIGHT_MEAN, _KNOB_WEIGHT_MEAN, _WEIGHT_STD = 0.0, -2.0, 1.5
 _VARIANCE_MEAN, _VARIANCE_STD = 0.0, 0.7
 _NOISE_MEAN, _NOISE_STD = -5.0, 1.5
 
 
 class GaussianProcess:
-    """Regression with a Matérn-5/2 kernel, and a length scale for each feature and each knob.
+    """A Gaussian process with a Matérn-5/2 kernel, and a length scale for each feature and each knob.
 
-    Configs are alike that are close in all features, and of whose knobs few differ. The kernel's parameters have the
-    largest posterior density that a few steps of L-BFGS find. (Rasmussen and Williams, "Gaussian Processes for Machine
-    Learning", MIT Press 2006, chapters 2, 4 and 5.)
+    The covariance of two configs is large if they are close in all features and differ in few knobs. A few iterations
+    of L-BFGS maximize the posterior density of the kernel parameters. (Rasmussen and Williams, "Gaussian Processes for
+    Machine Learning", MIT Press 2006, chapters 2, 4 and 5.)
 
     Args:
-        inputs: the configs that were measured.
-        values: how good they are: float (n,), the larger the better. A first guess of them, by another model, is to be
-            subtracted before, and added to what is predicted.
-        parameters: where to begin the fit: those of an earlier process of the same features and knobs.
-        margin: by how much a value has to exceed the largest to count as an improvement.
+        inputs: Measured configs.
+        values: Values of these configs, float (n,); larger values are better.
+        parameters: Start of the fit, the parameters of an earlier process with the same features and knobs.
+        margin: Amount by which a value has to exceed the largest one to be an improvement.
 
     Attributes:
-        parameters: of the kernel.
-        best_target: the largest value and the margin, in the units of predictions.
+        parameters: Kernel parameters, float (features + knobs + 2,).
+        best_target: Largest value plus the margin, in the units of predictions.
     """
 
     def __init__(self, inputs: GPInputs, values: np.ndarray, parameters: np.ndarray | None = None, margin: float = 0.0):
@@ -72,12 +68,10 @@ class GaussianProcess:
             for knob_index, column in enumerate(inputs.points.T)
             for value in np.unique(column).tolist()
         ]
-        self._knob_values = np.array(knob_values, dtype=np.intp).reshape(
-            -1, 2
-        )  # the number of each knob, with each of its values
+        self._knob_values = np.array(knob_values, dtype=np.intp).reshape(-1, 2)  # pairs of knob index and value
 
     def predict(self, inputs: GPInputs) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and the standard deviation of each config's value: float (n,), (n,)."""
+        """Return the mean and the standard deviation of the value of each config: float (n,), (n,)."""
         batches = [
             self._predict_batch(inputs[start : start + _PREDICTION_BATCH_SIZE])
             for start in range(0, max(len(inputs.points), 1), _PREDICTION_BATCH_SIZE)
@@ -86,7 +80,7 @@ class GaussianProcess:
         return mean, np.sqrt(variance)
 
     def _predict_batch(self, inputs: GPInputs) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and the variance of so few configs that what is known beside what is asked stays in the cache."""
+        """Return the mean and the variance for one batch, which is so small that its matrices fit in the cache."""
         weights, variance, _ = _split_parameters(self.parameters)
         inputs = self._scale_features(inputs)
         scales, knob_weights = np.split(weights, [inputs.features.shape[1]])
@@ -99,7 +93,7 @@ class GaussianProcess:
             - 2 * measured_features @ query_features.T
         )
         squared_distance += knob_weights.sum()
-        squared_distance = squared_distance.astype(np.float32)  # half as wide, twice as fast
+        squared_distance = squared_distance.astype(np.float32)  # float32 products are twice as fast
         measured_matches, query_matches = self._match_matrices(inputs, knob_weights)
         squared_distance -= measured_matches @ query_matches.T
         covariance = np.float32(variance) * _evaluate_matern(np.maximum(squared_distance, 0, out=squared_distance))
@@ -107,9 +101,9 @@ class GaussianProcess:
         return self._solved_targets @ covariance, np.maximum(variance - (whitened**2).sum(axis=0), _JITTER)
 
     def _match_matrices(self, inputs: GPInputs, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Matrices of whose product each element is the weight of the knobs whose values two configs share.
+        """Return two matrices whose product holds the total weight of the equal knobs of each pair of configs.
 
-        A column is of a value of a knob: that takes a hundredth of comparing each two configs.
+        Each column stands for one value of one knob. The product takes a hundredth of the time of comparing all pairs.
         """
         knobs, values = self._knob_values.T
         query_matches = (inputs.points[:, knobs] == values).astype(np.float32)
@@ -120,9 +114,10 @@ class GaussianProcess:
 
 
 def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: float | None = None) -> np.ndarray:
-    """The logarithm of the improvement that is to be expected, on the best of all or on another prediction: float (n,).
+    """Return the logarithm of the expected improvement over `best`, by default the best target: float (n,).
 
-    (Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989; of what is hopeless, an asymptote's logarithm.)
+    It is the criterion of Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989. For very small improvements,
+    the logarithm is that of an asymptote.
     """
     from scipy.special import log_ndtr, ndtr
 
@@ -137,13 +132,13 @@ def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: f
 
 @dataclass(frozen=True)
 class _KernelPosterior:
-    """The density of a kernel's parameters, given what was measured.
+    """The posterior density of the kernel parameters.
 
     Attributes:
-        distances: squared, in each feature and of each knob: float (dimensions, n, n).
-        targets: float (n,).
-        prior_means: of the parameters' prior.
-        prior_stds: its standard deviations.
+        distances: Squared distances in each feature and each knob: float (features + knobs, n, n).
+        targets: Standardized values: float (n,).
+        prior_means: Means of the parameters' prior.
+        prior_stds: Standard deviations of the parameters' prior.
     """
 
     distances: np.ndarray
@@ -152,7 +147,7 @@ class _KernelPosterior:
     prior_stds: np.ndarray
 
     def maximise(self, start: np.ndarray) -> np.ndarray:
-        """Better parameters than those to start with."""
+        """Return parameters with a larger density than those of `start`."""
         from scipy.optimize import minimize
 
         return minimize(
@@ -160,7 +155,10 @@ class _KernelPosterior:
         ).x
 
     def _negative_log(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        """Up to a constant, and its gradient (Rasmussen and Williams, equations 5.8 and 5.9)."""
+        """Return the negative logarithm of the density, up to a constant, and its gradient.
+
+        The formulas are equations 5.8 and 5.9 of Rasmussen and Williams.
+        """
         weights, variance, noise = _split_parameters(parameters)
         correlation, correlation_slope = _evaluate_matern_with_slope(np.tensordot(weights, self.distances, 1))
         covariance = variance * correlation + (noise + _JITTER) * np.eye(len(self.targets))
@@ -172,20 +170,14 @@ class _KernelPosterior:
             0.5 * self.targets @ solved_targets + np.log(np.diag(factor)).sum() + 0.5 * prior_z_score @ prior_z_score
         )
         gradient_weights = np.outer(solved_targets, solved_targets) - inverse
-        gradient = np.concatenate(
-            [
-                weights
-                * (
-                    self.distances.reshape(len(weights), -1) @ (gradient_weights * variance * correlation_slope).ravel()
-                ),
-                [variance * (gradient_weights * correlation).sum(), noise * np.trace(gradient_weights)],
-            ]
-        )
-        return value, prior_z_score / self.prior_stds - 0.5 * gradient
+        slopes = (gradient_weights * variance * correlation_slope).ravel()
+        by_weight = weights * (self.distances.reshape(len(weights), -1) @ slopes)
+        by_scale = [variance * (gradient_weights * correlation).sum(), noise * np.trace(gradient_weights)]
+        return value, prior_z_score / self.prior_stds - 0.5 * np.concatenate([by_weight, by_scale])
 
 
 def _make_kernel_prior(inputs: GPInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of the parameters: weights of features and knobs, variance, noise."""
+    """Return the prior's means and standard deviations of the weights of features and knobs, variance and noise."""
     features, knobs = inputs.features.shape[1], inputs.points.shape[1]
     means = [_FEATURE_WEIGHT_MEAN] * features + [_KNOB_WEIGHT_MEAN] * knobs + [_VARIANCE_MEAN, _NOISE_MEAN]
     stds = [_WEIGHT_STD] * (features + knobs) + [_VARIANCE_STD, _NOISE_STD]
@@ -193,26 +185,26 @@ def _make_kernel_prior(inputs: GPInputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_parameters(parameters: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """The weights of distances, the variance, and the noise."""
+    """Return the weights of squared distances, the variance, and the noise."""
     *weights, variance, noise = np.exp(np.clip(parameters, -20, 20))
     return np.array(weights), variance, noise
 
 
 def _compute_squared_distances(inputs: GPInputs) -> np.ndarray:
-    """Squared in each feature, and 0 or 1 for each knob: float (features + knobs, n, n)."""
+    """Return squared distances in each feature, and 0 or 1 for each knob: float (features + knobs, n, n)."""
     features, points = inputs.features.T, inputs.points.T
     feature_distances = (features[:, :, None] - features[:, None]) ** 2
     return np.concatenate([feature_distances, points[:, :, None] != points[:, None]])
 
 
 def _evaluate_matern(squared: np.ndarray) -> np.ndarray:
-    """The Matérn-5/2 kernel of squared distances."""
+    """Return the Matérn-5/2 kernel of squared distances."""
     distance = np.sqrt(5 * squared)
     return (1 + distance * (1 + distance / 3)) * np.exp(-distance)
 
 
 def _evaluate_matern_with_slope(squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, and its derivative by these."""
+    """Return the Matérn-5/2 kernel of squared distances, and its derivative by them."""
     distance = np.sqrt(5 * squared)
     decay = np.exp(-distance)
     return (1 + distance + distance**2 / 3) * decay, -5 / 6 * (1 + distance) * decay
@@ -225,7 +217,7 @@ def _solve_cholesky(factor: np.ndarray, right_side: np.ndarray) -> np.ndarray:
 
 
 def _select_best_and_spread(values: np.ndarray, max_count: int) -> np.ndarray:
-    """At most so many places: half of them those of the best, the others spread evenly over the rest."""
+    """Return at most `max_count` indices: half of them of the best values, the others evenly spread over the rest."""
     order = np.argsort(-values, kind="stable")
     if len(order) <= max_count:
         return order

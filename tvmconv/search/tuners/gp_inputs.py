@@ -1,4 +1,4 @@
-"""Configs as a Gaussian process compares them."""
+"""The encoding of configs as inputs of a Gaussian process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tvmconv.space.search_space import Space
 
 @dataclass(frozen=True)
 class GPInputs:
-    """Configs as the process compares them.
+    """Encoded configs.
 
     Attributes:
-        features: float (n, features).
-        points: option indices, int32 (n, knobs): knobs are equal or not, whatever their features.
+        features: Numeric features: float (n, features).
+        points: Option indices of knobs that are compared for equality only: int32 (n, knobs).
     """
 
     features: np.ndarray
@@ -28,15 +28,15 @@ class GPInputs:
 
 
 class GPInputEncoder:
-    """What makes configs of a space alike: features, how often two divides a number, and which other knobs are equal.
+    """An encoder of configs by their features, the powers of two in their numbers, and the options of other knobs.
 
-    A block of 128 threads is often more like one of 64 than like one of 112: what is split, aligned or stored in banks
-    goes by powers of two, and the logarithm of a number does not tell how many it holds.
+    A block of 128 threads often performs more like one of 64 than like one of 112, because splits, alignment and
+    shared-memory banks depend on powers of two. The logarithm of a number does not show its power of two.
 
     Args:
-        space: where configs are compared.
-        power_of_two_features: whether to look at how often two divides numbers.
-        numeric_equality: whether it counts, too, if numbers are equal.
+        space: Search space of the configs.
+        power_of_two_features: Whether the exponent of two in numbers is a feature.
+        numeric_equality: Whether numeric knobs are also compared for equality.
     """
 
     def __init__(self, space: Space, power_of_two_features: bool, numeric_equality: bool):
@@ -46,7 +46,7 @@ class GPInputEncoder:
             for knob_index, knob in enumerate(knobs)
             if power_of_two_features and _has_odd_factors(knob)
         ]
-        # Of two options, the features tell all.
+        # The features already distinguish the options of a binary knob.
         self._equality_knobs = [
             knob_index
             for knob_index, knob in enumerate(knobs)
@@ -54,11 +54,9 @@ class GPInputEncoder:
         ]
 
     def encode(self, points: np.ndarray, features: np.ndarray) -> GPInputs:
-        """Points (n, knobs) with their features (n, features), ready to compare."""
-        power_columns = [
-            factor_counts[points[:, knob_index]] for knob_index, factor_counts in self._power_of_two_counts
-        ]
-        return GPInputs(np.column_stack([features.astype(float), *power_columns]), points[:, self._equality_knobs])
+        """Return the encoded configs of points (n, knobs) with features (n, features)."""
+        powers = [counts[points[:, knob_index]] for knob_index, counts in self._power_of_two_counts]
+        return GPInputs(np.column_stack([features.astype(float), *powers]), points[:, self._equality_knobs])
 
 
 def _is_numeric(knob: Knob) -> bool:
@@ -66,7 +64,7 @@ def _is_numeric(knob: Knob) -> bool:
 
 
 def _has_odd_factors(knob: Knob) -> bool:
-    """Whether a knob is a choice of positive integers that are not all powers of two."""
+    """Return whether a knob is a choice of positive integers that are not all powers of two."""
     if (
         not isinstance(knob, ChoiceKnob)
         or knob.size < 3
@@ -78,5 +76,5 @@ def _has_odd_factors(knob: Knob) -> bool:
 
 
 def _count_factors_of_two(knob: Knob) -> np.ndarray:
-    """How often two divides each option: float (options,)."""
+    """Return the exponent of two in each option: float (options,)."""
     return np.log2(knob.option_table & -knob.option_table)

@@ -9,11 +9,11 @@ import numpy as np
 from tvmconv.search.tuners.base import Tuner
 from tvmconv.space.search_space import Space
 
-_BATCH_SIZE = 1 << 15  # points looked at together
+_BATCH_SIZE = 1 << 15  # number of points that are checked at once
 
 
 class GridTuner(Tuner):
-    """Walks through the space without listing it; `seed` is without effect."""
+    """Grid search over all legal configs, which does not list the space in memory; `seed` has no effect."""
 
     def __init__(self, space: Space, seed: int = 0):
         super().__init__(space, seed)

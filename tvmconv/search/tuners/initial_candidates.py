@@ -1,4 +1,4 @@
-"""Which configs to measure first where nothing was measured: those that a schedule itself believes to be fast."""
+"""Initial candidates of a search without trials: the configs that the schedule's latency estimate prefers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tvmconv.space.search_space import Space
 
 
 def iterate_initial_candidates(space: Space) -> Iterator[np.ndarray]:
-    """The points of a space by the schedule's estimate, the best first; none where it has none, or cannot be listed.
+    """Yield the points of a space by the schedule's estimate, the best first.
 
-    Of points that differ in one knob alone the better one comes first, and the other behind all that differ more.
+    A point that differs from an earlier one in only one knob is deferred until all others have come. There are no
+    points if the schedule has no estimate, or if the space is too large to list.
     """
     legal_points = space.enumerated_legal
     usage = space.compute_usage(legal_points) if legal_points is not None and len(legal_points) else None

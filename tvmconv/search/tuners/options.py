@@ -1,4 +1,4 @@
-"""What the tuner `xgb` is made of, to be switched."""
+"""Options of the tuner `xgb`, which switch its components."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BayesianTunerOptions:
-    """Parts of the tuner; docs/ablation.md has what each is worth.
+    """Components of the tuner; docs/ablation.md shows the effect of each.
 
     Attributes:
-        use_gp: Gaussian processes choose, by the improvement that they expect.
-        use_trees: boosted trees choose, each member of an ensemble in its turn; without a process, or where another
-            workload's trials are known, they do anyway.
-        local_search: every second proposal is a neighbour of the best config.
-        rank_objective: a process learns ranks.
-        throughput_objective: a process learns shares of the speed; with ranks as well, the two take turns.
-        power_of_two_features: processes see how often two divides a number.
-        numeric_equality: processes see which numbers are equal, as they do of other knobs.
-        challenge_binary_knobs: each eighth config is to improve on those with the other option of a knob of two.
+        use_gp: Gaussian processes propose configs, by their expected improvement.
+        use_trees: Boosted trees propose configs, the members of an ensemble in turn. They also do so without Gaussian
+            processes, and when trials of another workload are known.
+        local_search: Every second proposal is a neighbour of the best config.
+        rank_objective: A Gaussian process learns ranks.
+        throughput_objective: A Gaussian process learns relative throughput; with ranks as well, the two take turns.
+        power_of_two_features: Gaussian processes have the exponent of two in each number as a feature.
+        numeric_equality: Gaussian processes compare numeric knobs for equality, as they do with other knobs.
+        challenge_binary_knobs: Every eighth config has the opposite value of a binary knob of the best config, and
+            has to improve only on configs with that value.
     """
 
     use_gp: bool = True

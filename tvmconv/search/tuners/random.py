@@ -1,7 +1,7 @@
-"""Random search: every legal config is as likely as any other."""
+"""Random search, which draws legal configs uniformly."""
 
 from tvmconv.search.tuners.base import Tuner
 
 
 class RandomTuner(Tuner):
-    """Proposes configs uniformly at random; the yardstick of the others."""
+    """Random search, the reference for the other tuners."""

@@ -1,4 +1,4 @@
-"""The cost model: which configs are fast, as an ensemble of boosted trees guesses it from those measured."""
+"""Cost models of boosted trees: an ensemble that predicts throughput, and a model of feasibility."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _REGRESSION_PARAMETERS = {
 _REGRESSION_BOOSTING_ROUNDS = 80
 _FEASIBILITY_PARAMETERS = {"max_depth": 3, "eta": 0.2, "min_child_weight": 0.5, "objective": "binary:logistic"}
 _FEASIBILITY_BOOSTING_ROUNDS = 30
-_MAX_TRAINING_TRIALS = 1024  # a member learns from at most as many trials, so that a long search does not slow down
+_MAX_TRAINING_TRIALS = 1024  # limit of trials in the training set of a member, so that long searches do not slow down
 
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials that compare with each other: those of one workload.
+    """Trials of one workload, whose costs are comparable.
 
     Attributes:
-        features: float32 (n, features); NaN where a trial lacks one.
-        costs: seconds (n,), infinite for trials that failed.
-        weight: of each trial.
+        features: Features, float32 (n, features); NaN for features that a trial lacks.
+        costs: Seconds per launch, float (n,); infinite for trials that failed.
+        weight: Weight of each trial.
     """
 
     features: np.ndarray
@@ -37,13 +37,13 @@ class TrialGroup:
 
     @property
     def success_mask(self) -> np.ndarray:
-        """Which trials did: bool (n,)."""
+        """Mask of the trials that succeeded: bool (n,)."""
         return np.isfinite(self.costs)
 
     def compute_normal_scores(self) -> np.ndarray:
-        """How good the trials that succeeded are: their ranks, as quantiles of the normal distribution.
+        """Return the ranks of the successful trials as quantiles of the normal distribution: float (successes,).
 
-        No monotone change of the costs changes them, and an outlier is as good as any other that is last.
+        They are invariant under monotone transforms of the costs, and robust against outliers.
         """
         from scipy.special import ndtri
 
@@ -52,35 +52,35 @@ class TrialGroup:
         return ndtri((ranks + 0.5) / len(ranks))
 
     def compute_throughput(self) -> np.ndarray:
-        """How good the trials that succeeded are: their share of the best one's speed.
+        """Return the throughput of the successful trials relative to the best one: float (successes,).
 
-        Shares of the speed, and not the logarithm of the cost: how bad the bad ones are is of no interest.
+        Unlike the logarithm of the cost, it hardly distinguishes slow configs, whose order does not matter.
         """
         costs = self.costs[self.success_mask]
         return costs.min(initial=np.inf) / costs
 
     def compute_clipped_throughput(self) -> np.ndarray:
-        """The shares, none below their median: which of the slower half are the slowest is of no interest, either."""
+        """Return the relative throughput, at least its median, so that the order of the slower half does not count."""
         throughput = self.compute_throughput()
         return np.maximum(throughput, np.median(throughput)) if len(throughput) else throughput
 
     def compute_targets(self) -> np.ndarray:
-        """The shares, standardised."""
+        """Return the relative throughput with zero mean and unit variance."""
         throughput = self.compute_throughput()
         return (throughput - throughput.mean()) / max(throughput.std(), 1e-6) if len(throughput) else throughput
 
 
 class TreeEnsemble:
-    """Boosted trees, each member trained on a bootstrap sample of the trials.
+    """An ensemble of boosted trees, each member of which is trained on a bootstrap sample of the trials.
 
-    Where the trials say little, the members differ. To follow a member of its own with each proposal is Thompson
-    sampling: exploration fades as the members come to agree, and where they do. (Chapelle and Li, "An Empirical
-    Evaluation of Thompson Sampling", NIPS 2011; Chen and Guestrin, "XGBoost", KDD 2016.)
+    The members differ where trials are few. When each proposal follows one member, this is Thompson sampling, whose
+    exploration decreases as the members agree. (Chapelle and Li, "An Empirical Evaluation of Thompson Sampling", NIPS
+    2011; Chen and Guestrin, "XGBoost", KDD 2016.)
 
     Args:
-        groups: what was measured.
-        num_members: how many to train.
-        rng: draws the samples.
+        groups: Measured trials of each workload.
+        num_members: Number of members.
+        rng: Generator that draws the samples.
     """
 
     def __init__(self, groups: Sequence[TrialGroup], num_members: int, rng: np.random.Generator):
@@ -90,7 +90,7 @@ class TreeEnsemble:
         self._boosters = [_train_on_bootstrap(features, targets, weights, rng) for member_index in range(num_members)]
 
     def predict_scores(self, features: np.ndarray) -> np.ndarray:
-        """How good each member thinks configs to be, in standard deviations: (members, n)."""
+        """Return the throughput that each member predicts, in standard deviations: float (members, n)."""
         import xgboost as xgb
 
         inputs = xgb.DMatrix(features, nthread=1)
@@ -113,21 +113,21 @@ def _train_on_bootstrap(
 
 
 class FeasibilityModel:
-    """How likely configs are to succeed, as boosted trees guess; as long as (nearly) all did, all are.
+    """A classifier of boosted trees that predicts whether configs succeed; with at most one failure, all do.
 
     Args:
-        groups: what was measured.
-        rng: draws the trials to learn from, where they are many.
+        groups: Measured trials of each workload.
+        rng: Generator that draws the training set if there are many trials.
     """
 
     def __init__(self, groups: Sequence[TrialGroup], rng: np.random.Generator):
         self._booster = _train_feasibility(groups, rng)
 
     def predict_log_likelihood(self, features: np.ndarray) -> np.ndarray:
-        """The logarithm of the likelihood: float (n,)."""
+        """Return the logarithm of the probability of success: float (n,)."""
         if self._booster is None:
             return np.zeros(len(features))
-        import xgboost as xgb  # it takes seconds where scikit-learn is installed
+        import xgboost as xgb  # the import takes seconds if scikit-learn is installed
 
         return np.log(self._booster.predict(xgb.DMatrix(features, nthread=1)) + 1e-9)
 
@@ -159,7 +159,7 @@ def _train_booster(
 ) -> Any:
     import xgboost as xgb
 
-    # One thread: sums in another order would be other trees, and other proposals from the same seed.
+    # With several threads, sums in another order would make other trees, and other proposals from the same seed.
     fixed_parameters = {"nthread": 1, "verbosity": 0, "seed": int(rng.integers(2**31))}
     training_data = xgb.DMatrix(features, label=labels.astype(np.float32), weight=weights, nthread=1)
     return xgb.train({**parameters, **fixed_parameters}, training_data, boosting_rounds)
