@@ -97,7 +97,7 @@ def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsy
 def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
     model.set_cost_model(None)
     assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
-    assert "the peaks of Some GPU are not known here" in capsys.readouterr().err
+    assert "the peak rates of Some GPU are unknown" in capsys.readouterr().err
 
 
 def test_an_unreadable_model_is_one_line(tmp_path, capsys):

@@ -123,5 +123,5 @@ def test_a_wrong_kernel_ends_it(measure, deviation):
 
 @pytest.mark.parametrize("value", [2.0, np.nan])
 def test_a_kernel_that_reads_too_early_ends_it(measure, value):
-    with pytest.raises(Error, match="second leaves something else where kernels overlap"):
+    with pytest.raises(Error, match="the output of second differs when kernels overlap"):
         measure(OnNoGpu(early=(1.0, value)))

@@ -140,7 +140,7 @@ def test_what_was_learnt_of_other_knobs_is_not_used():
     expert = knowledge().schedule_models[key]
     other = CostModel(MACHINE, {key: replace(expert, knobs=("tile_f", "tile_y"))})
     space = registry.find_schedule(NEW, "direct").space(NEW)
-    with pytest.warns(tc.FallbackWarning, match="what was learnt of direct is of other knobs"):
+    with pytest.warns(tc.FallbackWarning, match="the cost model of direct has other knobs"):
         assert predict(NEW, {"direct": space}, other) == []
 
 

@@ -1,1 +1,1 @@
-"""What was learnt from measured logs: a model of how fast configs are, and configs that are fast on many workloads."""
+"""The cost model, trained from tuning logs: it predicts the time of configs, and lists configs that are often fast."""

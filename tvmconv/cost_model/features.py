@@ -1,4 +1,4 @@
-"""What the model sees of a config: the workload's sizes, the knobs' values, and what the config uses of a device."""
+"""Features of a config for the cost model: sizes of the workload, values of the knobs, and resource usage."""
 
 from __future__ import annotations
 
@@ -12,25 +12,21 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-MISSING = -1.0  # in place of a feature that a config does not have: knobs have other options for other workloads
-LAUNCH_SECONDS = 1.5e-6  # that the smallest kernel takes
-TENSOR_CORE_RATE = {
-    "tf32": 8,
-    "float16": 16,
-    "bfloat16": 16,
-}  # times the float32 rate, about
+MISSING = -1.0  # value of a feature that a config lacks, as knobs depend on the workload
+LAUNCH_SECONDS = 1.5e-6  # time of the smallest kernel
+TENSOR_CORE_RATE = {"tf32": 8, "float16": 16, "bfloat16": 16}  # approximate multiples of the float32 rate
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device's numbers, as a model keeps them.
+    """Peak rates of a device, which a cost model stores.
 
     Attributes:
-        name: the driver's, such as "NVIDIA H200".
-        arch: such as "sm_90".
-        multiprocessors: of it.
-        flops: float32 FLOP/s at most.
-        bandwidth: bytes/s of global memory at most.
+        name: Name by the driver, such as "NVIDIA H200".
+        arch: Architecture, such as "sm_90".
+        multiprocessors: Number of multiprocessors.
+        flops: Peak rate of float32 operations, in FLOP/s.
+        bandwidth: Peak bandwidth of global memory, in bytes/s.
     """
 
     name: str
@@ -40,7 +36,7 @@ class DeviceSpec:
     bandwidth: float
 
     def roofline_seconds(self, workload: Conv) -> float:
-        """What no kernel is faster than, about: the unit of what is learnt, so that one workload serves for others."""
+        """Return the approximate minimum time of a workload, the unit of the predictions, in seconds."""
         compute_seconds = workload.flops / (self.flops * TENSOR_CORE_RATE.get(workload.dtype, 1))
         return LAUNCH_SECONDS + max(compute_seconds, workload.min_bytes / self.bandwidth)
 
@@ -48,13 +44,16 @@ class DeviceSpec:
 def compute_features(
     workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec
 ) -> dict[str, np.ndarray]:
-    """Columns of numbers by name, float32 (n,); the names do not depend on the workload, but some may be missing.
+    """Return the features of configs by name, each float32 (n,).
 
     Args:
-        workload: the workload.
-        space: of a schedule for it.
-        points: configs (n, knobs).
-        device_spec: where they run.
+        workload: Workload.
+        space: Search space of a schedule for the workload.
+        points: Points of the configs (n, knobs).
+        device_spec: Device that the configs run on.
+
+    Returns:
+        Features by name. The names do not depend on the workload, but some may be missing.
     """
     values, names = space.compute_features(points)
     columns_by_name = dict(zip(names, values.T, strict=True))
@@ -64,16 +63,15 @@ def compute_features(
         waves = (2.0 ** columns_by_name["blocks"] - 1) / device_spec.multiprocessors
         columns_by_name["waves"] = np.log2(np.maximum(waves, 2**-10)).astype(np.float32)
         columns_by_name["tail"] = (waves / np.ceil(np.maximum(waves, 1e-6))).astype(np.float32)
-    if "estimate" in columns_by_name:  # as a ratio, like what is to be told: trees are bad at differences of features
+    if "estimate" in columns_by_name:  # a ratio, like the target, because trees are bad at differences of features
         estimate = 2.0 ** columns_by_name["estimate"].astype(np.float64) - 1
-        columns_by_name["estimate/least"] = (
-            np.log2(np.maximum(estimate, 1e-6)).astype(np.float32) - columns_by_name["w.least"]
-        )
+        log2_estimate = np.log2(np.maximum(estimate, 1e-6)).astype(np.float32)
+        columns_by_name["estimate/least"] = log2_estimate - columns_by_name["w.least"]
     return columns_by_name
 
 
 def build_matrix(columns_by_name: dict[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
-    """The columns of these names, float32 (n, names); `MISSING` for those that are not there."""
+    """Return the features of `names` as a matrix, float32 (n, names), with `MISSING` for missing ones."""
     num_points = len(next(iter(columns_by_name.values())))
     missing = np.full(num_points, MISSING, np.float32)
     return np.stack([columns_by_name.get(name, missing) for name in names], axis=1)

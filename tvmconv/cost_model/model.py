@@ -1,6 +1,6 @@
-"""The model, as a file: trees, configs that serve many workloads, and the fastest configs of those that were measured.
+"""The cost model and its file: trees, configs that are often fast, and the fastest configs of measured workloads.
 
-The file is a NumPy archive of plain arrays and one JSON text; nothing in it is executed.
+The file is a NumPy archive of plain arrays and one JSON text. No part of it is executed.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from tvmconv.space.search_space import Space
 from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, Workload, parse
 
 VERSION = 2
-MAX_BYTES = 1 << 28  # of a file, unpacked; the one that comes with the package has 6 MB
+MAX_BYTES = 1 << 28  # maximum size of a decompressed file; the file of the package has 6 MB
 PACKAGED_MODEL = Path(__file__).with_name("h200.npz")
-_WORKLOAD_PREFIXES = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))  # how texts of workloads begin
+_WORKLOAD_PREFIXES = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))
 _TREE_ARRAYS = ("feature", "threshold", "left", "roots")
 
 
 def describe_workload_kind(workload: Conv) -> str:
-    """What of a workload decides whether others tell anything of it: its dtype, float16 for bfloat16, and layout."""
+    """Return the dtype, with float16 for bfloat16, and the layout of a workload; predictions need samples of both."""
     dtype = "float16" if workload.dtype == "bfloat16" else workload.dtype
     return f"{dtype} {workload.layout}"
 
 
 @dataclass(frozen=True)
 class MeasuredExample:
-    """A workload that was measured, and a config that was fast on it.
+    """A measured workload, and a fast config for it.
 
     Attributes:
-        workload: its text.
-        config: of the schedule.
-        relative_throughput: of the speed of the fastest schedule's fastest config on that workload.
+        workload: Text of the workload.
+        config: Config of the schedule.
+        relative_throughput: Throughput relative to the fastest config of any schedule for this workload.
     """
 
     workload: str
@@ -60,17 +60,18 @@ class MeasuredExample:
 
 @dataclass(frozen=True)
 class ScheduleModel:
-    """What is known of one schedule.
+    """The cost model of one schedule.
 
     Attributes:
-        schedule: its name.
-        knobs: names of those that it had, for one workload or another, when the model was trained.
-        kinds: the dtypes and layouts of the workloads that were measured: of others nothing is known.
-        names: of the features.
-        members: forests that were trained on different samples; each tells the base-2 logarithm of how many times as
-            long as `DeviceSpec.roofline_seconds` a config takes.
-        portfolio: configs of which one or another is fast on most workloads, those that serve most first.
-        examples: the fastest configs of what was measured.
+        schedule: Name of the schedule.
+        knobs: Names of all knobs of the schedule when the model was trained.
+        kinds: Dtypes and layouts of the training set, as `describe_workload_kind` returns them. The model does not
+            cover other workloads.
+        names: Names of the features.
+        members: Forests that were trained on different samples. They predict the slowdown, the base-2 logarithm of the
+            time divided by `DeviceSpec.roofline_seconds`.
+        portfolio: Configs of which at least one is fast on most workloads, the most useful first.
+        examples: Fastest configs of the measured workloads.
     """
 
     schedule: str
@@ -82,20 +83,20 @@ class ScheduleModel:
     examples: tuple[MeasuredExample, ...] = ()
 
     def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec) -> np.ndarray:
-        """What each member takes configs (n, knobs) to be, as above: float32 (members, n)."""
+        """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
         inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names)
         return np.stack([member.predict(inputs) for member in self.members])
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """All that was learnt of a device.
+    """The cost model of one device.
 
     Attributes:
-        device_spec: the device.
-        schedule_models: by schedule, each of workloads of all operators that were measured.
-        provenance: of what, when and by which command it was learnt.
-        training_layers: the layers that any expert was taught records of, each as `layer_key` has it.
+        device_spec: Device.
+        schedule_models: Cost models by schedule, each for all operators.
+        provenance: Training data, date and command of the training.
+        training_layers: Layers of the training set, as `layer_key` returns them.
     """
 
     device_spec: DeviceSpec
@@ -105,30 +106,30 @@ class CostModel:
     _parsed_workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def find_schedule_model(self, workload: Conv, schedule: str, space: Space) -> ScheduleModel | None:
-        """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now.
+        """Return the cost model of a schedule for a workload; None if there is none, or the knobs have changed.
 
-        Epilogues may bring knobs of their own, which nobody has learnt anything of; so do axes that images do not have.
+        Knobs of epilogues, and of spatial dimensions other than those of images, need not be known.
         """
         schedule_model = self.schedule_models.get(schedule)
         if schedule_model is None or describe_workload_kind(workload) not in schedule_model.kinds:
             return None
         if not workload.epilogue and isinstance(workload, Conv2d) and not {*space.knobs} <= {*schedule_model.knobs}:
-            _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
+            _warn_once(f"the cost model of {schedule} has other knobs and is not used: train it again")
             return None
         return schedule_model
 
     def count_training_layers(self, layers: Collection[Workload]) -> int:
-        """Of how many of some layers it was taught records, in whatever batch, dtype, layout and epilogue."""
+        """Return how many of some layers are in the training set, in any batch size, dtype, layout and epilogue."""
         return sum(layer_key(layer) in self.training_layers for layer in layers)
 
     def parse_workload(self, text: str) -> Any:
-        """The workload of a text of an example, parsed once."""
+        """Return the workload of an example's text, which is parsed only once."""
         if text not in self._parsed_workloads:
             self._parsed_workloads[text] = parse(text)
         return self._parsed_workloads[text]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file."""
+        """Write the cost model to a file (.npz)."""
         arrays: dict[str, np.ndarray] = {}
         model_headers = []
         for model_index, schedule_model in enumerate(self.schedule_models.values()):
@@ -151,10 +152,10 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Read a file.
+        """Read a cost model from a file.
 
         Raises:
-            Error: it cannot be read, or is no such file, or of another version.
+            Error: The file cannot be read, has another format, or another version.
         """
         try:
             with open_regular(path) as file:
@@ -166,10 +167,10 @@ class CostModel:
             header = jsonfile.parse_json(arrays["head"].tobytes()).value
             version = header["version"]
             cost_model = _parse_cost_model(header, arrays) if version == VERSION else None
-        except Exception as error:  # for a file that is damaged, archives, decompression and NumPy raise a dozen kinds
+        except Exception as error:  # zipfile, zlib and NumPy raise many kinds of errors for damaged files
             raise Error(f"cannot read {path}: {type(error).__name__}: {error}") from error
         if cost_model is None:
-            raise Error(f"{path} is of version {version}, and this library reads {VERSION}: train it anew")
+            raise Error(f"{path} has version {version}, but expected is version {VERSION}: train it again")
         return cost_model
 
 
@@ -179,7 +180,7 @@ def _parse_cost_model(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> C
         1 <= float(value) < math.inf
         for value in (device_spec.multiprocessors, device_spec.flops, device_spec.bandwidth)
     ):
-        raise ValueError(f"there is no such machine: {device_spec}")
+        raise ValueError(f"expected positive finite rates of the device, not {device_spec}")
     schedule_models = [
         _parse_schedule_model(model_index, data, arrays) for model_index, data in enumerate(header["experts"])
     ]
@@ -195,15 +196,11 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
         for member_index, member_data in enumerate(data["members"])
     )
     examples = tuple(
-        MeasuredExample(text, _parse_config(config), relative_throughput)
-        for text, config, relative_throughput in data["examples"]
+        MeasuredExample(text, _parse_config(config), throughput) for text, config, throughput in data["examples"]
     )
-    if not (
-        members
-        and data["names"]
-        and all(member_data.workload.startswith(_WORKLOAD_PREFIXES) for member_data in examples)
-    ):
-        raise ValueError("an expert without forests or features, or with workloads that are no convolutions")
+    is_convolution = all(example.workload.startswith(_WORKLOAD_PREFIXES) for example in examples)
+    if not (members and data["names"] and is_convolution):
+        raise ValueError("expected a model of a schedule with forests and features, and examples of convolutions")
     for trees in members:
         trees.check(len(data["names"]))
     return ScheduleModel(
@@ -218,7 +215,7 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
 
 
 def _parse_config(data: Mapping[str, Any]) -> Config:
-    """A config as JSON has it, whose tuples are lists there."""
+    """Return a config from JSON, where its tuples are lists."""
     return {
         name: tuple(map(_parse_integer, value)) if isinstance(value, list) else _parse_scalar(value)
         for name, value in data.items()
@@ -230,12 +227,12 @@ def _parse_scalar(value: Any) -> Value:
 
 
 def _parse_integer(value: Any) -> int:
-    """One that NumPy has room for; raises TypeError or OverflowError for anything else."""
+    """Return an integer that fits in int64; raise TypeError or OverflowError for other values."""
     return int(np.int64(operator.index(value)))
 
 
 class _ActiveModel:
-    """The model that predictions are made by; one for all threads of this process."""
+    """The cost model of this process, which all threads share."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -246,13 +243,13 @@ _active_model = _ActiveModel()
 
 
 def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> None:
-    """Have predictions made by a model, in place of the one that comes with the package.
+    """Set the cost model of this process, in place of the one that comes with the package.
 
     Args:
-        cost_model: the model, or its file; None for no predictions at all.
+        cost_model: Cost model, or path of its file; None for no predictions.
 
     Raises:
-        Error: the file cannot be read.
+        Error: The file cannot be read.
     """
     selected = cost_model if isinstance(cost_model, CostModel) or cost_model is None else CostModel.load(cost_model)
     _active_model.is_set, _active_model.cost_model = True, selected
@@ -260,7 +257,7 @@ def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> Non
 
 @contextlib.contextmanager
 def disable_cost_model() -> Iterator[None]:
-    """Within the block, nothing is predicted."""
+    """Disable the cost model inside a `with` block."""
     previous = _active_model.is_set, _active_model.cost_model
     set_cost_model(None)
     try:
@@ -270,7 +267,7 @@ def disable_cost_model() -> Iterator[None]:
 
 
 def cost_model_for(arch: str | None) -> CostModel | None:
-    """The model of GPUs of an architecture such as "sm_90"; None if nothing is known of these."""
+    """Return the cost model for an architecture such as "sm_90"; None if the model in use is for another one."""
     if not _active_model.is_set:
         _active_model.is_set, _active_model.cost_model = True, _load_packaged_model()
     cost_model = _active_model.cost_model
@@ -278,13 +275,13 @@ def cost_model_for(arch: str | None) -> CostModel | None:
 
 
 def _load_packaged_model() -> CostModel | None:
-    """The model that comes with the package; None, and a warning, where it cannot be used."""
+    """Return the cost model of the package; None if it is missing, or with a warning if it cannot be read."""
     if not PACKAGED_MODEL.exists():
         return None
     try:
         return CostModel.load(PACKAGED_MODEL)
     except Error as error:
-        _warn_once(f"what was learnt is not used: {error}")
+        _warn_once(f"the cost model is not used: {error}")
         return None
 
 

@@ -1,9 +1,9 @@
-"""Configs that promise most for a workload that nobody measured.
+"""Prediction of the fastest configs for a workload without measurements.
 
-Candidates are what was fast on the workloads most like this one, configs that serve many, and the schedule's default;
-the model says which of them is the fastest here. It is not asked what else there might be: of 41 layers of a network
-that it had not seen, what it took to be best among all that lies around these candidates was 7 % slower on 20, as the
-largest of many guesses is mostly a mistake. It is asked carefully, too: where its members disagree it knows little.
+The candidates are configs that were fast on the most similar workloads, configs that are fast on many workloads, and
+the schedule's default. The cost model ranks them by an upper confidence bound of their time, because members that
+disagree have little data. It does not search beyond the candidates, as the best of many predictions is mostly an error:
+on 20 of 41 layers of an unseen network, the best predicted neighbours of the candidates were 7 % slower.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tvmconv.space import Config
 from tvmconv.space.search_space import Space, remove_duplicate_points
 from tvmconv.workloads import Conv
 
-NUM_NEAREST_EXAMPLES = 16  # examples that are candidates: up to two of a workload, so of about eight
-MAX_NEIGHBORS = 4  # legal neighbours in place of a candidate that is not legal here
-MIN_SPEEDUP_OVER_DEFAULT = 1.07  # how many times as fast as a default a config has to promise to be
-UCB_FACTOR = 0.5  # standard deviations of the members that are added to what they expect
+NUM_NEAREST_EXAMPLES = 16  # number of examples that are candidates, up to two for each workload
+MAX_NEIGHBORS = 4  # number of legal neighbours that replace an illegal candidate
+MIN_SPEEDUP_OVER_DEFAULT = 1.07  # predicted speed-up over the default config below which the default is preferred
+UCB_FACTOR = 0.5  # number of standard deviations of the members in the upper confidence bound
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A config, and how fast it is thought to be.
+    """A config and its predicted time.
 
     Attributes:
-        schedule: whose config.
-        config: a value for each knob.
-        seconds: a launch, as the model expects it.
-        log2_std: standard deviation of its members, in powers of two.
+        schedule: Name of the schedule.
+        config: Value of each knob.
+        seconds: Predicted seconds per launch.
+        log2_std: Standard deviation of the members' predictions, of the base-2 logarithm of the time.
     """
 
     schedule: str
@@ -43,20 +43,20 @@ class Prediction:
 
     @property
     def upper_bound_seconds(self) -> float:
-        """What they are compared by."""
+        """Upper confidence bound of the time in seconds, by which predictions are compared."""
         return self.seconds * 2.0 ** (UCB_FACTOR * self.log2_std)
 
 
 def predict(
     workload: Conv, spaces: Mapping[str, Space], cost_model: CostModel, max_configs: int = 1
 ) -> list[Prediction]:
-    """The configs that promise most, of all schedules that the model knows, the best first.
+    """Return the predictions of the best configs of all schedules that the cost model covers, the best first.
 
     Args:
-        workload: the workload.
-        spaces: of its schedules, by name.
-        cost_model: what was learnt.
-        max_configs: how many at most, of each schedule.
+        workload: Workload.
+        spaces: Search spaces of its schedules, by name.
+        cost_model: Cost model.
+        max_configs: Maximum number of configs of each schedule.
     """
     predictions = []
     for name, space in spaces.items():
@@ -69,7 +69,7 @@ def predict(
 def _predict_schedule(
     workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, max_configs: int
 ) -> list[Prediction]:
-    """The most promising configs of one schedule."""
+    """Return the predictions of the best configs of one schedule."""
     points = candidate_points(workload, space, cost_model, schedule_model)
     predictions = _predict_points(workload, space, cost_model, schedule_model, points) if len(points) else []
     return sorted(predictions, key=lambda prediction: prediction.upper_bound_seconds)[:max_configs]
@@ -78,7 +78,7 @@ def _predict_schedule(
 def _predict_points(
     workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
 ) -> list[Prediction]:
-    """What the model expects of points (n, knobs)."""
+    """Return the predictions for points (n, knobs)."""
     log2_slowdowns = schedule_model.log2_slowdown(workload, space, points, cost_model.device_spec)
     seconds = cost_model.device_spec.roofline_seconds(workload) * 2.0 ** log2_slowdowns.mean(axis=0)
     estimates = zip(points, seconds, log2_slowdowns.std(axis=0), strict=True)
@@ -91,46 +91,36 @@ def _predict_points(
 def prefer_default_if_close(
     predictions: list[Prediction], workload: Conv, schedule: str, space: Space, cost_model: CostModel
 ) -> list[Prediction]:
-    """Predictions, before them the default of the schedule that is tried first, where the best promises little more.
+    """Put the default config of the first schedule before the predictions, unless the best one is clearly faster.
 
-    Such a default is the best of many configs by the schedule's own estimate. Where there is none, and the default is
-    one that a search leaves out, the predictions stay as they are.
+    The default is the best of many configs by the schedule's own estimate. If it is not legal, the predictions do not
+    change.
 
     Args:
-        predictions: the best first.
-        workload: the workload.
-        schedule: the one that is tried first.
-        space: of that schedule.
-        cost_model: what was learnt.
+        predictions: Predictions, the best first.
+        workload: Workload.
+        schedule: Name of the first schedule to tune.
+        space: Search space of that schedule.
+        cost_model: Cost model.
     """
-    schedule_model, point = (
-        cost_model.find_schedule_model(workload, schedule, space),
-        space.point_from_config(space.default),
-    )
+    schedule_model = cost_model.find_schedule_model(workload, schedule, space)
+    point = space.point_from_config(space.default)
     if not predictions or not schedule_model or not space.is_legal(point[None])[0]:
         return predictions
     (default,) = _predict_points(workload, space, cost_model, schedule_model, point[None])
     if predictions[0].seconds * MIN_SPEEDUP_OVER_DEFAULT <= default.seconds:
         return predictions
-    other_predictions = (
-        prediction
-        for prediction in predictions
-        if (prediction.schedule, prediction.config) != (default.schedule, default.config)
-    )
-    return [default, *other_predictions]
+    default_key = default.schedule, default.config
+    return [default, *(each for each in predictions if (each.schedule, each.config) != default_key)]
 
 
 def candidate_points(workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel) -> np.ndarray:
-    """Legal points to begin with: (n, knobs)."""
-    example_workloads = (cost_model.parse_workload(example.workload) for example in schedule_model.examples)
-    distances = [
-        workload_distance(workload, example_workload, any_spatial_ndim=True) for example_workload in example_workloads
-    ]
-    nearest_configs = [
-        schedule_model.examples[example_index].config
-        for example_index in np.argsort(distances, kind="stable")[:NUM_NEAREST_EXAMPLES]
-        if np.isfinite(distances[example_index])
-    ]
+    """Return the legal points (n, knobs) of the candidates."""
+    examples = schedule_model.examples
+    example_workloads = (cost_model.parse_workload(example.workload) for example in examples)
+    distances = [workload_distance(workload, other, any_spatial_ndim=True) for other in example_workloads]
+    nearest = np.argsort(distances, kind="stable")[:NUM_NEAREST_EXAMPLES]
+    nearest_configs = [examples[index].config for index in nearest if np.isfinite(distances[index])]
     configs = [space.default, *nearest_configs, *schedule_model.portfolio]
     points = remove_duplicate_points(np.stack([space.project(config) for config in configs]))
     is_legal = space.is_legal(points)

@@ -1,9 +1,10 @@
-"""Which schedule and config to build where no log says: what the model predicts, for devices that it knows."""
+"""Recommendation of a schedule and a config without logs, by the cost model of the device's architecture."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tvmconv import registry
 from tvmconv.cost_model.model import cost_model_for
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.space.search_space import Space
 
-MAX_CONFIGS_PER_SCHEDULE = 4  # configs of each schedule that may be built, should the first of them not compile
+MAX_CONFIGS_PER_SCHEDULE = 4  # number of configs of each schedule, in case that the first ones do not compile
 
 
 def recommend_configs(
@@ -26,16 +27,19 @@ def recommend_configs(
     max_configs: int = MAX_CONFIGS_PER_SCHEDULE,
     spaces: Mapping[str, Space] | None = None,
 ) -> list[Prediction]:
-    """The configs that promise most for a workload on a device, the best first; none where nothing is known.
+    """Return the predictions of the best configs for a workload on a device, the best first.
 
-    Without `spaces` the model chooses the schedule, too: not where it knows nothing of the one that is tried first, and
-    that one's default comes before all that promise hardly more.
+    Without `spaces`, the cost model also chooses the schedule, but only if it covers the first schedule to tune. The
+    default config of this schedule comes first, unless the best prediction is clearly faster.
 
     Args:
-        workload: the workload.
-        device: where.
-        max_configs: how many of each schedule at most.
-        spaces: of the schedules that count, by name; by default of all that run there.
+        workload: Workload.
+        device: Device, or architecture.
+        max_configs: Maximum number of configs of each schedule.
+        spaces: Search spaces of the schedules to consider, by name (default: all that run on the device).
+
+    Returns:
+        Predictions; none if the cost model does not cover the device or the workload.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, Conv):
@@ -63,21 +67,23 @@ def recommend_configs(
 def make_prior(
     workload: Workload, schedule_name: str, space: Space, device: Device
 ) -> Callable[[NDArray[np.int32]], NDArray[np.float32]] | None:
-    """How slow the model thinks configs (n, knobs) of a schedule to be: (n,), base-2 logarithms; None for no idea.
+    """Return a function that predicts the costs of configs of a schedule, as a prior for the tuner.
 
     Args:
-        workload: the workload.
-        schedule_name: its name.
-        space: of the schedule.
-        device: where.
+        workload: Workload.
+        schedule_name: Name of the schedule.
+        space: Search space of the schedule.
+        device: Device, or architecture.
+
+    Returns:
+        A function from points (n, knobs) to the base-2 logarithms of their predicted slowdowns, float32 (n,); None if
+        the cost model does not cover the schedule.
     """
     cost_model = cost_model_for(device.arch)
-    schedule_model = (
-        cost_model.find_schedule_model(workload, schedule_name, space)
-        if cost_model and isinstance(workload, Conv)
-        else None
-    )
-    if not cost_model or not schedule_model:
+    if not cost_model or not isinstance(workload, Conv):
         return None
-    device_spec, convolution, predictor = cost_model.device_spec, cast("Conv", workload), schedule_model
-    return lambda points: predictor.log2_slowdown(convolution, space, points, device_spec).mean(axis=0)
+    schedule_model = cost_model.find_schedule_model(workload, schedule_name, space)
+    if not schedule_model:
+        return None
+    slowdown = functools.partial(schedule_model.log2_slowdown, workload, space, device_spec=cost_model.device_spec)
+    return lambda points: slowdown(points).mean(axis=0)

@@ -1,4 +1,4 @@
-"""How much alike workloads are: what is fast on one is likely to be fast on those near to it."""
+"""The similarity of workloads: configs that are fast on one workload are likely to be fast on similar ones."""
 
 from __future__ import annotations
 
@@ -15,42 +15,38 @@ CANONICAL_VARIANT = SuiteVariant(batch=1, dtype=FLOAT32.name, layout=CHANNELS_FI
 
 
 def layer_key(workload: Workload) -> str:
-    """A text that a convolution has in common with itself in any batch, dtype, layout and epilogue; a filter's own."""
+    """Return a text that identifies a layer, independently of its batch size, dtype, layout and epilogue."""
     return (CANONICAL_VARIANT.apply_to(workload) if isinstance(workload, Conv) else workload).text
 
 
 def workload_distance(workload: Workload, other_workload: Workload, *, any_spatial_ndim: bool = False) -> float:
-    """How unlike two convolutions are: by how many powers of two their products differ; infinite for other kinds.
+    """Return the distance of two convolutions: the weighted sum of the base-2 logarithms of the ratios of their sizes.
+
+    It is infinite for other workloads, and for convolutions that differ in the kind of dtype, layout or groups.
 
     Args:
-        workload: one of them.
-        other_workload: the other.
-        any_spatial_ndim: whether one may have more axes than the other: the sizes are products over the axes.
+        workload: Workload.
+        other_workload: Other workload.
+        any_spatial_ndim: Whether the numbers of spatial dimensions may differ; the sizes are products over them.
     """
-    if (
-        not isinstance(workload, Conv)
-        or not isinstance(other_workload, Conv)
-        or not (any_spatial_ndim or workload.operator == other_workload.operator)
-    ):
+    if not isinstance(workload, Conv) or not isinstance(other_workload, Conv):
         return math.inf
-    has_same_dtype = workload.dtype == other_workload.dtype or {workload.dtype, other_workload.dtype} <= set(
-        HALF_DTYPES
-    )
-    if not has_same_dtype or (workload.layout == CHANNELS_LAST) != (other_workload.layout == CHANNELS_LAST):
+    if not (any_spatial_ndim or workload.operator == other_workload.operator):
+        return math.inf
+    dtypes = {workload.dtype, other_workload.dtype}
+    if len(dtypes) > 1 and not dtypes <= {*HALF_DTYPES}:
+        return math.inf
+    if (workload.layout == CHANNELS_LAST) != (other_workload.layout == CHANNELS_LAST):
         return math.inf
     if (workload.groups > 1) != (other_workload.groups > 1):
         return math.inf
-    return sum(
-        weight * abs(math.log2(a / b))
-        for (weight, a), (_, b) in zip(
-            _list_weighted_sizes(workload), _list_weighted_sizes(other_workload), strict=True
-        )
-    )
+    pairs = zip(_list_weighted_sizes(workload), _list_weighted_sizes(other_workload), strict=True)
+    return sum(weight * abs(math.log2(a / b)) for (weight, a), (_, b) in pairs)
 
 
 @functools.lru_cache(maxsize=4096)
 def _list_weighted_sizes(workload: Conv) -> tuple[tuple[float, float], ...]:
-    """What makes convolutions alike, each with its weight."""
+    """Return the sizes that define the distance of convolutions, each with its weight."""
     return (
         (1.0, workload.N * math.prod(workload.output_size)),
         (0.5, workload.output_size[-1]),

@@ -1,4 +1,4 @@
-"""Training: measured logs become a `CostModel`."""
+"""Training of a `CostModel` from tuning logs."""
 
 from __future__ import annotations
 
@@ -38,33 +38,26 @@ BOOSTER_PARAMETERS = {
     "lambda": 1.0,
 }
 BOOSTING_ROUNDS = 250
-MIN_RECORDS = 40  # records of a schedule that are worth a model
-MIN_CONFIGS_PER_WORKLOAD = (
-    5  # configs of a workload, on average: the defaults alone do not tell one config from another
-)
-MIN_WORKLOADS_PER_KIND = 2  # workloads of a dtype and layout: what one took says nothing of others
-MIN_FAST_WORKLOADS, MIN_FAST_FRACTION = (
-    5,
-    0.2,
-)  # workloads on which it is fast, and their share: else how slow it is matters to nobody
-EXAMPLES_PER_WORKLOAD = 2  # of the fastest configs of each workload
-MIN_EXAMPLE_THROUGHPUT = (
-    0.7  # of the speed of the fastest schedule, from which on a workload is an example for a schedule
-)
-PORTFOLIO_SIZE, MAX_PORTFOLIO_CANDIDATES = 24, 160  # how many are chosen, of how many
-WEIGHT_EXPONENT = 2.0  # a config counts for so many powers of its share of the speed of the workload's fastest
+MIN_RECORDS = 40  # minimum number of records of a schedule
+MIN_CONFIGS_PER_WORKLOAD = 5  # minimum mean number of configs, as defaults alone do not distinguish configs
+MIN_WORKLOADS_PER_KIND = 2  # minimum number of workloads of each dtype and layout
+MIN_FAST_WORKLOADS, MIN_FAST_FRACTION = 5, 0.2  # minimum number and fraction of workloads on which a schedule is fast
+EXAMPLES_PER_WORKLOAD = 2
+MIN_EXAMPLE_THROUGHPUT = 0.7  # throughput relative to the fastest schedule from which a config is an example
+PORTFOLIO_SIZE, MAX_PORTFOLIO_CANDIDATES = 24, 160
+WEIGHT_EXPONENT = 2.0  # exponent of a config's relative throughput in its weight
 
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """What was measured of one schedule on one workload.
+    """The measurements of one schedule on one workload.
 
     Attributes:
-        workload: the workload.
-        space: of the schedule.
-        points: the configs that are in the space: (n, knobs).
-        seconds: of a launch of each: (n,).
-        best_seconds: the fastest of any schedule.
+        workload: Workload.
+        space: Search space of the schedule.
+        points: Points of the measured configs (n, knobs).
+        seconds: Seconds per launch, float (n,).
+        best_seconds: Seconds per launch of the fastest config of any schedule.
     """
 
     workload: Conv
@@ -75,10 +68,10 @@ class TrainingSample:
 
 
 def read_valid_records(log: Path) -> Iterator[Record]:
-    """The valid records of a log, which may be compressed by gzip.
+    """Yield the valid records of a log, which may be compressed by gzip.
 
     Raises:
-        Error: the log cannot be read.
+        Error: The log cannot be read.
     """
     if log.suffix != ".gz":
         yield from (record for record in read_records(log, InvalidLines()) if record.ok)
@@ -89,15 +82,15 @@ def read_valid_records(log: Path) -> Iterator[Record]:
                 record = Record.parse(line.text)
                 if record.ok:
                     yield record
-    except (EOFError, zlib.error) as error:  # it is cut off, or damaged
+    except (EOFError, zlib.error) as error:  # the compressed file is truncated or damaged
         raise Error(f"cannot read {log}: {error}") from error
 
 
 def find_record_device_spec(record: Record) -> DeviceSpec:
-    """The numbers of the device of a record: of one that is here, or as a model has them.
+    """Return the peak rates of a record's device, from a GPU of this host or from the cost model in use.
 
     Raises:
-        Error: it is not here, and the model in use is of another one.
+        Error: The device is not on this host, and the cost model in use is for another one.
     """
     with contextlib.suppress(DeviceError):
         for device in cuda.list_cuda_devices():
@@ -108,16 +101,20 @@ def find_record_device_spec(record: Record) -> DeviceSpec:
     cost_model = cost_model_for(arch)
     if cost_model and cost_model.device_spec.name == record.device:
         return cost_model.device_spec
-    raise Error(f"the peaks of {record.device} are not known here: train where it is")
+    raise Error(f"the peak rates of {record.device} are unknown on this host: train on a host with this device")
 
 
 def collect_samples(
     records: Iterable[Record], on_progress: Callable[[str], None] | None = None
 ) -> dict[tuple[str, str], list[TrainingSample]]:
-    """Records of one device as samples, by operator and schedule.
+    """Return the training samples of one device's records, by operator and schedule.
 
-    Records of schedules that are no more, and of configs that their spaces do not have by now, are left out. Of several
-    records of a config the last timing counts, or the latest.
+    Records of schedules and configs that no longer exist are left out. Of several records of a config, the latest final
+    timing counts, or else the latest record.
+
+    Args:
+        records: Records of one device.
+        on_progress: Function that is called with the text of each workload.
     """
     records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -131,16 +128,14 @@ def collect_samples(
     for workload, by_schedule in records_by_workload.items():
         if on_progress:
             on_progress(workload.text)
-        best_seconds = min(
-            record.cost for records_of_schedule in by_schedule.values() for record in records_of_schedule.values()
-        )
-        for schedule_name, records_of_schedule in by_schedule.items():
+        best_seconds = min(record.cost for by_config in by_schedule.values() for record in by_config.values())
+        for schedule_name, by_config in by_schedule.items():
             try:
                 space = registry.find_schedule(workload, schedule_name).space(workload)
             except (ScheduleError, KnobError):
                 continue
             points, seconds = [], []
-            for record in records_of_schedule.values():
+            for record in by_config.values():
                 try:
                     points.append(space.point_from_config(record.config))
                 except KnobError:
@@ -159,16 +154,28 @@ def train(
     provenance: str = "",
     on_progress: Callable[[str], None] | None = None,
 ) -> CostModel:
-    """Learn from samples; of a schedule from those of all its operators, so that images tell of volumes and signals."""
+    """Train a cost model.
+
+    The model of a schedule learns from the samples of all operators, so that images inform volumes and signals.
+
+    Args:
+        by_schedule: Samples by operator and schedule.
+        device_spec: Device of the samples.
+        provenance: Text on the training data that the model stores.
+        on_progress: Function that is called with the name of each schedule.
+
+    Returns:
+        The cost model, without schedules that have too few samples or are rarely fast.
+    """
     samples_by_name: dict[str, list[TrainingSample]] = defaultdict(list)
     for (_, schedule), schedule_samples in by_schedule.items():
         samples_by_name[schedule] += schedule_samples
     schedule_models, training_layers = {}, set[str]()
     for schedule, own_samples in samples_by_name.items():
         num_points = sum(len(sample.points) for sample in own_samples)
-        if num_points < max(MIN_RECORDS, MIN_CONFIGS_PER_WORKLOAD * len(own_samples)) or _count_fast_workloads(
-            own_samples
-        ) < max(MIN_FAST_WORKLOADS, MIN_FAST_FRACTION * len(own_samples)):
+        if num_points < max(MIN_RECORDS, MIN_CONFIGS_PER_WORKLOAD * len(own_samples)):
+            continue
+        if _count_fast_workloads(own_samples) < max(MIN_FAST_WORKLOADS, MIN_FAST_FRACTION * len(own_samples)):
             continue
         if on_progress:
             on_progress(schedule)
@@ -184,24 +191,17 @@ def _train_schedule_model(
     names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
     inputs = np.concatenate([build_matrix(sample_columns, names) for sample_columns in columns])
     log2_slowdowns = np.concatenate(
-        [
-            np.log2(training_sample.seconds / device_spec.roofline_seconds(training_sample.workload))
-            for training_sample in own_samples
-        ]
+        [np.log2(sample.seconds / device_spec.roofline_seconds(sample.workload)) for sample in own_samples]
     )
     weights = np.concatenate([_compute_weights(sample) for sample in own_samples])
     sample_index = np.concatenate([np.full(len(sample.points), index) for index, sample in enumerate(own_samples)])
     rng = np.random.default_rng(0)
-    members = []
+    members, num_samples = [], len(own_samples)
     for index in range(NUM_MEMBERS):
-        sample_counts = (
-            np.bincount(rng.integers(len(own_samples), size=len(own_samples)), minlength=len(own_samples))
-            if index
-            else np.ones(len(own_samples))
-        )
-        counts = np.maximum(sample_counts, 0.1)[
-            sample_index
-        ]  # a member knows less of what others know well, but not nothing
+        sample_counts = np.ones(num_samples)
+        if index:  # a bootstrap sample of the workloads, in which the others keep a small weight
+            sample_counts = np.bincount(rng.integers(num_samples, size=num_samples), minlength=num_samples)
+        counts = np.maximum(sample_counts, 0.1)[sample_index]
         members.append(_train_trees(inputs, log2_slowdowns, weights * counts, index))
     knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
     kinds = _select_kinds(own_samples)
@@ -212,29 +212,25 @@ def _train_schedule_model(
 
 
 def _count_fast_workloads(own_samples: Iterable[TrainingSample]) -> int:
-    """On how many workloads the schedule was nearly as fast as any."""
+    """Return the number of workloads on which the schedule is nearly as fast as the fastest one."""
     return sum(bool(sample.seconds.min() <= sample.best_seconds / MIN_EXAMPLE_THROUGHPUT) for sample in own_samples)
 
 
 def _select_kinds(own_samples: Sequence[TrainingSample]) -> tuple[str, ...]:
-    """The dtypes and layouts of which there are workloads enough, and on some of which the schedule was fast."""
+    """Return the dtypes and layouts with enough workloads, on enough of which the schedule is fast."""
     samples_by_kind: dict[str, list[TrainingSample]] = defaultdict(list)
     for sample in own_samples:
         samples_by_kind[describe_workload_kind(sample.workload)].append(sample)
-    frequent_kinds = (
-        kind for kind, kind_samples in samples_by_kind.items() if len(kind_samples) >= MIN_WORKLOADS_PER_KIND
-    )
-    return tuple(
-        sorted(
-            kind
-            for kind in frequent_kinds
-            if _count_fast_workloads(samples_by_kind[kind]) >= MIN_FAST_FRACTION * len(samples_by_kind[kind])
-        )
-    )
+    kinds = [
+        kind
+        for kind, samples in samples_by_kind.items()
+        if len(samples) >= MIN_WORKLOADS_PER_KIND and _count_fast_workloads(samples) >= MIN_FAST_FRACTION * len(samples)
+    ]
+    return tuple(sorted(kinds))
 
 
 def _compute_weights(sample: TrainingSample) -> np.ndarray:
-    """How much each record of a workload counts: fast ones most, and all of a workload no more than a few."""
+    """Return the weight of each record; fast ones have the largest, and the total grows slowly with their number."""
     record_weights = np.maximum((sample.best_seconds / sample.seconds) ** WEIGHT_EXPONENT, 0.05)
     return record_weights / math.sqrt(record_weights.sum())
 
@@ -251,40 +247,32 @@ def _train_trees(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, s
 def _iterate_examples(own_samples: Sequence[TrainingSample]) -> Iterable[MeasuredExample]:
     for sample in own_samples:
         for point_index in np.argsort(sample.seconds, kind="stable")[:EXAMPLES_PER_WORKLOAD]:
-            relative_throughput = float(sample.best_seconds / sample.seconds[point_index])
-            if relative_throughput >= MIN_EXAMPLE_THROUGHPUT:
-                yield MeasuredExample(
-                    sample.workload.text,
-                    sample.space.config_from_point(sample.points[point_index]),
-                    round(relative_throughput, 3),
-                )
+            throughput = float(sample.best_seconds / sample.seconds[point_index])
+            if throughput >= MIN_EXAMPLE_THROUGHPUT:
+                config = sample.space.config_from_point(sample.points[point_index])
+                yield MeasuredExample(sample.workload.text, config, round(throughput, 3))
 
 
 def _choose_portfolio(
     schedule_model: ScheduleModel, own_samples: Sequence[TrainingSample], device_spec: DeviceSpec
 ) -> tuple[Config, ...]:
-    """Configs of which the model takes one or another to be fast on most workloads, chosen greedily.
+    """Return configs of which at least one is predicted to be fast on most workloads, chosen greedily.
 
-    What a further config saves becomes less with each, so that the greedy choice saves at least 1 - 1/e of what is
-    possible (Nemhauser, Wolsey, Fisher, "An analysis of approximations for maximizing submodular set functions", 1978).
+    The gain of a further config decreases with each one (it is submodular), so the greedy choice reaches at least
+    1 - 1/e of the optimum (Nemhauser, Wolsey, Fisher, "An analysis of approximations for maximizing submodular set
+    functions", 1978).
     """
     fastest_configs = [sample.space.config_from_point(sample.points[sample.seconds.argmin()]) for sample in own_samples]
-    configs = [
-        config for config_index, config in enumerate(fastest_configs) if config not in fastest_configs[:config_index]
-    ]
+    configs = [config for index, config in enumerate(fastest_configs) if config not in fastest_configs[:index]]
     configs = configs[:: ceil_div(len(configs), MAX_PORTFOLIO_CANDIDATES)]
     log2_slowdowns = np.empty((len(configs), len(own_samples)))
     for sample_index, sample in enumerate(own_samples):
         points = np.stack([sample.space.project(config) for config in configs])
-        predicted_slowdowns = schedule_model.log2_slowdown(sample.workload, sample.space, points, device_spec).mean(
-            axis=0
-        )
-        log2_slowdowns[:, sample_index] = np.where(sample.space.is_legal(points), predicted_slowdowns, np.inf)
+        predicted = schedule_model.log2_slowdown(sample.workload, sample.space, points, device_spec).mean(axis=0)
+        log2_slowdowns[:, sample_index] = np.where(sample.space.is_legal(points), predicted, np.inf)
     min_slowdown = np.minimum(log2_slowdowns.min(axis=0), 20.0)
-    reached_slowdown, chosen_indices = (
-        np.full(len(own_samples), 6.0),
-        list[int](),
-    )  # 64 times as long, until there is any
+    reached_slowdown = np.full(len(own_samples), 6.0)  # a slowdown of 64 before the first config is chosen
+    chosen_indices: list[int] = []
     for _ in range(min(PORTFOLIO_SIZE, len(configs))):
         excess_slowdown = np.minimum(log2_slowdowns - min_slowdown, reached_slowdown).sum(axis=1)
         excess_slowdown[chosen_indices] = np.inf

@@ -1,4 +1,4 @@
-"""Boosted trees as arrays: trained by xgboost, kept as plain numbers, asked by NumPy in milliseconds."""
+"""Boosted trees as arrays: they are trained by xgboost, and evaluated by NumPy in milliseconds."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 
 LEAF_FEATURE = -1
-MAX_DEPTH = 64  # trees that are asked
-MAX_LEAF_SUM = 1000.0  # that the leaves of a forest may add up to: powers of two
+MAX_DEPTH = 64  # maximum depth of trees in a file
+MAX_LEAF_SUM = 1000.0  # maximum sum of the leaves of a forest in a file, a base-2 logarithm
 _DTYPES = {"feature": "int16", "threshold": "float32", "left": "int32", "roots": "int32"}
 
 
 @dataclass(frozen=True)
 class Trees:
-    """A forest of regression trees, whose leaves are added up.
+    """A forest of regression trees, whose leaves are summed.
 
     Attributes:
-        feature: which feature a node asks for, `LEAF_FEATURE` at a leaf: int16 (nodes,).
-        threshold: those below it go left; a leaf's value: float32 (nodes,).
-        left: the node where they go on, the others to the one behind it; a leaf's is itself: int32 (nodes,).
-        roots: the first node of each tree: int32 (trees,).
-        base: what is added to all: a number.
-        depth: of the deepest leaf.
+        feature: Index of the feature that each node tests, `LEAF_FEATURE` for leaves: int16 (nodes,).
+        threshold: Threshold below which the left child follows, or value of a leaf: float32 (nodes,).
+        left: Index of the left child, before that of the right child; a leaf has its own index: int32 (nodes,).
+        roots: Index of the root of each tree: int32 (trees,).
+        base: Number that is added to the sum of leaves.
+        depth: Depth of the deepest leaf.
     """
 
     feature: np.ndarray
@@ -35,11 +35,11 @@ class Trees:
     depth: int
 
     def check(self, num_features: int) -> None:
-        """Raise ValueError unless it can be asked: every node leads to nodes that are there, and asks for a feature."""
+        """Raise ValueError if an array is malformed, or an index of a node or of a feature is out of range."""
         for name, dtype in _DTYPES.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.ndim != 1:
-                raise ValueError(f"trees whose {name} is {array.dtype} of {array.ndim} dimensions, not {dtype} of one")
+                raise ValueError(f"expected an array {name} of {dtype}, 1-d, not of {array.dtype}, {array.ndim}-d")
         num_nodes = len(self.feature)
         last_children = num_nodes - 1 - (self.feature >= 0)
         has_consistent_sizes = len(self.threshold) == len(self.left) == num_nodes and self.depth in range(MAX_DEPTH + 1)
@@ -49,15 +49,15 @@ class Trees:
             and np.all(self.left <= last_children)
             and np.all(self.feature < num_features)
         ):
-            raise ValueError("trees whose nodes lead nowhere")
+            raise ValueError("an index of a node or of a feature is out of range")
         leaf_magnitudes = np.abs(self.threshold[self.feature < 0])
         if not abs(self.base) + len(self.roots) * float(leaf_magnitudes.max(initial=0)) <= MAX_LEAF_SUM:
-            raise ValueError(f"trees whose leaves make more than {MAX_LEAF_SUM:g}")
+            raise ValueError(f"the sum of leaves may exceed {MAX_LEAF_SUM:g}")
         if len(self.roots) and not 0 <= self.roots.min() <= self.roots.max() < num_nodes:
-            raise ValueError("trees without a root")
+            raise ValueError("an index of a root is out of range")
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """The sums for rows (n, features), float32: (n,)."""
+        """Return the sums of leaves for inputs (n, features): float32 (n,)."""
         nodes = np.repeat(self.roots[None, :], len(inputs), axis=0)
         flat_inputs, num_features = np.ascontiguousarray(inputs, np.float32).ravel(), inputs.shape[1]
         row_starts = (np.arange(len(inputs), dtype=np.int32) * num_features)[:, None]
@@ -69,7 +69,7 @@ class Trees:
 
     @classmethod
     def from_booster(cls, booster: Any) -> Trees:
-        """The trees of a trained `xgboost.Booster` of squared errors."""
+        """Return the trees of a trained `xgboost.Booster` with the objective of squared errors."""
         model = json.loads(booster.save_raw("json"))["learner"]
         base = float(str(model["learner_model_param"]["base_score"]).strip("[]"))
         feature: list[int] = []
@@ -99,7 +99,7 @@ class Trees:
 
 
 def _order_siblings(left: list[int], right: list[int]) -> tuple[list[int], int]:
-    """The nodes of a tree, breadth first, each right child behind its left one; and the tree's depth."""
+    """Return the nodes of a tree, breadth first with each right child behind its left one, and the tree's depth."""
     node_order, level, depth = [0], [0], 0
     while level := [child for node in level if left[node] >= 0 for child in (left[node], right[node])]:
         node_order += level

@@ -1,1 +1,1 @@
-"""Experiments: schedules and libraries side by side, on the same inputs."""
+"""Experiments, which compare schedules and libraries on the same inputs."""

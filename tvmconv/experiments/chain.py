@@ -1,4 +1,4 @@
-"""A network's convolutions one after another: each kernel verified and timed alone, then all of them in one graph."""
+"""The convolutions of a network in order: each kernel is verified and timed alone, then all run in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tvmconv.experiments.run import ProgressCallback
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv
 
-KERNEL_SECONDS = 0.05  # of timing each kernel alone
-GRAPH, OVERLAPPING, CUDNN_GRAPH = "graph", "overlapping", "cudnn graph"  # what is timed of all layers together
+KERNEL_SECONDS = 0.05  # time for timing each kernel alone
+GRAPH, OVERLAPPING, CUDNN_GRAPH = "graph", "overlapping", "cudnn graph"  # names of the times of all layers together
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class ChainLayer:
     """One layer of the chain.
 
     Attributes:
-        layer: its name.
-        workload: its text.
-        schedule: of its kernel.
-        origin: where the config is from.
-        linked: whether it reads what the layer before it wrote.
-        overlaps: whether it may begin before the layer before it has ended.
-        seconds: of its kernel alone.
-        cudnn: seconds of cuDNN alone; None where that was not asked.
-        how: what cuDNN ran.
+        layer: Name of the layer.
+        workload: Text of the workload.
+        schedule: Name of the kernel's schedule.
+        origin: Source of the config.
+        linked: Whether the layer reads the output of the previous layer.
+        overlaps: Whether the kernel may start before the previous one ends.
+        seconds: Seconds of the kernel alone.
+        cudnn: Seconds of cuDNN alone; None if cuDNN was not timed.
+        how: Algorithm and settings of cuDNN.
     """
 
     layer: str
@@ -55,10 +55,10 @@ class ChainKernel:
     """A kernel for a convolution.
 
     Attributes:
-        schedule: its name.
-        config_source: where the config is from.
-        program: the code.
-        versions: of what made it elsewhere; None for here.
+        schedule: Name of the schedule.
+        config_source: Source of the config.
+        program: Compiled kernels.
+        versions: Software versions of the host that built it; None for this host.
     """
 
     schedule: str
@@ -75,21 +75,22 @@ def measure_chain(
     *,
     picks: int,
 ) -> tuple[list[ChainLayer], dict[str, Timing]]:
-    """Verify each kernel and time it alone, then all in one graph, and then cuDNN.
+    """Verify and time each kernel alone, then time all kernels in one graph, and then cuDNN.
 
     Args:
-        layers: names and what they compute, in the network's order, equal ones as well.
-        kernels: a kernel for each distinct convolution.
-        device: where.
-        on_progress: is told what goes on.
-        picks: how often cuDNN may pick its algorithms; 0 to leave it out.
+        layers: Names and workloads of the layers, in the order of the network, with repetitions.
+        kernels: Kernel for each distinct convolution.
+        device: CUDA device.
+        on_progress: Function that is called with a text at each step.
+        picks: Number of times that cuDNN selects its algorithms; 0 to leave cuDNN out.
 
     Returns:
-        The layers, and the times of all of them together: `GRAPH`, and `OVERLAPPING` and `CUDNN_GRAPH` where there are.
+        The layers, and the times of all layers together by name: `GRAPH`, and if available `OVERLAPPING` and
+        `CUDNN_GRAPH`.
 
     Raises:
-        Error: a kernel computes something else, alone or in the chain.
-        DeviceError: a kernel fails, or PyTorch with cuDNN is missing.
+        Error: A kernel gives a wrong result, alone or in the chain.
+        DeviceError: A kernel fails, or PyTorch with cuDNN is missing.
     """
     convolutions = [workload for _, workload in layers]
     kernel_timings: dict[Conv, Timing] = {}
@@ -134,7 +135,7 @@ def measure_chain(
 
 
 def _verify_kernel(kernel: LoadedKernel, problem: Problem, schedule: str) -> None:
-    """Compare a kernel with float64 where its output lies; raises `Error` for a wrong one."""
+    """Compare the output of a kernel with float64 results on the device; raise Error if it is wrong."""
     benchmark = kernel.device.create_benchmark(problem.inputs, problem.expected_output)
     try:
         comparison = benchmark.compare(kernel)
@@ -146,7 +147,7 @@ def _verify_kernel(kernel: LoadedKernel, problem: Problem, schedule: str) -> Non
 
 
 def scale_weights(workload: Conv, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Inputs whose weights are so small that outputs are about as large as inputs, however many layers there are.
+    """Return inputs with scaled weights, so that activations keep their magnitude through any number of layers.
 
     Source: He et al., "Delving Deep into Rectifiers", 2015, section 2.2.
     """
@@ -157,25 +158,25 @@ def scale_weights(workload: Conv, inputs: Sequence[np.ndarray]) -> list[np.ndarr
 
 
 def _time_chain(chain: KernelChain, names: Sequence[str]) -> dict[str, Timing]:
-    """Times of all kernels in one graph; raises `Error` where they leave something else if they overlap.
+    """Time all kernels in one graph; raise Error if overlapping kernels give other outputs.
 
-    To the last bit: sums are added in the same order, and what is read too early is NaN.
+    Outputs must agree bit by bit, because sums have the same order. Data that is read too early is NaN.
     """
     expected = chain.run()
     for name, output in zip(names, expected, strict=True):
         if not np.isfinite(output.astype(np.float32)).all():
-            raise Error(f"the chain leaves infinities or NaN in {name}")
+            raise Error(f"the output of {name} in the chain has infinities or NaN")
     times = {GRAPH: chain.time()}
     if any(chain.overlaps_previous):
         for name, sequential_output, overlapping_output in zip(names, expected, chain.run(use_pdl=True), strict=True):
             if sequential_output.tobytes() != overlapping_output.tobytes():
-                raise Error(f"{name} leaves something else where kernels overlap")
+                raise Error(f"the output of {name} differs when kernels overlap")
         times[OVERLAPPING] = chain.time(use_pdl=True)
     return times
 
 
 def split_common_settings(chain_layers: Sequence[ChainLayer]) -> tuple[list[str], list[ChainLayer]]:
-    """What cuDNN said of itself of every layer, its version, say; and the layers with what else it said of each."""
+    """Split cuDNN's settings into those that all layers share, such as its version, and the layers with the rest."""
     settings = [chain_layer.how.split(", ") for chain_layer in chain_layers]
     common_settings = [setting for setting in settings[0] if setting and all(setting in parts for parts in settings)]
     other_settings = [", ".join(setting for setting in parts if setting not in common_settings) for parts in settings]

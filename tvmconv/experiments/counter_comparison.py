@@ -1,4 +1,4 @@
-"""Counted from the code beside counted by the GPU: kernels that are built anywhere, and launched once under ncu."""
+"""Comparison of counts from the code of kernels with the GPU's counters, for kernels that are launched under ncu."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ METRICS = {
 
 
 class PredictedKernelCounters(TypedDict, total=False):
-    """What is counted of a step: `tvmconv.analysis.nsight.predicted_counters.PredictedCounters.to_json`, or `error`,
-    why it is not.
+    """The counts from the code of one kernel, or the reason (`error`) why they are not available.
+
+    They are those of `tvmconv.analysis.nsight.predicted_counters.PredictedCounters.to_json`.
     """
 
     error: str
@@ -61,7 +62,7 @@ class PredictedKernelCounters(TypedDict, total=False):
 
 
 class AccessCounts(TypedDict):
-    """What is counted of an access and what was measured, as `compare_accesses` tells them."""
+    """The counts and the measured values of one memory access; see `compare_accesses`."""
 
     space: str
     kind: str
@@ -74,16 +75,16 @@ class AccessCounts(TypedDict):
 
 @dataclass(frozen=True)
 class CounterComparison:
-    """One step of a kernel.
+    """The counts and the measured values of one device function of a kernel.
 
     Attributes:
-        workload: its text.
-        schedule: its name.
-        config: the knobs' values.
-        step: its index among the kernel's.
-        counted: see `PredictedKernelCounters`.
-        measured: by the names of `METRICS`.
-        accesses: see `AccessCounts`; none in files of before that was measured.
+        workload: Text of the workload.
+        schedule: Name of the schedule.
+        config: Values of the knobs.
+        step: Index of the device function in the kernel's launch order.
+        counted: Counts from the code.
+        measured: Measured values, by the names of `METRICS`.
+        accesses: Counts and measured values of each access; empty in older files.
     """
 
     workload: str
@@ -96,7 +97,7 @@ class CounterComparison:
 
 
 def describe_kernel(kernel: Kernel) -> dict[str, Any]:
-    """What goes with a program: what it computes, and what is counted of it."""
+    """Return the description of a kernel for an archive: workload, schedule, config, architecture and counts."""
     kernel_counters: list[dict[str, Any]] = []
     for step in kernel.kernels:
         try:
@@ -116,14 +117,14 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
 def measure_counters(
     described_programs: Sequence[tuple[dict[str, Any], Executable]], device: Device
 ) -> list[CounterComparison]:
-    """Launch each program once, and put what the GPU counted beside what is told of it.
+    """Launch each program once under ncu, and return the comparisons of its counters with the counts from its code.
 
     Args:
-        described_programs: programs, with what `describe_kernel` tells of each.
-        device: an NVIDIA GPU.
+        described_programs: Programs, each with the description of `describe_kernel`.
+        device: NVIDIA GPU.
 
     Raises:
-        DeviceError: ncu is not installed or fails, or a program is of another architecture.
+        DeviceError: ncu is not installed or fails, or a program is for another architecture.
     """
     for description, _ in described_programs:
         if description["arch"] != device.arch:
@@ -137,16 +138,16 @@ def measure_counters(
         metrics, launches = list(ncu.profile_command(command, METRICS)), ncu.read_source_view(command)
     num_launches = sum(len(program.kernels) for _, program in described_programs)
     if {len(metrics), len(launches)} != {num_launches}:
-        raise DeviceError(f"ncu saw {len(metrics)} and {len(launches)} launches of {num_launches}")
+        raise DeviceError(f"expected {num_launches} launches, but ncu reported {len(metrics)} and {len(launches)}")
     return list(_iterate_comparisons(described_programs, iter(metrics), iter(launches)))
 
 
 def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
-    """What was measured, beside what is counted by now: the kernels are built anew.
+    """Build the kernels again, and yield the measured values with the counts of this version.
 
     Args:
-        comparisons: as `measure_counters` gave them.
-        arch: of the GPU that they were measured on.
+        comparisons: Comparisons of `measure_counters`.
+        arch: Architecture of the GPU on which they were measured.
     """
     kernel: Kernel | None = None
     for comparison in comparisons:
@@ -158,8 +159,8 @@ def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[Cou
             kernel_counters = describe_kernel(kernel)["steps"]
         if not 0 <= comparison.step < len(kernel_counters):
             raise AnalysisError(
-                f"{comparison.workload} by {comparison.schedule} has {len(kernel_counters)} steps, "
-                f"and none numbered {comparison.step}"
+                f"{comparison.workload} by {comparison.schedule} has {len(kernel_counters)} steps, but the file has "
+                f"step {comparison.step}"
             )
         predicted = kernel_counters[comparison.step]
         measured_by_access = {
@@ -174,23 +175,23 @@ def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[Cou
 
 
 def compare_accesses(predicted: Mapping[str, Any], launch: Sequence[ProfiledInstruction]) -> list[AccessCounts]:
-    """What a launch took for each access that is counted, beside that.
+    """Return the counts of each access together with the measured values.
 
     Args:
-        predicted: as `describe_kernel` tells of a step.
-        launch: its instructions.
+        predicted: Counts of one device function, by `describe_kernel`.
+        launch: Profiled instructions of its launch.
 
     Returns:
-        For each access its space, kind, arrays, line and counts, as `AccessCounters` has them, how many instructions it
-        became, and what was measured.
+        For each access its space, kind, arrays, line and counts by `AccessCounters`, its number of instructions
+        (`rows`), and the measured values.
 
     Raises:
-        DeviceError: it is the launch of something else.
+        DeviceError: The launch has fewer instructions than the kernel.
     """
     access_counts = []
     for access_counters in (AccessCounters(**access) for access in predicted.get("accesses", ())):
         if max(access_counters.rows, default=0) >= len(launch):
-            raise DeviceError(f"ncu tells of {len(launch)} instructions, which are fewer than the kernel has")
+            raise DeviceError(f"ncu reported {len(launch)} instructions, fewer than the kernel has")
         access_counts.append(_make_access_counts(asdict(access_counters), access_counters.sum_measured(launch)))
     return access_counts
 
@@ -200,7 +201,7 @@ def _make_access_counts(access: Mapping[str, Any], measured_counts: Mapping[str,
 
 
 def _without_accesses(predicted: Mapping[str, Any]) -> PredictedKernelCounters:
-    """Without the accesses, which are told by themselves."""
+    """Return the counts without the accesses, which `CounterComparison.accesses` has."""
     return cast(PredictedKernelCounters, {name: value for name, value in predicted.items() if name != "accesses"})
 
 
@@ -224,12 +225,12 @@ def _iterate_comparisons(
 
 
 def launch_all(archive_path: Path, device: Device, on_ready: Callable[[str], None] = lambda text: None) -> None:
-    """Launch each program of a file once, on random inputs."""
+    """Launch each program of an archive once, on random inputs."""
     inputs: dict[str, Sequence[Any]] = {}
     for description, program in kernel_archive.load_kernels(archive_path):
         text = description["workload"]
         if text not in inputs:
-            inputs = {text: workloads.parse(text).inputs(seed=0)}  # of one at a time: they may be large
+            inputs = {text: workloads.parse(text).inputs(seed=0)}  # only those of one workload, as they may be large
         on_ready(text)
         device.load(program).run(inputs[text])
 

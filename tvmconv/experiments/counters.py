@@ -1,4 +1,4 @@
-"""What a GPU counts while a kernel runs, beside what is counted from the kernel's code."""
+"""Hardware counters of kernel launches, together with counts from the code of the kernels."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ STALLS = {
 
 @dataclass(frozen=True)
 class Counters:
-    """One kernel launch.
+    """The counters of one kernel launch.
 
     Attributes:
-        workload: its text.
-        schedule: its name, or `tuned` for what a log has.
-        outputs: elements of the output.
-        metrics: what ncu read, by the names of `METRICS` that it knows.
-        stalls: warps waiting when an instruction is issued, by the reasons of `STALLS`.
-        code: requests of warps for each 32 outputs of the busiest block, as `analysis.memory.traffic` counts them.
-        ratio: floating-point operations for each element read from global memory, likewise; None if none is read.
+        workload: Text of the workload.
+        schedule: Name of the schedule, or `tuned` for the best record of a log.
+        outputs: Number of elements of the output.
+        metrics: Values that ncu measured, by the available names of `METRICS`.
+        stalls: Mean number of stalled warps per issued instruction, by the reasons of `STALLS`.
+        code: Number of warp requests per 32 outputs of the busiest block, by `tvmconv.analysis.memory.traffic`.
+        ratio: Floating-point operations per element that is read from global memory; None if none is read.
     """
 
     workload: str
@@ -91,7 +91,7 @@ class Counters:
             raise AnalysisError(f"outputs: expected at least 1, got {self.outputs}")
 
     def compute_per_output(self, metrics: Sequence[str], scale: float) -> float | None:
-        """The sum of metrics, times a scale, for each output; None if ncu lacks one."""
+        """Return the sum of metrics per output, times a scale; None if a metric is missing."""
         if any(metric not in self.metrics for metric in metrics):
             return None
         return sum(self.metrics[metric] for metric in metrics) * scale / self.outputs
@@ -100,13 +100,13 @@ class Counters:
 def iterate_kernels(
     workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: LogPaths | None = None
 ) -> Iterator[tuple[str, Kernel]]:
-    """The kernels to count, built with their default configs, each with its schedule's name.
+    """Yield the name of the schedule and the kernel for each default config, and for the best records of logs.
 
     Args:
-        workloads: what to compute.
-        schedules: their names, to which the naive one is added; by default all that apply.
-        device: a CUDA device.
-        log: logs, whose fastest kernel of each workload comes last, as `tuned`.
+        workloads: Workloads.
+        schedules: Names of schedules, to which the naive one is added (default: all that apply).
+        device: CUDA device.
+        log: Logs, whose fastest kernel for each workload comes last, with the name `tuned`.
     """
     for workload in workloads:
         for schedule in select_schedules(workload, schedules, device):
@@ -116,12 +116,12 @@ def iterate_kernels(
 
 
 def make_counters(schedule: str, kernel: Kernel, metrics: Mapping[str, float]) -> Counters:
-    """What was read of a launch, and what its code says.
+    """Return the counters of a launch, together with counts from the kernel's code.
 
     Args:
-        schedule: its name.
-        kernel: what was launched.
-        metrics: by the names of `METRICS` and `STALLS`, as far as the GPU has them.
+        schedule: Name of the schedule.
+        kernel: Kernel that was launched.
+        metrics: Measured values, by the names of `METRICS` and `STALLS` that the GPU supports.
     """
     predicted_traffic = count_traffic(kernel)
     return Counters(

@@ -1,4 +1,4 @@
-"""What was read of some kernels on a GPU, one row each, as a file: JSON to read again, and a page for people."""
+"""Files of metrics that were measured of kernels on a GPU: JSON with one row per kernel, and a Markdown page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Generic, TypeVar
 
 from tvmconv import jsonfile
 
-RowT = TypeVar("RowT")  # a dataclass of what JSON has
+RowT = TypeVar("RowT")  # a dataclass of JSON values
 
 
 @dataclass(frozen=True)
 class KernelMetricsFile(Generic[RowT]):
-    """Rows of one kind.
+    """The metrics of kernels.
 
     Attributes:
-        name: of the files, without a suffix.
-        provenance: on what they were measured, with what, when.
-        kernels: one row a kernel.
-        totals: what was read of all of them together, by name: numbers.
+        name: Name of the files, without a suffix.
+        provenance: Device, versions, date and command of the measurement.
+        kernels: One row per kernel.
+        totals: Numbers that were measured for all kernels together, by name.
     """
 
     name: str
@@ -29,11 +29,11 @@ class KernelMetricsFile(Generic[RowT]):
     totals: dict[str, list[float]] = field(default_factory=dict)
 
     def write(self, folder: Path, page: str) -> None:
-        """Write NAME.json, one kernel a line, and NAME.md; the folder is made if it is not there.
+        """Write NAME.json, with one kernel per line, and NAME.md.
 
         Args:
-            folder: where to.
-            page: Markdown.
+            folder: Folder to write to, which is created if necessary.
+            page: Text of the Markdown page.
         """
         folder.mkdir(parents=True, exist_ok=True)
         header_fields = {"name": self.name, "provenance": self.provenance} | (
@@ -47,15 +47,15 @@ class KernelMetricsFile(Generic[RowT]):
 
     @classmethod
     def read(cls, file: Path, row: type[RowT]) -> KernelMetricsFile[RowT]:
-        """Read what `write` wrote.
+        """Read a file that `write` wrote.
 
         Args:
-            file: the JSON, plain or compressed by gzip.
-            row: the dataclass of a row, whose annotations say what the JSON may have.
+            file: JSON file, plain or compressed by gzip.
+            row: Dataclass of a row, whose annotations describe the JSON.
 
         Raises:
-            Error: the file holds something else.
-            OSError: it cannot be read.
+            Error: The file has another format.
+            OSError: The file cannot be read.
         """
         with jsonfile.translate_json_errors(f"{file}: no such readings"):
             data = jsonfile.read_json(file)

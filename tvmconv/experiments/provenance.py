@@ -1,4 +1,4 @@
-"""Where numbers come from: one line to put beside every table and chart."""
+"""Provenance: one line on the device, versions, date and command of measurements, for tables and charts."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ from importlib import metadata
 from tvmconv.devices import Device
 from tvmconv.version import VERSION
 
-VERSION_NAMES = {"tvmconv": "tvmconv", "tvm": "TVM", "nvrtc": "NVRTC"}  # as versions are told, and as they are named
+VERSION_NAMES = {"tvmconv": "tvmconv", "tvm": "TVM", "nvrtc": "NVRTC"}  # keys of versions, and the printed names
 
 
 def describe_provenance(
     device: Device, command: str, library: str | None = None, builder_versions: Iterable[Mapping[str, str]] = ()
 ) -> str:
-    """The device, the versions of what made and ran the kernels, the date and the command, in one line.
+    """Return one line with the device, the versions of the software, the date and the command.
 
     Args:
-        device: where the numbers were measured.
-        command: what was typed.
-        library: what a baseline ran, with its version (`Row.library`).
-        builder_versions: versions of what built the kernels, of each, where that was apart; by default they were built
-            here.
+        device: Device of the measurements.
+        command: Command line.
+        library: Version and settings of a baseline (`ResultRow.library`).
+        builder_versions: Software versions of each kernel that another host built. By default, they are those of this
+            host.
     """
-    versions = [
-        *(_list_builder_versions(list(builder_versions)) or _list_local_versions(device)),
-        *_list_driver_versions(device),
-    ]
+    versions = _list_builder_versions(list(builder_versions)) or _list_local_versions(device)
+    versions += [*_list_driver_versions(device), *([library] if library else [])]
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    version_text = ", ".join([*versions, *([library] if library else [])])
-    return f"{device.name}; {version_text}; {today}; `{command}`"
+    return f"{device.name}; {', '.join(versions)}; {today}; `{command}`"
 
 
 def _list_builder_versions(builder_versions: list[Mapping[str, str]]) -> list[str]:
-    """Of what built kernels apart, as they say; several where these differ."""
+    """Return the versions of the software that built kernels, with several versions of a name if they differ."""
     versions_by_name = {
         name: dict.fromkeys(kernel_versions[key] for kernel_versions in builder_versions if key in kernel_versions)
         for key, name in VERSION_NAMES.items()
@@ -45,7 +42,7 @@ def _list_builder_versions(builder_versions: list[Mapping[str, str]]) -> list[st
 
 
 def _list_local_versions(device: Device) -> list[str]:
-    """Of what builds kernels here; TVM is none of it on a host without."""
+    """Return the versions of the software that builds kernels on this host; TVM may be missing."""
     versions = [f"tvmconv {VERSION}"]
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions.append(f"TVM {metadata.version('apache-tvm')}")
@@ -57,7 +54,7 @@ def _list_local_versions(device: Device) -> list[str]:
 
 
 def _list_driver_versions(device: Device) -> list[str]:
-    """Of what runs kernels on the device."""
+    """Return the versions of the software that runs kernels on the device."""
     if device.kind != "cuda":
         return [f"pyopencl {metadata.version('pyopencl')}"]
     driver = _nvidia_driver()
@@ -65,7 +62,7 @@ def _list_driver_versions(device: Device) -> list[str]:
 
 
 def _nvidia_driver() -> str | None:
-    """The version of NVIDIA's driver; None where nvidia-smi does not tell."""
+    """Return the version of NVIDIA's driver; None if nvidia-smi fails."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10)

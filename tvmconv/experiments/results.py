@@ -1,4 +1,4 @@
-"""What experiments give: rows of schedules and libraries, and the way to JSON and back."""
+"""Results of experiments: rows of schedules and libraries, and their conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tvmconv.devices import Timing
 from tvmconv.space import JSON_VALUE_TYPES, Config
 from tvmconv.workloads import Workload, parse
 
-DEFAULT_RIDGE = 10.0  # FLOP/byte at which a roofline bends, where the device's peaks are not known
-MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a launch may have taken: all that is computed from it is finite
-NON_NEGATIVE_FIELDS = (  # fields of a row that are no less than 0
+DEFAULT_RIDGE = 10.0  # FLOP/byte at the ridge of the roofline, if the device's peak rates are unknown
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # range of a launch, in which all results stay finite
+NON_NEGATIVE_FIELDS = (
     "error",
     "gflops",
     "peak_share",
@@ -31,30 +31,29 @@ NON_NEGATIVE_FIELDS = (  # fields of a row that are no less than 0
 
 @dataclass(frozen=True)
 class ResultRow:
-    """What one schedule, or a library to compare with, did on a workload.
+    """The result of one schedule or library for a workload.
 
     Attributes:
-        name: of the schedule or the library.
-        verified: whether the output was compared with float64 and is right.
-        error: relative L2 error of the output; None if it never ran.
-        failure: why there is no time, in one line; None where there is one.
-        timing: only of a verified kernel.
+        name: Name of the schedule or the library.
+        verified: Whether the output was compared with float64 results and is correct.
+        error: Relative L2 error of the output; None if the kernel did not run.
+        failure: Reason why there is no time, in one line; None if there is a time.
+        timing: Times of a verified kernel.
         gflops: GFLOP/s at the median time.
-        peak_share: of the device's float32 peak, 0 to 1; None where that is not known.
-        bandwidth: bytes/s at the median time, if memory is asked for no more than the workload's least bytes.
-        bandwidth_share: of the peak of the device's memory, 0 to 1 (above where a cache serves); None where that is not
-            known.
-        speedup: time of the naive schedule over this one's; None without a time of that.
-        launch: grid and block.
-        shared_bytes: static shared memory of a block, in bytes.
-        registers: a thread; None on OpenCL.
-        spills: bytes of register spills; None on OpenCL.
-        config: the value of every knob.
-        library: for a library, what ran: its version and settings.
-        schedule: of a row that is not named after it, such as the fastest of a log.
-        rounds: seconds a launch in each round of the comparison; `timing` is the median round's.
-        unstable: whether the rounds never agreed within 10 %, however often they were repeated.
-        sampled: how many outputs were compared with float64, where that was a sample; None for all.
+        peak_share: Fraction of the device's float32 peak rate, 0 to 1; None if the peak is unknown.
+        bandwidth: Bandwidth at the median time in bytes/s, for the workload's minimum number of bytes.
+        bandwidth_share: Fraction of the peak memory bandwidth, which may exceed 1 with a cache; None if it is unknown.
+        speedup: Time of the naive schedule divided by this one's; None without a time of the naive schedule.
+        launch: Sizes of grid and block.
+        shared_bytes: Static shared memory per block, in bytes.
+        registers: Number of registers per thread; None on OpenCL.
+        spills: Bytes of register spills; None on OpenCL.
+        config: Value of every knob.
+        library: Version and settings of a library.
+        schedule: Name of the schedule, if `name` is another one, such as that of the log's best record.
+        rounds: Seconds per launch in each round of the comparison; `timing` is that of the median round.
+        unstable: Whether the rounds deviate by more than 10 % after all repetitions.
+        sampled: Number of outputs that were compared with float64 results; None for all.
     """
 
     name: str
@@ -79,11 +78,11 @@ class ResultRow:
     sampled: int | None = None
 
     def with_name(self, name: str) -> ResultRow:
-        """The row of what nobody named by its schedule, under a name of its own."""
+        """Return the row under another name, with the name of its schedule in `schedule`."""
         return self if self.name == name else replace(self, name=name, schedule=self.name)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON has it, times in seconds."""
+        """Return the row as JSON values, with times in seconds."""
         data = asdict(self)
         if self.error is not None and not math.isfinite(self.error):
             data["error"] = None  # JSON has no NaN
@@ -93,7 +92,7 @@ class ResultRow:
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> ResultRow:
-        """Return the row that `to_json` wrote; raises `JsonError` for anything else."""
+        """Return the row that `to_json` wrote; raise `JsonError` for other data."""
         config = {name: value.decode(JSON_VALUE_TYPES) for name, value in data["config"].members().items()}
         row: ResultRow = data.decode(cls, provided_fields={"timing": _parse_timing(data["timing"]), "config": config})
         data["name"].decode_line()
@@ -113,13 +112,13 @@ class Result:
     """The rows of one workload on one device.
 
     Attributes:
-        workload: what was computed.
-        device: its text, such as `cuda:0`.
-        device_name: the driver's name for it.
-        seed: of the inputs.
-        rows: one a schedule, the naive one first; then the libraries that were asked for.
-        peak_flops: of the device, in float32 FLOP/s; None where it is not known.
-        peak_bandwidth: of the device's memory, in bytes/s; None where it is not known.
+        workload: Workload that was computed.
+        device: Text of the device, such as `cuda:0`.
+        device_name: Name of the device by its driver.
+        seed: Seed of the inputs.
+        rows: One row per schedule, the naive one first, then one row per library.
+        peak_flops: Peak rate of the device in float32 FLOP/s; None if it is unknown.
+        peak_bandwidth: Peak memory bandwidth of the device in bytes/s; None if it is unknown.
     """
 
     workload: Workload
@@ -132,14 +131,14 @@ class Result:
 
     @property
     def is_memory_bound(self) -> bool:
-        """Whether the memory's peak limits the workload, not the multipliers': left of the roofline's ridge."""
+        """Whether memory bandwidth limits the workload: its arithmetic intensity is below the roofline's ridge."""
         flops, bandwidth = self.peak_flops, self.peak_bandwidth
         ridge = flops / bandwidth if flops and bandwidth else DEFAULT_RIDGE
         return self.workload.arithmetic_intensity < ridge
 
     @property
     def is_cold(self) -> bool:
-        """Whether the times were taken with arrays outside the cache."""
+        """Whether arrays were outside the cache when kernels were timed."""
         return any(row.timing.cold for row in self.rows if row.timing)
 
     @property
@@ -148,7 +147,7 @@ class Result:
         return all(row.failure is None for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON has it."""
+        """Return the result as JSON values."""
         rows = [row.to_json() for row in self.rows]
         device_fields = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
         peaks = {"peak_flops": self.peak_flops, "peak_bandwidth": self.peak_bandwidth}
@@ -156,7 +155,7 @@ class Result:
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> Result:
-        """Return the result that `to_json` wrote; raises `JsonError` for anything else."""
+        """Return the result that `to_json` wrote; raise `JsonError` for other data."""
         rows = tuple(map(ResultRow.from_json, data["rows"].elements()))
         data["rows"].check(bool(rows), "at least one row")
         decoded_fields = {
@@ -166,14 +165,14 @@ class Result:
         }
         decoded_fields |= {name: data[name].decode_line() for name in ("device", "device_name")}
         result: Result = data.decode(cls, provided_fields=decoded_fields)
-        for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 do not have them
+        for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 lack them
             if peak and peak.value is not None:
                 peak.decode_number(1)
         return result
 
 
 def _parse_timing(data: jsonfile.JsonValue) -> Timing | None:
-    """Return the timing of a row, which is None where there is none; the median and the spread follow from it."""
+    """Return the timing of a row, or None; the median and the spread are computed from it."""
     if data.value is None:
         return None
     seconds = tuple(sample.decode_number(MIN_SECONDS, MAX_SECONDS) for sample in data["seconds"].elements())
@@ -182,21 +181,12 @@ def _parse_timing(data: jsonfile.JsonValue) -> Timing | None:
 
 
 def list_libraries(results: Sequence[Result]) -> list[str]:
-    """The names of the libraries that ran, in the order of the rows."""
+    """Return the names of the libraries that ran, in the order of the rows."""
     return list(dict.fromkeys(row.name for result in results for row in result.rows if row.library))
 
 
 def find_common_settings(results: Sequence[Result], name: str) -> list[str]:
-    """What a library ran, its version and settings, as far as that is the same wherever it ran."""
-    settings_of_rows = [
-        row.library.split(", ") for result in results for row in result.rows if row.name == name and row.library
-    ]
-    return (
-        [
-            setting
-            for setting in settings_of_rows[0]
-            if all(setting in other_settings for other_settings in settings_of_rows)
-        ]
-        if settings_of_rows
-        else []
-    )
+    """Return the parts of a library's version and settings that all its rows share."""
+    rows = [row for result in results for row in result.rows if row.name == name]
+    settings = [row.library.split(", ") for row in rows if row.library]
+    return [setting for setting in settings[0] if all(setting in others for others in settings)] if settings else []

@@ -28,9 +28,9 @@ from tvmconv.space import Config, Knob, Value
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Workload
 
-TUNED = "tuned"  # the name of what a log has
-PREDICTED = "predicted"  # of what the model takes to be the fastest, without any trial
-UNTUNED = "untuned"  # the row of the schedule that is the fastest with its default config
+TUNED = "tuned"  # name of the row of a log's best record
+PREDICTED = "predicted"  # name of the row of the cost model's prediction
+UNTUNED = "untuned"  # name of the row of the fastest default config
 NUM_QUANTILES = 21
 
 ProgressCallback = Callable[[str], None]
@@ -53,37 +53,40 @@ def run_schedules(
     prepared: PreparedExperiment | None = None,
     verify: str = "auto",
 ) -> Result:
-    """Build, verify and time schedules of a workload, all on the same inputs.
+    """Build, verify and time schedules of a workload on the same inputs.
 
-    A schedule or library that fails is a row with the reason. A wrong kernel is not timed. All are built and verified
-    first; then schedules and libraries are timed in turn, for `NUM_ROUNDS` rounds, and those whose rounds deviate by
-    more than 10 % for some more (`measure_in_rounds`). The time of a row is that of its median round.
+    All kernels are built and verified first. Then schedules and libraries are timed in turn for `NUM_ROUNDS` rounds,
+    and for further rounds if these deviate by more than 10 % (`measure_in_rounds`). The time of a row is that of its
+    median round. A schedule or library that fails gets a row with the reason, and a wrong kernel is not timed.
 
     Args:
-        workload: what to compute.
-        schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it, unless it
-            would take too long (`tvmconv.naive_cost`).
-        device: where to run.
-        config: values by knob name; each schedule takes those of the knobs that it has.
-        baselines: libraries to time as well, of `tvmconv.baselines.load_baselines`.
-        cold: time with inputs and outputs outside the cache; None for so if they exceed it.
-        seconds: about how long to time each kernel, in all rounds together.
-        seed: of the inputs; a fresh one by default.
-        log: logs, whose fastest record for this device becomes the row `TUNED`.
-        ladder: whether any schedules run; without, only what the log has and the libraries do.
-        predicted: whether what the model predicts runs as well, as the row `PREDICTED`, and `UNTUNED` beside it, the
-            fastest of the schedules with their default configs; where no model knows the device there are no such rows.
-        progress: is told each step in a few words.
-        prepared: what the other arguments ask for, made by a thread meanwhile; made here by default.
-        verify: "full" to compare all outputs with float64, "sample" to compare a random sample of them, "auto" for a
-            sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
+        workload: Workload to compute.
+        schedules: Names of schedules (default: all that apply). The naive schedule is added as the reference of
+            speed-ups, unless it would take too long (`tvmconv.naive_cost`).
+        device: Device to run on.
+        config: Values by knob name. Each schedule takes the values of its own knobs.
+        baselines: Names of libraries to time as well, keys of `tvmconv.baselines.load_baselines`.
+        cold: Whether inputs and outputs are outside the cache when a kernel is timed; None for only if they exceed it.
+        seconds: Approximate time for timing each kernel, in all rounds together.
+        seed: Seed of the inputs (default: a new one).
+        log: Logs whose fastest record for this device becomes the row `TUNED`.
+        ladder: Whether schedules run; otherwise only the record of the log, the prediction and the libraries run.
+        predicted: Whether the cost model's prediction runs as the row `PREDICTED`, followed by the row `UNTUNED` of the
+            fastest default config. If the cost model does not cover the device, there are no such rows.
+        progress: Function that is called with a short text at each step.
+        prepared: Experiment that a thread has prepared with the same arguments (default: prepared by this call).
+        verify: Outputs that are compared with float64 results: "full" for all, "sample" for a random sample, "auto" for
+            a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
+
+    Returns:
+        The rows of the schedules and libraries.
 
     Raises:
-        ScheduleError: no such schedule for this workload, or not for devices of this kind.
-        KnobError: no schedule has such a knob, or none that has it takes the value.
-        WorkloadError: the problem does not fit in this machine's memory, or there is no such way to verify.
-        UnsupportedDeviceError: a library is not for devices of this kind.
-        Error: all schedules fail for the same reason.
+        ScheduleError: There is no such schedule for this workload, or it does not support the device.
+        KnobError: No schedule has such a knob, or accepts the value.
+        WorkloadError: The arrays do not fit in the host's memory, or there is no such value of `verify`.
+        UnsupportedDeviceError: A library does not support the device.
+        Error: All schedules fail for the same reason.
     """
     experiment = prepared or PreparedExperiment(
         workload,
@@ -101,27 +104,19 @@ def run_schedules(
     benchmark = _ExperimentBenchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS)
     on_progress = progress or (lambda message: None)
     with ExitStack() as stack:
-        # Libraries first: they may not be for this device.
+        # Libraries come first, because they may not support this device.
         library_rows = [benchmark.prepare_library(name, on_progress, stack) for name in baselines]
         untimed_rows: list[_UntimedRow] = []
         for number, schedule in enumerate(schedules_to_run, 1):
-            schedule_progress = _prefix_progress(
-                on_progress, f"schedule {number} of {len(schedules_to_run)}, {schedule.name}: "
-            )
-            build_kernel = functools.partial(experiment.get_kernel, schedule.name)
-            untimed_rows.append(
-                _prepare_or_fail(schedule.name, functools.partial(benchmark.prepare, build_kernel, schedule_progress))
-            )
+            prefix = f"schedule {number} of {len(schedules_to_run)}, {schedule.name}: "
+            untimed_rows.append(benchmark.prepare_row(experiment, schedule.name, _prefix_progress(on_progress, prefix)))
         for name in experiment.automatic_rows:
-            build_kernel = functools.partial(experiment.get_kernel, name)
-            untimed_row = _prepare_or_fail(
-                name, functools.partial(benchmark.prepare, build_kernel, _prefix_progress(on_progress, f"{name}: "))
-            )
+            untimed_row = benchmark.prepare_row(experiment, name, _prefix_progress(on_progress, f"{name}: "))
             untimed_rows.append(replace(untimed_row, row=untimed_row.row.with_name(name)))
         untimed_rows = _time_interleaved([*untimed_rows, *library_rows], benchmark, on_progress)
     errors = [untimed_row.error for untimed_row in untimed_rows[: len(schedules_to_run)] if untimed_row.error]
     if len(errors) == len(schedules_to_run) and len({str(error) for error in errors}) == 1:
-        raise errors[0]  # not a schedule's fault: too little memory, say
+        raise errors[0]  # the cause is not a schedule, but for example too little memory
     rows = [untimed_row.row for untimed_row in untimed_rows]
     if PREDICTED in experiment.automatic_rows:
         rows = add_untuned_row(rows, experiment.default_config_names)
@@ -137,13 +132,13 @@ def run_schedules(
 
 
 class PreparedExperiment:
-    """What an experiment needs before it can measure; arguments and errors are those of `run_schedules`.
+    """An experiment before it is measured, with the arguments and errors of `run_schedules`.
 
     Attributes:
-        schedules: that will run.
-        automatic_rows: further rows, whose schedules nobody named: of a log, of the model.
-        default_config_names: the names of the schedules among those that run with their default config.
-        problem: they are verified on.
+        schedules: Schedules to run.
+        automatic_rows: Names of further rows, of the log's record and of the cost model's prediction.
+        default_config_names: Names of the schedules that run with their default config.
+        problem: Inputs and reference outputs.
     """
 
     def __init__(
@@ -172,11 +167,10 @@ class PreparedExperiment:
             )
         automatic_builders: dict[str, Callable[[], Kernel]] = {}
         if predicted and cost_model_for(device.arch) and isinstance(workload, Conv):
-            automatic_builders[PREDICTED] = functools.partial(
-                build, workload, device=device, check=False
-            )  # others are timed now
+            # The experiment itself compares the prediction with default configs, so that `check` is not needed.
+            automatic_builders[PREDICTED] = functools.partial(build, workload, device=device, check=False)
             untuned_names = {schedule.name for schedule in default_candidate_schedules(workload, device)}
-            if not untuned_names <= self.default_config_names:  # else the fastest of them is measured anyway
+            if not untuned_names <= self.default_config_names:  # otherwise all default configs run already
                 automatic_builders[UNTUNED] = functools.partial(build_fastest_default, workload, device)
         if log is not None:
             automatic_builders[TUNED] = functools.partial(build, workload, device=device, log=log)
@@ -184,7 +178,7 @@ class PreparedExperiment:
         self._builders |= automatic_builders
 
     def get_kernel(self, name: str) -> Kernel:
-        """The kernel of a schedule, or of the log, built when it is first asked for."""
+        """Return the kernel of a schedule or of an automatic row, which is built at the first call."""
         if name not in self._results:
             try:
                 self._results[name] = self._builders[name]()
@@ -196,16 +190,16 @@ class PreparedExperiment:
         return result
 
     def build_all_kernels(self) -> PreparedExperiment:
-        """Itself, with inputs and reference computed, and all kernels built and compiled."""
+        """Compute inputs and reference outputs, build all kernels, and return the experiment."""
         _ = self.problem.expected_output
         for name in self._builders:
-            with contextlib.suppress(Error):  # which is told where the kernel is asked for
+            with contextlib.suppress(Error):  # `get_kernel` raises the error again
                 _ = self.get_kernel(name).executable
         return self
 
 
 def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[str]) -> list[ResultRow]:
-    """The rows with one `UNTUNED`: the fastest of what ran with a default config, what was built for it included."""
+    """Return the rows with one row `UNTUNED`, the fastest of all rows with a default config."""
     timed_rows = {row.name: row for row in rows if row.timing and row.name in (UNTUNED, *default_config_names)}
     seconds = {name: row.timing.median for name, row in timed_rows.items() if row.timing}
     if not seconds:
@@ -218,20 +212,23 @@ def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[s
 
 
 def select_schedules(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
-    """The schedules of these names, with the naive one first; where no names are given all that run on the device.
+    """Return the schedules to run, with the naive schedule first.
 
-    Where others run, a naive schedule that was not named and is not affordable is left out (`tvmconv.naive_cost`).
+    A naive schedule that was not named and takes too long is left out if other schedules run (`tvmconv.naive_cost`).
+
+    Args:
+        workload: Workload to compute.
+        names: Names of schedules (default: all that run on the device).
+        device: Device to run on.
 
     Raises:
-        ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
+        ScheduleError: There is no such schedule for this workload, or it does not support the device.
     """
     available = registry.schedules(workload)
     if not available:
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
-    naive_schedule, omitted_schedule = (
-        registry.get_baseline_schedule(workload),
-        find_omitted_naive(workload, names, device),
-    )
+    naive_schedule = registry.get_baseline_schedule(workload)
+    omitted_schedule = find_omitted_naive(workload, names, device)
     if not names:
         selected = [schedule for schedule in available if schedule.can_run_on(device.kind, device.arch)]
         if not selected:
@@ -241,30 +238,28 @@ def select_schedules(workload: Workload, names: Sequence[str] | None, device: De
     requested = [registry.find_schedule(workload, name) for name in names]
     for schedule in requested:
         schedule.check_runs_on(device.kind, device.arch, device.text)
-    selected = [
-        schedule for schedule in available if schedule in (naive_schedule, *requested) and schedule != omitted_schedule
-    ]
+    selected = [each for each in available if each in (naive_schedule, *requested) and each != omitted_schedule]
     return sorted(selected, key=lambda schedule: schedule != naive_schedule)
 
 
 def find_omitted_naive(workload: Workload, names: Sequence[str] | None, device: Device) -> Schedule | None:
-    """Return the naive schedule if it was not named and takes too long to be compared with, else None."""
+    """Return the naive schedule if it was not named and takes too long to run, else None."""
     naive_schedule = registry.get_baseline_schedule(workload)
     if naive_schedule is None or naive_schedule.name in (names or ()) or naive_cost.is_affordable(workload, device):
         return None
     other_schedules = [schedule for schedule in registry.schedules(workload) if schedule != naive_schedule]
     if not names and not any(schedule.can_run_on(device.kind, device.arch) for schedule in other_schedules):
-        return None  # there is nothing else to run
+        return None  # no other schedule runs
     return naive_schedule
 
 
 def list_unsupported_schedules(workload: Workload, device: Device) -> list[Schedule]:
-    """The schedules that `select_schedules` leaves out where no names are given: those that are not for the device."""
+    """Return the schedules of a workload that do not support the device."""
     return [schedule for schedule in registry.schedules(workload) if not schedule.can_run_on(device.kind, device.arch)]
 
 
 def exceeds_cache(workload: Workload, device: Device) -> bool:
-    """Whether inputs and output together are larger than the device's last cache; False where that is not known."""
+    """Return whether inputs and output exceed the device's L2 cache; False if its size is unknown."""
     return device.l2_bytes is not None and workload.min_bytes > device.l2_bytes
 
 
@@ -275,19 +270,19 @@ def distribute_config(
     *,
     schedule_names: Sequence[str] | None = None,
 ) -> dict[str, Config]:
-    """Give each schedule the values of those knobs that it has.
+    """Return for each schedule the values of its own knobs.
 
     Args:
-        workload: what is computed.
-        schedules: those that will run.
-        config: values by knob name.
-        schedule_names: names of the schedules that the config is for; by default of all.
+        workload: Workload to compute.
+        schedules: Schedules to run.
+        config: Values by knob name.
+        schedule_names: Names of the schedules that the config is for (default: all).
 
     Returns:
-        A config for each schedule, by its name.
+        Configs by the name of the schedule.
 
     Raises:
-        KnobError: no schedule has such a knob, or none that has it takes the value.
+        KnobError: No schedule has such a knob, or accepts the value.
     """
     configs: dict[str, Config] = {schedule.name: {} for schedule in schedules}
     if not config:
@@ -297,7 +292,7 @@ def distribute_config(
     for schedule in receivers:
         try:
             knobs[schedule.name] = schedule.space(workload).knobs
-        except ScheduleError:  # it fails again where it is built, and is a row with the reason
+        except ScheduleError:  # building fails again, and its row gets the reason
             configs[schedule.name] = dict(config)
     if not knobs:
         return configs
@@ -312,7 +307,7 @@ def distribute_config(
 
 
 def _check_values(workload: Workload, schedules: Sequence[Schedule], configs: Mapping[str, Config]) -> None:
-    """Raise the first schedule's KnobError if no schedule takes its share."""
+    """Raise the first schedule's KnobError if no schedule accepts its values."""
     errors: list[KnobError] = []
     for schedule in schedules:
         if configs[schedule.name]:
@@ -320,7 +315,7 @@ def _check_values(workload: Workload, schedules: Sequence[Schedule], configs: Ma
                 schedule.apply(workload, configs[schedule.name])
             except KnobError as error:
                 errors.append(error)
-            except ScheduleError:  # for which the values are not to blame
+            except ScheduleError:  # its cause is not a value
                 return
             else:
                 return
@@ -333,9 +328,9 @@ class _UntimedRow:
     """A row before it is timed.
 
     Attributes:
-        row: what is known of it.
-        time: times it for one round; None for what is not timed, as it failed or is wrong.
-        error: why it failed.
+        row: Row without a time.
+        time: Function that times the row for one round; None if it failed or is wrong.
+        error: Reason of a failure.
     """
 
     row: ResultRow
@@ -345,18 +340,24 @@ class _UntimedRow:
 
 @dataclass(frozen=True)
 class _ExperimentBenchmark:
-    """What all rows of an experiment have in common; `round_seconds` is the time of a round."""
+    """The settings that all rows of an experiment share; `round_seconds` is the time of a round."""
 
     problem: Problem
     device: Device
     uses_cold_cache: bool
     round_seconds: float
 
-    def prepare(self, build_kernel: Callable[[], Kernel], on_progress: ProgressCallback) -> _UntimedRow:
-        """Build and verify a kernel."""
+    def prepare_row(self, experiment: PreparedExperiment, name: str, on_progress: ProgressCallback) -> _UntimedRow:
+        """Build and verify the kernel of a row; an error is the failure of the row."""
+        try:
+            return self._verify_kernel(experiment, name, on_progress)
+        except Error as error:
+            return _UntimedRow(_make_failed_row(name, error), error=error)
+
+    def _verify_kernel(self, experiment: PreparedExperiment, name: str, on_progress: ProgressCallback) -> _UntimedRow:
         on_progress("building")
-        built_kernel = build_kernel()
-        _ = built_kernel.loaded_kernel  # the device's own compiler is part of building, and may refuse
+        built_kernel = experiment.get_kernel(name)
+        _ = built_kernel.loaded_kernel  # the device's own compiler is part of building, and may fail
         resources = built_kernel.resources if self.device.arch else None
         on_progress("verifying")
         verification = built_kernel.verify(self.problem)
@@ -379,15 +380,15 @@ class _ExperimentBenchmark:
         )
 
     def prepare_library(self, name: str, on_progress: ProgressCallback, stack: ExitStack) -> _UntimedRow:
-        """Have a library ready to be timed, and verify it.
+        """Run a library once, and verify its output.
 
         Args:
-            name: of the library.
-            on_progress: is told what goes on.
-            stack: frees what the library holds.
+            name: Name of the library.
+            on_progress: Function that is called with a text at each step.
+            stack: Stack whose exit releases the library's memory.
 
         Raises:
-            UnsupportedDeviceError: it is not for devices of this kind.
+            UnsupportedDeviceError: The library does not support the device.
         """
         on_progress(f"{name}: verifying")
         workload, inputs = self.problem.workload, self.problem.inputs
@@ -412,13 +413,13 @@ class _ExperimentBenchmark:
         return _UntimedRow(row, functools.partial(time_again, self.round_seconds))
 
     def add_timing(self, row: ResultRow, rounds: TimingRounds[Timing | Error]) -> ResultRow:
-        """The row with the time of its median round."""
+        """Return the row with the time of its median round."""
         timing = rounds.median_measurement
         assert isinstance(timing, Timing)
         timing = replace(timing, seconds=_reduce_samples(timing.seconds))
         workload, device = self.problem.workload, self.device
         rate, bandwidth = workload.flops / timing.median, workload.min_bytes / timing.median
-        computes_convolution = not row.library or row.verified  # a copy of as many bytes does not
+        computes_convolution = not row.library or row.verified  # false for a baseline that copies as many bytes
         return replace(
             row,
             timing=timing,
@@ -431,18 +432,10 @@ class _ExperimentBenchmark:
         )
 
 
-def _prepare_or_fail(name: str, prepare: Callable[[], _UntimedRow]) -> _UntimedRow:
-    """What is prepared, or a row with the reason why not."""
-    try:
-        return prepare()
-    except Error as error:
-        return _UntimedRow(_make_failed_row(name, error), error=error)
-
-
 def _time_interleaved(
     untimed_rows: Sequence[_UntimedRow], benchmark: _ExperimentBenchmark, on_progress: ProgressCallback
 ) -> list[_UntimedRow]:
-    """The candidates with their times, those that can be timed."""
+    """Time all rows that can be timed, in turn, and return all rows."""
     timeable_rows = [untimed_row for untimed_row in untimed_rows if untimed_row.time]
     num_rounds = 0
 
@@ -467,7 +460,7 @@ def _time_interleaved(
 
 
 def _time_once(untimed_row: _UntimedRow, on_progress: ProgressCallback) -> Timing | Error:
-    """The time of one round, or why there is none."""
+    """Return the time of one round, or the error that occurred."""
     assert untimed_row.time
     on_progress(f"{untimed_row.row.name}: timing")
     try:
@@ -481,14 +474,14 @@ def _get_median_seconds(measurement: Timing | Error) -> float:
 
 
 def _round_seconds(seconds: Sequence[float]) -> tuple[float, ...]:
-    """Seconds to five digits, which is more than any clock here resolves."""
+    """Return seconds with five digits, which exceeds the resolution of the clocks."""
     return tuple(float(f"{value:.5g}") for value in seconds)
 
 
 def _reduce_samples(samples: Sequence[float]) -> tuple[float, ...]:
-    """The samples, or so many of their quantiles, the median and the quartiles among them; to five digits.
+    """Return at most `NUM_QUANTILES` quantiles of the samples, with five digits, so that files of results stay small.
 
-    A file of results stays small.
+    They include the median and the quartiles.
     """
     if len(samples) > NUM_QUANTILES:
         samples = np.quantile(samples, np.linspace(0, 1, NUM_QUANTILES)).tolist()

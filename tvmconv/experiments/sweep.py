@@ -1,4 +1,4 @@
-"""Sweeps: schedules over several workloads, measured one after another on one device."""
+"""Sweeps, which measure schedules on several workloads, one after another, on one device."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tvmconv.files import read_bytes
 from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import SuiteVariant, is_suite_file, iterate_layers
 
-CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
+CHANNELS_SUITE = "d2l"  # its layers differ only in their channels
 # Arguments of `run_schedules` that `PreparedExperiment` has.
 _PREPARED_ARGUMENTS = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted", "verify"})
-MAX_LABEL = 500  # characters of a name or a label
-FIXED_EFFORT_BYTES = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
+MAX_LABEL = 500  # maximum number of characters of a name or a label
+FIXED_EFFORT_BYTES = 10**9  # number of bytes whose verification takes as long as building and timing the schedules
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Sweep:
     """The results of several workloads.
 
     Attributes:
-        name: the suite's name, and which of its layers; or the filter's, and its mask.
-        labels: what tells each workload from the others.
-        results: one for each label.
-        provenance: on what they were measured, with what, when.
-        counts: how often the network has each workload; empty where nobody asks.
+        name: Name of the suite with its variant and selection, or of a filter with its mask.
+        labels: Unique label of each workload.
+        results: Result of each workload.
+        provenance: Device, versions, date and command of the measurement.
+        counts: Number of occurrences of each workload in the network; empty if it is not a network.
     """
 
     name: str
@@ -49,25 +49,25 @@ class Sweep:
 
     @property
     def is_size_sweep(self) -> bool:
-        """Whether the workloads differ in the size of their input alone: the operator and all else are the same."""
+        """Whether the workloads differ only in the size of their input."""
         shapes_and_rests = [split_input_shape(result.workload) for result in self.results]
         sizes = {size for size, _ in shapes_and_rests}
         return len({other_text for _, other_text in shapes_and_rests}) == 1 and len(sizes) == len(shapes_and_rests) > 1
 
     @property
     def axis(self) -> str:
-        """What the labels are."""
+        """Name of the quantity of the labels: "size", "channels" or "layer"."""
         if self.is_size_sweep:
             return "size"
         return "channels" if all(label.isdigit() for label in self.labels) else "layer"
 
     @property
     def shows_bandwidth(self) -> bool:
-        """Whether the bandwidths say most: only the size differs, and memory bounds all workloads."""
+        """Whether bandwidths are shown: only the size differs, and all workloads are memory-bound."""
         return self.is_size_sweep and all(result.is_memory_bound for result in self.results)
 
     def to_json(self) -> str:
-        """The sweep as JSON, one layer a line, of numbers six digits."""
+        """Return the sweep as JSON, with one line per layer and numbers of six digits."""
         counts = [{"count": count} for count in self.counts] or [{}] * len(self.labels)
         layers = [
             json.dumps({"label": label, **count, "result": _round_numbers(result.to_json())}, ensure_ascii=False)
@@ -78,7 +78,7 @@ class Sweep:
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> Sweep:
-        """Return the sweep that `to_json` wrote; raises `JsonError` for anything else."""
+        """Return the sweep that `to_json` wrote; raise `JsonError` for other data."""
         layers = data["layers"].elements()
         data["layers"].check(bool(layers), "at least one layer")
         results = [Result.from_json(layer["result"]) for layer in layers]
@@ -89,26 +89,25 @@ class Sweep:
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
-        """Read the sweep in a file: the JSON of a sweep, or what `tvmconv run --json` prints.
+        """Read a sweep from a file: the JSON of a sweep, or the output of `tvmconv run --json`.
 
         Raises:
-            Error: the file holds neither.
-            OSError: it cannot be read.
+            Error: The file has another format.
+            OSError: The file cannot be read.
         """
         with jsonfile.translate_json_errors(f"{file}: no results of a sweep"):
             data = read_bytes(file, unpack=True)
-            return cls.from_json(
-                _parse_run_output(data, file.stem) if is_run_output(data) else jsonfile.parse_json(data)
-            )
+            parsed = _parse_run_output(data, file.stem) if is_run_output(data) else jsonfile.parse_json(data)
+            return cls.from_json(parsed)
 
 
 def is_run_output(data: bytes) -> bool:
-    """Whether a file begins as what `tvmconv run --json` prints: a JSON object a line, one for each workload."""
+    """Return whether data starts like the output of `tvmconv run --json`, a line with a JSON object per workload."""
     return data.startswith(b'{"workload": ') and b'"rows": ' in data.partition(b"\n")[0]
 
 
 def _parse_run_output(data: bytes, name: str) -> jsonfile.JsonValue:
-    """Return what `tvmconv run --json` printed, as the JSON of a sweep has it; raises `JsonError`."""
+    """Return the output of `tvmconv run --json` as the JSON of a sweep; raise `JsonError` for other data."""
     results = [jsonfile.parse_json(line) for line in data.splitlines() if line.strip()]
     layers = [{"label": result["workload"].decode(str).partition(":")[2], "result": result.value} for result in results]
     names = dict.fromkeys(result["device_name"].decode_line() for result in results)
@@ -116,7 +115,7 @@ def _parse_run_output(data: bytes, name: str) -> jsonfile.JsonValue:
 
 
 def _round_numbers(data: Any) -> Any:
-    """JSON's values with no more digits than measurements have."""
+    """Return JSON values with numbers of six digits."""
     if isinstance(data, float):
         return float(f"{data:.6g}")
     if isinstance(data, Mapping):
@@ -125,7 +124,7 @@ def _round_numbers(data: Any) -> Any:
 
 
 def split_input_shape(workload: Workload) -> tuple[str, str]:
-    """The workload's text in two: the shape of X, and all else: "4096x4096x3", "filter2d:5x5"."""
+    """Split a workload's text into the shape of X and the rest, such as "4096x4096x3" and "filter2d:5x5"."""
     operator, _, sizes = workload.text.partition(":")
     input_shape, _, other_text = sizes.partition(",")
     return input_shape, f"{operator}:{other_text}"
@@ -133,12 +132,12 @@ def split_input_shape(workload: Workload) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Layers of a suite in some variant.
+    """Selected layers of a suite in a variant.
 
     Attributes:
-        name: what tells them from other layers and variants, such as `resnet50-3x3-f16-nhwc-b32`; the plain suite's is
-            its own. Files of results are called so.
-        layers: by the labels that a sweep gives them.
+        name: Name of the suite with its selection and variant, such as `resnet50-3x3-f16-nhwc-b32`, which files of
+            results have as well.
+        layers: Layers by the labels of a sweep.
     """
 
     name: str
@@ -146,19 +145,19 @@ class LayerSelection:
 
     @property
     def workloads(self) -> dict[str, Workload]:
-        """What the layers compute, by label."""
+        """Workloads of the layers, by label."""
         return {label: layer.workload for label, layer in self.layers.items()}
 
     @property
     def counts(self) -> dict[str, int] | None:
-        """How often the network has each layer, by label; None if filters are among them, which are no network."""
+        """Number of occurrences of each layer in the network, by label; None if some are filters, not layers."""
         if not all(isinstance(layer.workload, Conv) for layer in self.layers.values()):
             return None
         return {label: layer.count for label, layer in self.layers.items()}
 
     @property
     def network(self) -> dict[Workload, int]:
-        """How often the network has each workload, whatever its layers are called; empty where `counts` is None."""
+        """Number of occurrences of each workload in the network; empty if `counts` is None."""
         counts_by_workload = Counter[Workload]()
         for label, count in (self.counts or {}).items():
             counts_by_workload[self.layers[label].workload] += count
@@ -168,18 +167,21 @@ class LayerSelection:
 def select_layers(
     name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
 ) -> LayerSelection:
-    """The layers of a suite in a variant whose names contain a text.
+    """Select layers of a suite, each distinct one once.
 
     Args:
-        name: of the suite, or the path of a file.
-        variant: what the layers shall have instead of their own.
-        name_filter: what their names contain; by default all are selected.
-        excluded_text: what the names of those contain that are left out.
+        name: Name of the suite, or path of a file.
+        variant: Batch size, dtype, layout and epilogue that replace those of the layers.
+        name_filter: Text that the names of selected layers contain (default: all layers).
+        excluded_text: Text that the names of selected layers do not contain.
+
+    Returns:
+        The selected layers.
 
     Raises:
-        WorkloadError: there is no such suite, or it has no such variant.
-        Error: no layer is named like that.
-        OSError: the file cannot be read.
+        WorkloadError: There is no such suite or variant.
+        Error: No layer has a matching name.
+        OSError: The file cannot be read.
     """
     layer_variant = variant or SuiteVariant()
     layers = suite(
@@ -199,7 +201,7 @@ def select_layers(
 def select_layer_sequence(
     name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
 ) -> tuple[str, list[Layer]]:
-    """All layers of a suite whose names contain a text, one after another, equal ones as well, under one name.
+    """Return the name of a selection, and all its layers in the order of the network, with repetitions.
 
     Arguments and errors are those of `select_layers`.
     """
@@ -207,61 +209,48 @@ def select_layer_sequence(
     single_layers = [
         replace(layer, count=1) for layer in iterate_layers(name, layer_variant) for _ in range(layer.count)
     ]
-    return _selection_name(name, layer_variant, name_filter, excluded_text), filter_layers(
-        name, single_layers, name_filter, excluded_text
-    )
+    selected_layers = filter_layers(name, single_layers, name_filter, excluded_text)
+    return _selection_name(name, layer_variant, name_filter, excluded_text), selected_layers
 
 
 def filter_layers(
     name: str, layers: Sequence[Layer], name_filter: str | None, excluded_text: str | None
 ) -> list[Layer]:
-    """Those layers of a suite whose names contain `name_filter`, and not `excluded_text`; raises Error if there are
-    none.
-    """
+    """Return the layers whose names contain `name_filter` and not `excluded_text`; raise Error if there are none."""
     selected = [
         layer
         for layer in layers
         if (name_filter or "") in layer.name and not (excluded_text and excluded_text in layer.name)
     ]
     if not selected:
-        condition = " and ".join(
-            [
-                *([f"like {name_filter!r}"] if name_filter else []),
-                *([f"unlike {excluded_text!r}"] if excluded_text else []),
-            ]
-        )
+        conditions = [
+            f"like {name_filter!r}" if name_filter else "",
+            f"unlike {excluded_text!r}" if excluded_text else "",
+        ]
+        condition = " and ".join(filter(None, conditions))
         layer_names = ", ".join(dict.fromkeys(layer.name for layer in layers))
         raise Error(f"no layer of {name} is named {condition}; there are {layer_names}")
     return selected
 
 
 def _selection_name(name: str, layer_variant: SuiteVariant, name_filter: str | None, excluded_text: str | None) -> str:
-    """What tells layers and their variant from others."""
+    """Return a name of the suite with its selection and variant."""
     own_name = Path(name).stem if is_suite_file(name) else name
-    return "-".join(
-        filter(
-            None,
-            (
-                own_name,
-                name_filter,
-                f"no-{excluded_text}" if excluded_text else "",
-                layer_variant.format_suffix(suite(name)),
-            ),
-        )
-    )
+    exclusion = f"no-{excluded_text}" if excluded_text else ""
+    return "-".join(filter(None, (own_name, name_filter, exclusion, layer_variant.format_suffix(suite(name)))))
 
 
 def _make_label(name: str, layer: Layer) -> str:
-    """What tells a layer of a suite from the others; numbers alone are channels."""
+    """Return the label of a layer; a label of digits only is a number of channels."""
     if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
         return str(layer.workload.C)
     return f"layer {layer.name}" if layer.name.isdigit() else layer.name
 
 
 def fill_counts(sweep: Sweep) -> Sweep:
-    """The sweep with the network's counts: its own, or those of the built-in suite that it is named after, if any.
+    """Return the sweep with counts: its own, or else those of the built-in suite in its name, if there is one.
 
-    Files of version 0.1.0 do not have their own.
+    Files of version 0.1.0 have no counts.
     """
     suite_counts = {} if sweep.counts else _find_suite_counts(sweep)
     counts = [suite_counts.get(result.workload) for result in sweep.results]
@@ -270,9 +259,9 @@ def fill_counts(sweep: Sweep) -> Sweep:
 
 
 def _find_suite_counts(sweep: Sweep) -> dict[Workload, int]:
-    """How often the suite that a sweep is named after has each workload, in the variant of its first one."""
+    """Return the counts of the suite in a sweep's name, in the variant of the first workload."""
     suite_names = [name for name in SUITES if f"{sweep.name}-".startswith(f"{name}-")]
-    first_workload: Any = sweep.results[0].workload  # of an operator's dataclass
+    first_workload: Any = sweep.results[0].workload
     if not suite_names or not all(isinstance(result.workload, Conv) for result in sweep.results):
         return {}
     layers = suite(
@@ -288,13 +277,13 @@ def _find_suite_counts(sweep: Sweep) -> dict[Workload, int]:
 def find_reusable_part(
     sweep: Sweep, device: Device, schedules: Sequence[str] | None, baselines: Sequence[str]
 ) -> Sweep | None:
-    """The part of a sweep that need not be measured again on a device; None if there is none.
+    """Return the part of an earlier sweep that need not be measured again; None if there is none.
 
     Args:
-        sweep: what was measured before, perhaps elsewhere.
-        device: where.
-        schedules: as for `run_schedules`.
-        baselines: as for `run_schedules`.
+        sweep: Earlier sweep, possibly of another device.
+        device: Device of the new sweep.
+        schedules: See `run_schedules`.
+        baselines: See `run_schedules`.
     """
     reusable = []
     for label, result in zip(sweep.labels, sweep.results, strict=True):
@@ -324,17 +313,20 @@ def measure_sweep(
     """Measure schedules on workloads, one after another.
 
     Args:
-        name: of the sweep.
-        workloads: by label.
-        device: where.
-        command: what was typed, for the provenance.
-        progress: given a prefix, shows the steps that it is told.
-        on_result: is told the sweep so far, whose last result is new.
-        previous_sweep: what was measured before, and is not measured again.
-        counts: how often the network has each workload, by label.
-        workload_arguments: from a workload to arguments of `run_schedules` that are its own.
-        extra_provenance: what else the provenance is to tell, beside the versions.
-        how: arguments of `run_schedules` for all of them.
+        name: Name of the sweep.
+        workloads: Workloads by label.
+        device: Device to measure on.
+        command: Command line, for the provenance.
+        progress: Function from a prefix to a context manager that yields the function for progress texts.
+        on_result: Function that is called with the sweep so far after each new result.
+        previous_sweep: Earlier results, which are not measured again.
+        counts: Number of occurrences of each workload in the network, by label.
+        workload_arguments: Function from a workload to arguments of `run_schedules` for this workload only.
+        extra_provenance: Text that is added to the versions of the provenance.
+        how: Arguments of `run_schedules` for all workloads.
+
+    Returns:
+        The sweep.
     """
     known_results = {result.workload: result for result in previous_sweep.results} if previous_sweep else {}
     new_workloads = list(dict.fromkeys(workload for workload in workloads.values() if workload not in known_results))
@@ -357,27 +349,20 @@ def measure_sweep(
         if counts is not None:
             sweep = replace(sweep, counts=[*sweep.counts, counts[label]])
         if workload not in known_results:
-            library_settings = [
-                setting
-                for name in list_libraries(sweep.results)
-                for setting in find_common_settings(sweep.results, name)
-            ]
-            sweep = replace(
-                sweep,
-                provenance=describe_provenance(
-                    device, command, ", ".join(filter(None, [*library_settings, extra_provenance]))
-                ),
-            )
+            libraries = list_libraries(sweep.results)
+            settings = [setting for library in libraries for setting in find_common_settings(sweep.results, library)]
+            library_text = ", ".join(filter(None, [*settings, extra_provenance]))
+            sweep = replace(sweep, provenance=describe_provenance(device, command, library_text))
             on_result(sweep)
     return sweep
 
 
 class _NextExperimentPrefetcher:
-    """Prepares the next workload while a GPU measures one; on other devices, which share the processors, none.
+    """A thread that prepares the next workload while a GPU measures one; it is not used for devices that are CPUs.
 
     Args:
-        device: where.
-        arguments: of `run_schedules`, for each workload in their order.
+        device: Device to measure on.
+        arguments: Arguments of `run_schedules` for each workload, in their order.
     """
 
     def __init__(self, device: Device, arguments: Mapping[Workload, Mapping[str, Any]]) -> None:
@@ -390,7 +375,7 @@ class _NextExperimentPrefetcher:
         self._futures: dict[Workload, Future[PreparedExperiment]] = {}
 
     def take_prepared(self, workload: Workload) -> dict[str, PreparedExperiment]:
-        """What was prepared for a workload, as an argument of `run_schedules`; that of the next one is begun."""
+        """Return the prepared experiment of a workload as an argument of `run_schedules`, and start the next one."""
         if not self._executor:
             return {}
         future = self._futures.pop(workload, None)
@@ -405,7 +390,7 @@ class _NextExperimentPrefetcher:
 
 
 class _RemainingTimeEstimator:
-    """How long the rest of a sweep will take, by what its workloads took so far."""
+    """An estimate of the remaining time of a sweep, from the time of the finished workloads."""
 
     def __init__(self, workloads: Iterable[Workload]) -> None:
         self._remaining_bytes = sum(map(_estimate_effort_bytes, workloads))
@@ -414,14 +399,14 @@ class _RemainingTimeEstimator:
         self._expected_end: float | None = None
 
     def finish(self, workload: Workload) -> None:
-        """Count a workload that was measured."""
+        """Count a finished workload."""
         self._remaining_bytes -= _estimate_effort_bytes(workload)
         self._finished_bytes += _estimate_effort_bytes(workload)
         now = time.monotonic()
         self._expected_end = now + (now - self._started_at) * self._remaining_bytes / self._finished_bytes
 
     def with_estimate(self, on_progress: ProgressCallback) -> ProgressCallback:
-        """`on_progress`, with the time that is left behind each step as soon as it can be estimated."""
+        """Return a function that adds the remaining time, once it is known, to the texts for `on_progress`."""
         if self._expected_end is None:
             return on_progress
         expected_end = self._expected_end

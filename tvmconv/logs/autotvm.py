@@ -138,7 +138,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def encode_config(config: Mapping[str, Value]) -> list[Any]:
-    """Return a config as AutoTVM's entities: `[name, "sp", factors]` for a split, `[name, "ot", value]` for a choice."""
+    """Return AutoTVM's entities: `[name, "sp", factors]` for a split, and `[name, "ot", value]` for a choice."""
     return [
         [name, _SPLIT_KIND, list(value)] if isinstance(value, (tuple, list)) else [name, _CHOICE_KIND, value]
         for name, value in config.items()

@@ -97,7 +97,7 @@ def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
     for column_number in np.lexsort((order[medians], costs[order[medians]])) if len(order) else ():
         start, median, end = starts[column_number], medians[column_number], ends[column_number]
         for trial_number in (*order[median:end], *order[start:median][::-1]):  # some lines may not parse
-            record = indexes[index_numbers[trial_number]][1].record(int(positions[trial_number]))
+            record = indexes[int(index_numbers[trial_number])][1].parse_record(int(positions[trial_number]))
             if record is not None:
                 yield record
                 break

@@ -54,8 +54,8 @@ class RecordKey(NamedTuple):
             return cls(*autotvm.decode_task(task, args), device, target)
         workload = autotvm.parse_workload(json_checks.check_text(data.get("workload"), "workload"))
         schedule = json_checks.check_line(data.get("schedule"), "schedule")
-        if autotvm.encode_task(workload, schedule) != (task, args):
-            # The task may be spelled in another way, for example with a short padding.
-            if autotvm.decode_task(task, args) != (workload, schedule):
-                raise RecordError("workload and schedule contradict the task", f"{schedule} of {workload}, but {task}")
+        # The task may be written in another way, for example with a short padding, so that decoding it decides.
+        is_equal_text = autotvm.encode_task(workload, schedule) == (task, args)
+        if not is_equal_text and autotvm.decode_task(task, args) != (workload, schedule):
+            raise RecordError("workload and schedule contradict the task", f"{schedule} of {workload}, but {task}")
         return cls(workload, schedule, device, target)
