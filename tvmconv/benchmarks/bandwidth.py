@@ -6,7 +6,7 @@
 
 Every kernel is verified. It is timed with a cold L2 cache if its arrays exceed the cache, else with a hot one. After
 each size, the benchmark writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the
-chart). The same command resumes an interrupted run, and does not repeat measurements that NAME.json has for this device.
+chart). The same command resumes an interrupted run, without repeating measurements of this device in NAME.json.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ r"""Compare the predicted times and the lower bounds of the units, from the code
 For each workload, N random measured configs are built for the architecture of the log's device. The table compares the
 largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
 (tvmconv.analysis.predicted_time) with the measured times. The only fitted constant, `OVERLAP_EXPONENT`, is fitted to
-the workloads of --workload, not to those of --held-out, and the fit is printed. Results are in bounds-SCHEDULE.json, .md
-and .png. The JSON has all counts, so that --from does not build kernels.
+the workloads of --workload, not to those of --held-out, and the fit is printed. Results are in bounds-SCHEDULE.json,
+.md and .png. The JSON has all counts, so that --from does not build kernels.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from tvmconv.version import VERSION
 BEST = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared
 LEGEND = (
     "ρ: Spearman's rank correlation with the measured times, of the largest lower bound and of the predicted time. "
-    "Best: time of the fastest config divided by that of the fastest one in the tenth with the best estimates. The last "
-    "column has the quartiles of measured over predicted time."
+    "Best: time of the fastest config divided by that of the fastest one in the tenth with the best estimates. The "
+    "last column has the quartiles of measured over predicted time."
 )
 
 
@@ -133,7 +133,7 @@ def _counted(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _point(record: Record, machine: DeviceSpec) -> list[dict[str, Any]]:
-    """Return a record's time and the counts of its kernel; an empty list if it no longer builds or cannot be counted."""
+    """Return a record's time and the counts of its kernel; an empty list if it cannot be built or counted."""
     try:
         kernel = tc.build(record.workload, record.schedule, arch=machine.arch, config=record.config)
         units = compute_unit_times(kernel, machine)

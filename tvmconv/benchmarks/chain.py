@@ -5,10 +5,10 @@
     tvmconv bench chain --from results/resnet50-f16-nhwc-bias-relu-chain.json      # the tables again
 
 The graph has every layer in the order of the network, with repetitions, each with weights of its own. A layer reads the
-output of the previous layer if the shapes agree, else an input of its own. Its kernel is the fastest of the logs for the
-layer, or for the layer without its epilogue, else a default, which the table marks. With a kernel archive of `tvmconv
-bench prebuild`, TVM is not needed, and the kernel is the fastest by --log, or else the first. Each kernel is verified
-and timed alone. Then all kernels are timed in one graph, one after another, and again with programmatic dependent
+output of the previous layer if the shapes agree, else an input of its own. Its kernel is the fastest of the logs for
+the layer, or for the layer without its epilogue, else a default, which the table marks. With a kernel archive of
+`tvmconv bench prebuild`, TVM is not needed, and the kernel is the fastest by --log, or else the first. Each kernel is
+verified and timed alone. Then all kernels are timed in one graph, one after another, and again with programmatic dependent
 launch if kernels support it. cuDNN is measured through PyTorch in the same layout. The benchmark writes NAME-chain.json
 and NAME-chain.md.
 """

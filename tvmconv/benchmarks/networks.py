@@ -21,8 +21,8 @@ from tvmconv.reports.networks import make_networks_table
 from tvmconv.reports.predictions import make_predictions_table, make_slower_layers_table
 
 LEGEND = (
-    "Number of distinct layers, and of those that are slower than the library; speed-up over the library; total time of "
-    "all layers of the network. Each line is one run, whose page lists versions, date and command."
+    "Number of distinct layers, and of those that are slower than the library; speed-up over the library; total time "
+    "of all layers of the network. Each line is one run, whose page lists versions, date and command."
 )
 PREDICTED_LEGEND = (
     "×: speed-up over cuDNN, geometric means over the distinct layers. *Attainable*: the speed-up of a kernel that "
