@@ -8,9 +8,9 @@ The graph has every layer in the order of the network, with repetitions, each wi
 output of the previous layer if the shapes agree, else an input of its own. Its kernel is the fastest of the logs for
 the layer, or for the layer without its epilogue, else a default, which the table marks. With a kernel archive of
 `tvmconv bench prebuild`, TVM is not needed, and the kernel is the fastest by --log, or else the first. Each kernel is
-verified and timed alone. Then all kernels are timed in one graph, one after another, and again with programmatic dependent
-launch if kernels support it. cuDNN is measured through PyTorch in the same layout. The benchmark writes NAME-chain.json
-and NAME-chain.md.
+verified and timed alone. Then all kernels are timed in one graph, one after another, and again with programmatic
+dependent launch if kernels support it. cuDNN is measured through PyTorch in the same layout. The benchmark writes
+NAME-chain.json and NAME-chain.md.
 """
 
 from __future__ import annotations

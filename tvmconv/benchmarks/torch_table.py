@@ -19,8 +19,8 @@ LEGEND = (
     "Microseconds per call in a CUDA graph: of PyTorch in the faster memory format, and under `torch.compile`; of the "
     "optimized model, and of it under `torch.compile`. *Time ×*: the better time of tvmconv divided by the better time "
     "of PyTorch. *Made in*, *again in*: seconds of `optimize`, and of the same call with the log of the first. "
-    "*Error*: relative L2 difference of the network's output from that in float64. Each line is one run, whose page lists its "
-    "layers, versions, date and command."
+    "*Error*: relative L2 difference of the network's output from that in float64. Each line is one run, whose "
+    "page lists its layers, versions, date and command."
 )
 
 

@@ -25,7 +25,7 @@ BENCHMARKS = {
     "epilogue-cost": "time the fastest kernels of logs with and without epilogues",
     "torch-models": "time whole PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-overhead": "time what one call of the PyTorch operator costs the host",
-    "nvbench": "time kernels with NVBench, beside tvmconv's own times",
+    "nvbench": "compare times of kernels by NVBench with tvmconv's own times",
     "prediction-safety": "compare predicted kernels with the best untuned ones on unseen layers",
     "estimates": "compare the schedules' latency estimates with measured records",
     "bounds": "compare predicted times and lower bounds with measured records",

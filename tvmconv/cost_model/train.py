@@ -198,7 +198,7 @@ def _train_schedule_model(
     rng = np.random.default_rng(0)
     members, num_samples = [], len(own_samples)
     for index in range(NUM_MEMBERS):
-        sample_counts = np.ones(num_samples)
+        sample_counts: np.ndarray = np.ones(num_samples)
         if index:  # a bootstrap sample of the workloads, in which the others keep a small weight
             sample_counts = np.bincount(rng.integers(num_samples, size=num_samples), minlength=num_samples)
         counts = np.maximum(sample_counts, 0.1)[sample_index]
