@@ -73,9 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel).",
     )
     parser.add_argument("--mask", help="Mask size and border, such as k7,clamp (default: k5, or 5x5).")
-    parser.add_argument(
-        "--only", metavar="NAME,NAME", type=_names, help="Schedules to time, to which the naive one is added."
-    )
+    parser.add_argument("--only", metavar="NAME,NAME", type=_names, help="Schedules to time besides the naive one.")
     add_output(parser)
     add_timing_options(parser)
 

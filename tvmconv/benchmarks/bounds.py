@@ -54,9 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", action="append", default=[], metavar="W", help="Workload that the overlap exponent is fitted to."
     )
-    parser.add_argument(
-        "--held-out", action="append", default=[], metavar="W", help="Workload that is excluded from the fit."
-    )
+    parser.add_argument("--held-out", action="append", default=[], metavar="W", help="Workload excluded from the fit.")
     parser.add_argument("--schedule", default="direct", metavar="S", help="Schedule (default: %(default)s).")
     for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
         shown = f"Number of configs of each {text} (default: %(default)s)."

@@ -71,9 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Number of times that cuDNN selects its algorithms (default: %(default)s).",
     )
-    parser.add_argument(
-        "--from", dest="file", type=Path, metavar="FILE", help="JSON file to read instead of measuring."
-    )
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="JSON file to read, not to measure.")
     add_output(parser, None)
 
 

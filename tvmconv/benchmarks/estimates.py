@@ -101,6 +101,4 @@ def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple
 
 
 def _three(values: Sequence[float]) -> str:
-    return " ".join(
-        format_significant(value) if value > 0 else f"{value:.3f}" for value in np.percentile(values, [0, 50, 100])
-    )
+    return " ".join(format_significant(x) if x > 0 else f"{x:.3f}" for x in np.percentile(values, [0, 50, 100]))

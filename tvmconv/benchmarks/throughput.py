@@ -96,9 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_workers,
         help="Number of builder processes of tvmconv (default: cores - 1).",
     )
-    parser.add_argument(
-        "--seed", metavar="N", type=parse_seed, default=0, help="Seed of both searches (default: %(default)s)."
-    )
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Seed (default: %(default)s).")
     add_output(parser)
 
 

@@ -59,17 +59,11 @@ class NetworkTiming:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("networks", nargs="+", metavar="NAME", help=f"Networks of torchvision, or {', '.join(OWN)}.")
-    parser.add_argument(
-        "--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="Dtype of the model (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--batch", type=parse_count, default=1, metavar="N", help="Number of images per call (default: %(default)s)."
-    )
+    parser.add_argument("--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="Dtype (default: %(default)s).")
+    parser.add_argument("--batch", type=parse_count, default=1, metavar="N", help="Batch size (default: %(default)s).")
     parser.add_argument("--side", type=parse_count, metavar="N", help="Height and width of the images.")
     parser.add_argument("--seconds", type=parse_positive, metavar="S", help="Seconds of tuning for each network.")
-    parser.add_argument(
-        "--compile", action="append", default=[], metavar="MODE", help="Mode of torch.compile, such as default."
-    )
+    parser.add_argument("--compile", action="append", default=[], metavar="MODE", help="A mode of torch.compile.")
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="Memory format (default: %(default)s).")
     add_device(parser)

@@ -35,9 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="append", default=[], type=Path, metavar="LOG", help="Log, or folder of logs.")
     add_output(parser, None, "NAME.md and NAME.png")
     add_page(parser)
-    parser.add_argument(
-        "--section", default=SECTION, metavar="NAME", help="Section of the page (default: %(default)s)."
-    )
+    parser.add_argument("--section", default=SECTION, metavar="NAME", help="Section of page (default: %(default)s).")
 
 
 def run(args: argparse.Namespace) -> int:

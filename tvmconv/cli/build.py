@@ -43,9 +43,7 @@ def add_parser(commands: Any) -> None:
         help=f"Workload and schedule, such as {EXAMPLE_WORKLOAD} vthread (default: the fastest schedule of the log, "
         "else the predicted one).",
     )
-    parser.add_argument(
-        "--log", metavar="F", action="append", help="Log, or folder of logs, whose fastest kernel is built."
-    )
+    parser.add_argument("--log", metavar="F", action="append", help="Log, or folder of logs, with the kernel to build.")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", required=True, help="Folder to write to.")
     add_device_options(parser)
     add_cost_model_option(parser)

@@ -55,9 +55,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         help="Log, or folder of logs, whose fastest kernel is measured as well; may be given several times.",
     )
-    parser.add_argument(
-        "--programs", metavar="F", type=Path, help="File of compiled kernels: written with --arch, else read."
-    )
+    parser.add_argument("--programs", metavar="F", type=Path, help="File of kernels: written with --arch, else read.")
     parser.add_argument(
         "--from",
         dest="files",
@@ -147,9 +145,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     differences = make_largest_differences_table(loaded_metrics.kernels)
     if differences.rows:
-        sections.append(
-            f"The accesses that differ most, by more than {COUNT_TOLERANCE:.0%}:\n{differences.format_text()}"
-        )
+        sections.append(f"Accesses that differ most, by more than {COUNT_TOLERANCE:.0%}:\n{differences.format_text()}")
     if accesses.rows:
         sections.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
     print("\n\n".join([*sections, escape_unprintable(loaded_metrics.provenance)]))

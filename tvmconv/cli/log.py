@@ -154,9 +154,7 @@ def _stats_to_json(stats: LogStats, invalid_lines: dict[Path, InvalidLines]) -> 
     return {
         "records": stats.error_counts.total(),
         "finals": sum(search.num_finals for search in stats.searches.values()),
-        "errors": {
-            _format_kind(kind): count for kind, count in stats.error_counts.items() if kind is not ErrorKind.NONE
-        },
+        "errors": {_format_kind(kind): n for kind, n in stats.error_counts.items() if kind is not ErrorKind.NONE},
         "trials_per_second": trials_per_second(stats.searches.values()),
         "bad_lines": {
             str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in invalid_lines.items()

@@ -74,9 +74,7 @@ def add_layer_filters(parser: argparse.ArgumentParser, *, epilogues: bool = True
     parser.add_argument(
         "--dtype", choices=dtypes.DTYPES_BY_TEXT, help="Dtype of all layers (default: f32, or as in the file)."
     )
-    parser.add_argument(
-        "--layout", choices=LAYOUTS, help="Memory layout of all layers (default: nchw, or as in the file)."
-    )
+    parser.add_argument("--layout", choices=LAYOUTS, help="Layout of all layers (default: nchw, or as in the file).")
     if epilogues:
         parser.add_argument(
             "--epilogue",

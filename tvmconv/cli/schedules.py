@@ -77,17 +77,16 @@ def _schedule_to_json(schedule: registry.Schedule, workload: Workload | None) ->
 def _describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
     """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
     space = schedule.space(workload)
+    knobs = space.knobs
     if as_json:
-        knobs = [_knob_to_json(name, knob) for name, knob in space.knobs.items()]
-        return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": knobs})
+        entries = [_knob_to_json(name, knob) for name, knob in knobs.items()]
+        return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": entries})
     headers = ("knob", "default", "options", "values")
-    rows = [
-        (name, format_value(knob.default), f"{knob.size:,}", _format_values(knob)) for name, knob in space.knobs.items()
-    ]
+    rows = [(name, format_value(knob.default), f"{knob.size:,}", _format_values(knob)) for name, knob in knobs.items()]
     parts = [f"{schedule.name} of {workload.text}: {space.size:,} config{'s' if space.size > 1 else ''}", schedule.doc]
     if rows:
         parts.append(Table(headers, rows, left_aligned=frozenset(headers) - {"options"}).format_text())
-    if any(isinstance(knob, SplitKnob) for knob in space.knobs.values()):
+    if any(isinstance(knob, SplitKnob) for knob in knobs.values()):
         parts.append(COVERING_FACTOR_TEXT)
     if space.constraints:
         parts.append("\n  ".join(["Constraints on the values:", *(rule.description for rule in space.constraints)]))

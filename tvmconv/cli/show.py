@@ -17,9 +17,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("show", help="print a kernel at one level of lowering, as text")
     parser.add_argument("workload", metavar="WORKLOAD", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
     parser.add_argument("schedule", metavar="SCHEDULE", help=f"{KERNEL_NAME_HELP}.")
-    parser.add_argument(
-        "--stage", choices=IR_LEVELS, default="source", help="Level of lowering (default: %(default)s)."
-    )
+    parser.add_argument("--stage", choices=IR_LEVELS, default="source", help="Lowering level (default: %(default)s).")
     parser.add_argument("--full", action="store_true", help="Print the source with its preamble, so that it compiles.")
     add_log_option(parser)
     add_device_options(parser)

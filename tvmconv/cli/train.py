@@ -99,7 +99,5 @@ def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
     device_name = name or Counter(record.device for record in records).most_common(1)[0][0]
     device_records = [record for record in records if record.device == device_name]
     if not device_records:
-        raise Error(
-            f"no records of {device_name}; there are {', '.join(sorted({record.device for record in records}))}"
-        )
+        raise Error(f"no records of {device_name}; there are {', '.join(sorted({each.device for each in records}))}")
     return device_records

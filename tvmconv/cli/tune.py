@@ -56,9 +56,7 @@ def add_parser(commands: Any) -> None:
         "command resumes an interrupted search. The exit status is 1 if no config ran for some workload.",
         usage="%(prog)s (WORKLOAD | --suite S) [options]",
     )
-    parser.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", help=f"Workload to tune, such as {EXAMPLE_WORKLOAD}."
-    )
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
     add_suite_options(parser)
     add_search_options(parser)
     parser.add_argument("--json", action="store_true", help="Print the best record of each search as a line of a log.")
@@ -122,12 +120,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     add_tracker_option(parser)
     add_cost_model_option(parser)
     add_verify_option(parser)
-    parser.add_argument(
-        "--workers", metavar="N", type=parse_workers, help="Number of builder processes (default: cores - 1)."
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=parse_seed, default=0, help="Seed of the tuner (default: %(default)s)."
-    )
+    parser.add_argument("--workers", metavar="N", type=parse_workers, help="Builder processes (default: cores - 1).")
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Tuner's seed (default: %(default)s).")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -146,12 +140,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"tvmconv: {line}", file=sys.stderr)
     else:
         print(make_results_table(results, network).format_text())
-        for line in (
-            *describe_skipped(results),
-            *describe_unconfirmed(results),
-            *describe_phases(results),
-            *describe_sampled(chosen_workloads, args.verify),
-        ):
+        lines = describe_skipped(results) + describe_unconfirmed(results) + describe_phases(results)
+        for line in lines + describe_sampled(chosen_workloads, args.verify):
             print(line)
     for line in describe_failures(results):
         print(line, file=sys.stderr)
@@ -250,20 +240,15 @@ def format_progress(progress: Status) -> str:
     parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
     if progress.best:
         reference = progress.reference
-        speedup = (
-            f", {format_significant(progress.speedup)} × {reference.schedule}" if reference and progress.speedup else ""
-        )
+        speedup_text = ""
+        if reference and progress.speedup:
+            speedup_text = f", {format_significant(progress.speedup)} × {reference.schedule}"
         parts.append(
             f"best trial {format_significant(progress.best.cost * 1e6)} µs ({progress.best.schedule}, "
-            f"{format_significant(progress.best.gflops)} GFLOP/s{speedup})"
+            f"{format_significant(progress.best.gflops)} GFLOP/s{speedup_text})"
         )
-    if progress.error_counts:
-        parts.append(
-            "failed: "
-            + ", ".join(
-                f"{num_failed} {format_error_kind(kind)}" for kind, num_failed in progress.error_counts.most_common()
-            )
-        )
+    if errors := [f"{count} {format_error_kind(kind)}" for kind, count in progress.error_counts.most_common()]:
+        parts.append(f"failed: {', '.join(errors)}")
     if progress.remaining_seconds is not None:
         parts.append(f"{progress.remaining_seconds:.0f} s left")
     return ", ".join(parts)
@@ -283,44 +268,29 @@ def make_results_table(
         results: Workload, name of the schedule and result of each search.
         network: Number of occurrences of each workload in the network, if there is one.
     """
-    references = dict.fromkeys(
-        schedule.name for workload, _, _ in results if (schedule := registry.get_baseline_schedule(workload))
-    )
-    naive_names = " or ".join(references) or "naive"
-    headers = (
-        "workload",
-        "schedule",
-        "configs",
-        "failed",
-        "best [µs]",
-        "GFLOP/s",
-        f"{naive_names} [µs]",
-        f"× {naive_names}",
-        "rel. error",
-        "configs/s",
-    )
+    naive_schedules = [registry.get_baseline_schedule(workload) for workload, _, _ in results]
+    naive_names = " or ".join(dict.fromkeys(each.name for each in naive_schedules if each)) or "naive"
+    naive_headers = (f"{naive_names} [µs]", f"× {naive_names}", "rel. error", "configs/s")
+    headers = ("workload", "schedule", "configs", "failed", "best [µs]", "GFLOP/s", *naive_headers)
     rows: list[tuple[str, ...]] = []
     for workload, schedule_name, result in results:
-        status, best_record, reference = result.status, result.final, result.reference
+        status, best, reference = result.status, result.final, result.reference
         num_new_trials = status.num_trials - status.num_resumed
-        rows.append(
-            (
-                workload.text,
-                schedule_name,
-                f"{status.num_trials:,}",
-                f"{status.error_counts.total():,}",
-                format_significant(best_record.cost * 1e6) if best_record else EMPTY_CELL,
-                format_significant(best_record.gflops) if best_record else EMPTY_CELL,
-                format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
-                format_significant(result.speedup) if result.speedup else EMPTY_CELL,
-                f"{best_record.deviation:.1e}" if best_record and best_record.deviation is not None else EMPTY_CELL,
-                f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
-            )
+        counts = (f"{status.num_trials:,}", f"{status.error_counts.total():,}")
+        cells = (
+            format_significant(best.cost * 1e6) if best else EMPTY_CELL,
+            format_significant(best.gflops) if best else EMPTY_CELL,
+            format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
+            format_significant(result.speedup) if result.speedup else EMPTY_CELL,
+            f"{best.deviation:.1e}" if best and best.deviation is not None else EMPTY_CELL,
+            f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
         )
+        rows.append((workload.text, schedule_name, *counts, *cells))
     if network:
         total = _network_seconds(results, network)
-        cells = {headers[0]: NETWORK_ROW, "best [µs]": EMPTY_CELL if total is None else format_significant(total * 1e6)}
-        rows.append(tuple(cells.get(header, EMPTY_CELL) for header in headers))
+        time_text = EMPTY_CELL if total is None else format_significant(total * 1e6)
+        network_cells = {headers[0]: NETWORK_ROW, "best [µs]": time_text}
+        rows.append(tuple(network_cells.get(header, EMPTY_CELL) for header in headers))
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
 
 

@@ -140,9 +140,7 @@ class CostModel:
             field_values = {
                 name: getattr(schedule_model, name) for name in ("schedule", "knobs", "kinds", "names", "portfolio")
             }
-            examples = [
-                [example.workload, example.config, example.relative_throughput] for example in schedule_model.examples
-            ]
+            examples = [[each.workload, each.config, each.relative_throughput] for each in schedule_model.examples]
             model_headers.append({**field_values, "members": members, "examples": examples})
         file_header = {"version": VERSION, "machine": asdict(self.device_spec), "provenance": self.provenance}
         header = {**file_header, "taught": sorted(self.training_layers), "experts": model_headers}
@@ -181,9 +179,7 @@ def _parse_cost_model(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> C
         for value in (device_spec.multiprocessors, device_spec.flops, device_spec.bandwidth)
     ):
         raise ValueError(f"expected positive finite rates of the device, not {device_spec}")
-    schedule_models = [
-        _parse_schedule_model(model_index, data, arrays) for model_index, data in enumerate(header["experts"])
-    ]
+    schedule_models = [_parse_schedule_model(index, data, arrays) for index, data in enumerate(header["experts"])]
     training_layers = frozenset(map(str, header["taught"]))
     return CostModel(
         device_spec, {value.schedule: value for value in schedule_models}, str(header["provenance"]), training_layers

@@ -206,9 +206,7 @@ def select_layer_sequence(
     Arguments and errors are those of `select_layers`.
     """
     layer_variant = variant or SuiteVariant()
-    single_layers = [
-        replace(layer, count=1) for layer in iterate_layers(name, layer_variant) for _ in range(layer.count)
-    ]
+    single_layers = [replace(each, count=1) for each in iterate_layers(name, layer_variant) for _ in range(each.count)]
     selected_layers = filter_layers(name, single_layers, name_filter, excluded_text)
     return _selection_name(name, layer_variant, name_filter, excluded_text), selected_layers
 

@@ -100,9 +100,7 @@ def _decode_convolution(task: str, args: Sequence[Any]) -> Conv2d:
     if channels_per_group != C:
         raise RecordError("the weight does not fit the input", f"{weight} and {C} channels in task {task}")
     names = ("stride", "padding", "dilation")[: len(options)]
-    geometry: dict[str, Any] = {
-        name: _decode_integers(option, name) for name, option in zip(names, options, strict=True)
-    }
+    geometry: dict[str, Any] = {name: _decode_integers(value, name) for name, value in zip(names, options, strict=True)}
     try:
         return Conv2d(N, C, H, W, O, R, S, **geometry, groups=groups, dtype=dtype)
     except WorkloadError as error:

@@ -82,9 +82,7 @@ def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
     if not columns:
         return
     index_numbers = np.concatenate([np.full(len(costs), index_number) for index_number, costs, _, _ in columns])
-    costs, configs, positions = (
-        np.concatenate([column[column_number] for column in columns]) for column_number in (1, 2, 3)
-    )
+    costs, configs, positions = (np.concatenate([column[number] for column in columns]) for number in (1, 2, 3))
     # Indexes that differ in the target only belong to one group, whose number is that of its first index.
     group_numbers = {key[:3]: index_number for index_number, (key, _) in reversed([*enumerate(indexes)])}
     groups = np.array([group_numbers[key[:3]] for key, _ in indexes])[index_numbers]

@@ -41,7 +41,5 @@ def _select_config_failures(
     has_naive_failure = any(record.schedule == naive_name for record in suspects)
     has_other_failure = any(record.schedule != naive_name for record in suspects)
     is_environment_fault = has_naive_failure and (has_other_failure or has_no_other_record)
-    dropped_ids = {
-        id(record) for record in suspects if is_environment_fault or faults.is_environment_fault(record.message)
-    }
+    dropped_ids = {id(each) for each in suspects if is_environment_fault or faults.is_environment_fault(each.message)}
     return [record for record in streak if id(record) not in dropped_ids]

@@ -94,9 +94,7 @@ def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -
         for key, key_trials in largest_trials.items()
         if len(key_trials) >= min_configs and any(math.isfinite(trial.cost) for trial in key_trials)
     }
-    return {
-        key: recording for key, recording in recordings.items() if len(recording.space.enumerated_legal) >= min_configs
-    }
+    return {key: each for key, each in recordings.items() if len(each.space.enumerated_legal) >= min_configs}
 
 
 def _value_kind(value: Value) -> int | str:

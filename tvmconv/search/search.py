@@ -287,9 +287,8 @@ class _SearchSession:
         target_pending = max(num_builder_jobs, self._portfolio.batch_size)
         num_free_slots = (num_builder_jobs if self._is_past_time() else 2 * target_pending) - measurer.num_pending
         if self.progress.max_trials is not None:
-            num_free_slots = min(
-                num_free_slots, self.progress.max_trials - self.progress.num_trials - measurer.num_pending
-            )
+            num_remaining = self.progress.max_trials - self.progress.num_trials - measurer.num_pending
+            num_free_slots = min(num_free_slots, num_remaining)
         if measurer.num_pending >= target_pending or num_free_slots < 1:
             return True
         is_time_short = self._remaining_seconds() < MODEL_LOADING_SECONDS
@@ -300,9 +299,8 @@ class _SearchSession:
         )
         measurer.submit_candidates([MeasureCandidate(name, config) for name, config in proposals])
         if self._num_required_trials is None:
-            self._num_required_trials = (
-                min(len(proposals), num_builder_jobs) if self._options.waits_for_first_trials else 1
-            )
+            num_first = min(len(proposals), num_builder_jobs)
+            self._num_required_trials = num_first if self._options.waits_for_first_trials else 1
         return bool(proposals)
 
     def _count_records(self, records: Iterable[Record], *, is_resumed: bool = False) -> None:
@@ -420,9 +418,8 @@ class _SearchSession:
             self.skipped_phases.add(SkippedPhase.FINAL_MEASUREMENTS)
             return
         built_by_key = {_config_key(trial): trial for trial in built_candidates}
-        seconds_per_finalist = (
-            FINAL_MEASUREMENT_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
-        )
+        trial_milliseconds = sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time"))
+        seconds_per_finalist = FINAL_MEASUREMENT_SECONDS + trial_milliseconds / 1e3
         count = min(NUM_FINALISTS, max(1, int(self._final_seconds / NUM_FINAL_ROUNDS / seconds_per_finalist)))
         remaining_trials = iter([MeasureCandidate(record.schedule, record.config) for record in self._best_records])
         pending_trials = [*itertools.islice(remaining_trials, count)]
@@ -433,19 +430,14 @@ class _SearchSession:
             pending_trials.append(MeasureCandidate(previous_best.schedule, previous_best.config))
             count += 1
         names = dict.fromkeys(record.schedule for record in (*self._best_records, *self._final_records.values()))
-        schedules = [
-            *map(self._schedules.__getitem__, names),
-            *([self._naive_schedule] if naive_trial and self._naive_schedule else []),
-        ]
-        num_unbuilt = sum(
-            _config_key(trial) not in built_by_key
-            for trial in (*pending_trials, *([naive_trial] if naive_trial else []))
-        )
-        take_problem = functools.partial(self._prefetcher.problems.get, self._workload, self._options.verify)
+        schedules = [self._schedules[name] for name in names]
+        if naive_trial and self._naive_schedule:
+            schedules.append(self._naive_schedule)
+        first_trials = [*pending_trials, *([naive_trial] if naive_trial else [])]
+        num_unbuilt = sum(_config_key(trial) not in built_by_key for trial in first_trials)
+        problem = functools.partial(self._prefetcher.problems.get, self._workload, self._options.verify)
         finalists: list[MeasureCandidate] = []
-        with Measurer(
-            self._workload, schedules, self._devices[:1], workers=num_unbuilt, problem=take_problem
-        ) as measurer:
+        with Measurer(self._workload, schedules, self._devices[:1], workers=num_unbuilt, problem=problem) as measurer:
             if naive_trial and _config_key(naive_trial) not in built_by_key:
                 _measure_all(measurer, [naive_trial], self._hard_deadline)
                 built_by_key |= {_config_key(trial): trial for trial in measurer.fastest_candidates}
@@ -454,14 +446,9 @@ class _SearchSession:
                 if unbuilt_trials:
                     _measure_all(measurer, unbuilt_trials, self._hard_deadline)
                     built_by_key |= {_config_key(trial): trial for trial in measurer.fastest_candidates}
-                finalists += [
-                    built_by_key[_config_key(trial)] for trial in pending_trials if _config_key(trial) in built_by_key
-                ]
-                pending_trials = (
-                    []
-                    if self._hard_deadline.has_passed
-                    else [*itertools.islice(remaining_trials, count - len(finalists))]
-                )
+                finalists += [built_by_key[key] for key in map(_config_key, pending_trials) if key in built_by_key]
+                num_missing = 0 if self._hard_deadline.has_passed else count - len(finalists)
+                pending_trials = [*itertools.islice(remaining_trials, num_missing)]
             if naive_trial and _config_key(naive_trial) in built_by_key:
                 finalists.append(built_by_key[_config_key(naive_trial)])
             finalist_rounds = measure_in_rounds(

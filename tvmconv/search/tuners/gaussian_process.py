@@ -84,9 +84,7 @@ class GaussianProcess:
         weights, variance, _ = _split_parameters(self.parameters)
         inputs = self._scale_features(inputs)
         scales, knob_weights = np.split(weights, [inputs.features.shape[1]])
-        measured_features, query_features = (
-            encoded_inputs.features * np.sqrt(scales) for encoded_inputs in (self._inputs, inputs)
-        )
+        measured_features, query_features = (each.features * np.sqrt(scales) for each in (self._inputs, inputs))
         squared_distance = (
             (measured_features**2).sum(axis=1)[:, None]
             + (query_features**2).sum(axis=1)
