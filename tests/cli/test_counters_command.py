@@ -58,7 +58,7 @@ def test_a_damaged_file_of_kernels_is_one_line(file, tmp_path):
 @pytest.mark.parametrize("words", [(), (SMALL,), ("--programs", "x.zip")])
 def test_without_a_gpu_both_are_needed(words, capsys):
     assert cli.main(["counters", *words, "--arch", "sm_90"]) == 2
-    assert "--programs FILE takes kernels to measure" in capsys.readouterr().err
+    assert "expected workloads and --programs FILE" in capsys.readouterr().err
 
 
 def test_readings_are_shown_again(tmp_path, capsys):

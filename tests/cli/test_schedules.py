@@ -25,7 +25,7 @@ def test_a_schedule_is_described_with_knobs_options_and_defaults(capsys):
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     assert rows["tile_rc"] == ["tile_rc", "-1,4", "7", "2", "factors", "of", "64,", "outermost", "first"]
     assert rows["pipeline"] == ["pipeline", "none", "5", "none,", "registers,", "async2,", "async3,", "async4"]
-    assert "-1 as the first factor: as many as it takes to cover the extent" in out
+    assert "-1 as the first factor stands for the number of tiles that cover the extent" in out
 
 
 def test_a_schedule_is_described_as_json(capsys):
