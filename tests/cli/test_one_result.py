@@ -27,7 +27,7 @@ def records_of(log):
 @pytest.fixture
 def tuned(log, instant):
     """A log that `tune` wrote, whose final timings turn the order of the trials around."""
-    instant.seconds = lambda trial, seconds: 1e-8 / seconds if trial.final else seconds
+    instant.seconds = lambda trial, seconds: 1e-8 / seconds if trial.is_final else seconds
     assert main([*TUNE, str(log)]) == 0
     return log
 
@@ -106,7 +106,7 @@ def _json(config):
 
 
 def test_the_ratio_of_the_table_is_of_the_times_beside_it(log, instant, capsys):
-    instant.seconds = lambda trial, seconds: seconds * (3 if trial.final else 1) * MAX_NAIVE_SECONDS
+    instant.seconds = lambda trial, seconds: seconds * (3 if trial.is_final else 1) * MAX_NAIVE_SECONDS
     main([*TUNE, str(log)])
     row = dict(zip(*(_cells(line) for line in capsys.readouterr().out.splitlines()[:2]), strict=True))
     times = [float(row[name].replace(",", "")) for name in ("default [µs]", "best [µs]")]
