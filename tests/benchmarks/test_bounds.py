@@ -14,7 +14,7 @@ def test_bounds_are_set_beside_what_was_measured(bench, tmp_path, capsys):
     assert len(points) == 2
     assert all(0 < each["least"] == max(each["units"].values()) for each in points)
     assert all(each["predicted"] > 0 for each in points)
-    assert "the overlap that fits best" in capsys.readouterr().out
+    assert "the best fit of the overlap exponent" in capsys.readouterr().out
     assert (tmp_path / "bounds-direct.png").stat().st_size < 200_000
 
 

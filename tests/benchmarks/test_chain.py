@@ -31,7 +31,7 @@ def measured(monkeypatch):
 
     def measure(layers, built, device, tell, *, picks):
         seen.update({w.text: kernel for w, kernel in built.items()}, layers=[name for name, _ in layers], picks=picks)
-        links = [ChainLayer(name, w.text, built[w].schedule, built[w].origin, False, False, 1e-6) for name, w in layers]
+        links = [ChainLayer(name, w.text, built[w].schedule, built[w].config_source, False, False, 1e-6) for name, w in layers]
         return links, {"graph": Timing((4e-6,), "", False)}
 
     gpu = CudaDevice(
@@ -164,8 +164,8 @@ def test_readings_are_written_again(bench, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give a --log"),
-        (["--log", "tuning_logs", "--suite", "filter1d"], "a chain is of convolutions alone"),
+        ([], "expected a --log"),
+        (["--log", "tuning_logs", "--suite", "filter1d"], "expected a suite of convolutions only"),
         (["--log", "tuning_logs", "--device", "opencl:0"], "expected --device cuda:N instead of opencl:0"),
         (["--log", "tuning_logs", "--only", "no such"], "no layer of resnet50 is named like 'no such'"),
     ],

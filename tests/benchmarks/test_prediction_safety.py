@@ -42,4 +42,4 @@ def test_a_wrong_result_is_a_failure(built):
 
 def test_without_a_model_of_the_device_one_line_says_so(bench, capsys):
     assert bench(["--device", "opencl:0"]) == 2
-    assert "no model knows opencl:0" in capsys.readouterr().err
+    assert "there is no cost model for opencl:0" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_what_is_no_time_is_a_failure(written, time):
         ('{"tune_params_keys": ["a"], "cache": {"1": 7}}', "not a cache file"),
         ('{"tune_params_keys": ["a"], "cache": {}}', "no successful measurement among its 0 configs"),
         ('{"tune_params_keys": ["a"], "cache": {"1": {"a": 1, "time": "x"}}}', "no successful measurement among its 1"),
-        ('{"tune_params_keys": ["a"], "cache": {"1": {"a": 1, "time": 1}, "2": {"a": "b", "time": 1}}}', "not a cache file"),
+        ('{"tune_params_keys": ["a"], "cache": {"1": {"a": 1, "time": 1}, "2": {"a": "b", "time": 1}}}', "not a cache"),
         ('{"tune_params_keys": [], "cache": {"": {"time": 1}}}', "has no parameters that were tuned"),
         ('{"results": [{"configuration": {"a": 1}}]}', "no 'measurements'"),
     ],
