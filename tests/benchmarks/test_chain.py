@@ -31,7 +31,10 @@ def measured(monkeypatch):
 
     def measure(layers, built, device, tell, *, picks):
         seen.update({w.text: kernel for w, kernel in built.items()}, layers=[name for name, _ in layers], picks=picks)
-        links = [ChainLayer(name, w.text, built[w].schedule, built[w].config_source, False, False, 1e-6) for name, w in layers]
+        links = [
+            ChainLayer(name, w.text, built[w].schedule, built[w].config_source, False, False, 1e-6)
+            for name, w in layers
+        ]
         return links, {"graph": Timing((4e-6,), "", False)}
 
     gpu = CudaDevice(
@@ -50,7 +53,9 @@ def measured(monkeypatch):
     )
     monkeypatch.setattr(chain, "find_device", lambda *_: gpu)
     monkeypatch.setattr(chain, "measure_chain", measure)
-    monkeypatch.setattr(chain, "describe_provenance", lambda device, command, library, built: f"here, {built}")
+    monkeypatch.setattr(
+        chain, "describe_provenance", lambda device, command, library, builder_versions: f"here, {builder_versions}"
+    )
     return seen
 
 

@@ -23,7 +23,7 @@ def test_without_the_bindings_one_line_names_the_extra(bench, capsys, monkeypatc
     ("words", "said"),
     [
         ([], "WORKLOAD"),
-        ([SMALL, "filter2d:9x9x1,3x3"], "one operator, whose schedules are compared, not filter1d, filter2d"),
+        ([SMALL, "filter2d:9x9x1,3x3"], "one operator, not of filter1d, filter2d"),
         ([SMALL, "--device", "opencl:0"], "expected --device cuda:N instead of opencl:0"),
         ([SMALL, "--seconds", "0"], "positive number"),
         (["filter1d:999,k4"], "odd"),

@@ -36,7 +36,7 @@ def test_both_rates_and_their_ratio_are_told(measured):
     assert status == 0
     rates = {line.split()[0]: line.split()[4] for line in out.splitlines()[3:5]}
     assert rates == {"tvmconv": "40.0", "MetaSchedule": "0.800"}
-    assert "50.0 × the trials a second of MetaSchedule, and 50.7 × those that succeed" in out
+    assert "50.0 × the trials per second of MetaSchedule, and 50.7 × the successful ones" in out
     assert data["searches"]["MetaSchedule"]["succeeded"] == 60
 
 
