@@ -119,7 +119,8 @@ def smaller_for_opencl(block):
 def prepared(section, folder):
     """The section's blocks, when the files and folders that they speak of are there."""
     files = [block for block in section if block.mark == "file"]
-    if any(doc_inputs.path_of(block.text).parts[0] in PACKAGES for block in files):
+    adds_module = any(doc_inputs.path_of(block.text).parts[0] in PACKAGES for block in files)
+    if adds_module or any(block.text.startswith("sed -i") for block in section):  # never in the project itself
         for package in PACKAGES:
             shutil.copytree(ROOT / package, folder / package)
     for name in ("scripts", "tuning_logs"):
