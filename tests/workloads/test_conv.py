@@ -52,7 +52,7 @@ def taps(w):
 
 
 def inside(w, x_index):
-    return all(0 <= i < size for i, size in zip(x_index[2:], w.space, strict=True))
+    return all(0 <= i < size for i, size in zip(x_index[2:], w.input_size, strict=True))
 
 
 def convolve_by_loops(w, x, k):
