@@ -26,7 +26,7 @@ def test_a_page_of_what_the_shipped_logs_have(shipped):
     text = shipped.read_text(encoding="utf-8")
     assert "From the logs that come with tvmconv, on NVIDIA H200" in text
     assert re.search(r'<th scope="row">register .*?</th><td>33\.\d µs</td>', text)
-    assert "Below the ceilings of NVIDIA H200" in text
+    assert "Roofline of NVIDIA H200" in text
     assert "the default config" in text
     assert "basic in full" in text
     assert re.search(r"filter1d\.jsonl: \d+ records on NVIDIA H200; 2026-11-\d\d; ", text)
@@ -97,7 +97,7 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     assert "&lt;b&gt;first&lt;/b&gt; <span" in text
     assert "<b>first" not in text
     assert "All 4 layers" not in text  # nobody measured the second layer
-    assert "Of 2 layers it has 1." in text
+    assert "This source has 1 of 2 layers." in text
 
 
 def test_what_a_profiler_counted_is_beside_what_is_counted(small):

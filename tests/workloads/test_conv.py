@@ -44,15 +44,15 @@ def taps(w):
     """Every multiplication as (index of Y, index of X, index of K), straight from the definition."""
     channels, filters = w.C // w.groups, w.O // w.groups
     for n, o, c in itertools.product(range(w.N), range(w.O), range(channels)):
-        for place in itertools.product(*map(range, w.out)):
+        for place in itertools.product(*map(range, w.output_size)):
             for tap in itertools.product(*map(range, w.kernel)):
-                axes = zip(place, w.stride, tap, w.dilation, w.before, strict=True)
+                axes = zip(place, w.stride, tap, w.dilation, w.pad_low, strict=True)
                 at = tuple(p * s + r * d - before for p, s, r, d, before in axes)
                 yield (n, o, *place), (n, o // filters * channels + c, *at), (o, c, *tap)
 
 
 def inside(w, x_index):
-    return all(0 <= i < size for i, size in zip(x_index[2:], w.space, strict=True))
+    return all(0 <= i < size for i, size in zip(x_index[2:], w.input_size, strict=True))
 
 
 def convolve_by_loops(w, x, k):

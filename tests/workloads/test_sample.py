@@ -18,7 +18,7 @@ TEXTS = [IMAGES, VOLUME, SIGNAL]
 def chosen(text, cell, seed=0):
     """Whether each pixel (n, space) is in the sample."""
     w = tc.parse(text)
-    mask = np.zeros((w.N, *w.out), bool)
+    mask = np.zeros((w.N, *w.output_size), bool)
     mask.reshape(-1)[choose_pixels(w, cell, seed)] = True
     return mask
 
