@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv import compat
 from tvmconv.errors import RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.lines import InvalidLines, LogLine, read_lines
@@ -94,7 +95,8 @@ class HeaderScanner(Generic[T]):
 
     def __init__(self, make_header: Callable[[RecordKey], T]) -> None:
         self._make_header = make_header
-        self._headers: dict[bytes, T | RecordError] = {}  # by the bytes up to and with `_CONFIG`
+        # by the bytes up to and with `_CONFIG`: the header with the name of the schedule
+        self._headers: dict[bytes, tuple[T, str] | RecordError] = {}
         self._last_head = _CONFIG  # the head of the line before, which the next line probably has too
 
     def scan_line(self, line: bytes) -> ScannedLine[T] | None:
@@ -114,26 +116,27 @@ class HeaderScanner(Generic[T]):
         match = _RESULT.match(line, end)
         if match is None or _REPEATED_KEY.search(line, match.end()):
             return None
-        header = self._headers.get(head)
-        if header is None:
-            header = self._read_head(head)
+        entry = self._headers.get(head)
+        if entry is None:
+            entry = self._read_head(head)
         self._last_head = head
-        if isinstance(header, RecordError):
-            raise header.with_traceback(None)  # which would grow with each raise
+        if isinstance(entry, RecordError):
+            raise entry.with_traceback(None)  # which would grow with each raise
+        header, schedule = entry
         costs, error_no, timestamp = match.groups()
-        return ScannedLine(header, _ERRORS[error_no], costs, line[line.find(_ENTITY, len(head)) : end], timestamp, line)
+        config = compat.rename_config_text(schedule, line[line.find(_ENTITY, len(head)) : end])
+        return ScannedLine(header, _ERRORS[error_no], costs, config, timestamp, line)
 
-    def _read_head(self, head: bytes) -> T | RecordError:
+    def _read_head(self, head: bytes) -> tuple[T, str] | RecordError:
         if len(self._headers) >= _MAX_HEADS:  # of garbage; the heads that matter will be back
             self._headers.clear()
         try:
-            header: T | RecordError = self._make_header(
-                RecordKey.from_json(json_checks.parse_object(head.removesuffix(_CONFIG) + b"}"))
-            )
+            key = RecordKey.from_json(json_checks.parse_object(head.removesuffix(_CONFIG) + b"}"))
+            entry: tuple[T, str] | RecordError = self._make_header(key), key.schedule
         except RecordError as error:
-            header = error
-        self._headers[head] = header
-        return header
+            entry = error
+        self._headers[head] = entry
+        return entry
 
 
 def scan_log(

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvmconv.errors import RecordError
+from tvmconv import compat
+from tvmconv.errors import KnobError, RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.record_key import RecordKey
 from tvmconv.measure.results import ErrorKind, MeasureResult, compute_cost_seconds
@@ -125,7 +126,7 @@ class Record:
         return cls(
             measurement.workload,
             measurement.schedule,
-            measurement.config,
+            compat.rename_config(measurement.schedule, measurement.config),
             measurement.device,
             measurement.target,
             times=outcome.times,
@@ -179,7 +180,7 @@ class Record:
         costs = json_checks.check_list(costs, "the costs")
         return cls(
             *key[:2],
-            autotvm.decode_config(config.get("entity")),
+            _parse_config(key.schedule, config.get("entity")),
             *key[2:],
             times=() if error else _parse_times(costs),
             error=error,
@@ -193,6 +194,13 @@ class Record:
             index=json_checks.check_integer(config.get("index", 0), "the config's index"),
             final=data.get("final") is True,
         )
+
+
+def _parse_config(schedule: str, entities: object) -> Config:
+    try:
+        return compat.rename_config(schedule, autotvm.decode_config(entities))
+    except KnobError as error:
+        raise RecordError("the config has a knob twice", str(error)) from error
 
 
 def _parse_error_kind(value: object) -> ErrorKind:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tvmconv import jsonfile
+from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import Executable
 from tvmconv.errors import Error
 from tvmconv.files import check_archive, open_regular
@@ -41,6 +41,15 @@ def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
             for index in range(sum(name.endswith(".json") for name in archive.namelist())):
                 entry = jsonfile.parse_json(archive.read(f"{index}.json"))
                 executable, _ = decode_executable(entry[EXECUTABLE_KEY].decode(str), archive.read(f"{index}.bin"))
-                yield {name: value.value for name, value in entry[METADATA_KEY].members().items()}, executable
+                metadata = {name: value.value for name, value in entry[METADATA_KEY].members().items()}
+                yield _rename_knobs(metadata), executable
     except Exception as error:  # for a file that is damaged, archives and decompression raise a dozen kinds
         raise Error(f"cannot read {file}: {error}") from error
+
+
+def _rename_knobs(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata with the current names of the knobs of its config, if it has one."""
+    schedule, config = metadata.get("schedule"), metadata.get("config")
+    if not isinstance(schedule, str) or not isinstance(config, dict):
+        return metadata
+    return {**metadata, "config": compat.rename_config(schedule, config)}

@@ -61,7 +61,8 @@ class AccessCost:
     def merge(self, other_cost: AccessCost) -> AccessCost:
         """Both together; the instructions of one line count once."""
         sums = {
-            name: getattr(self, name) + getattr(other_cost, name) for name in ("requests", "units_taken", "min_units", "num_occurrences")
+            name: getattr(self, name) + getattr(other_cost, name)
+            for name in ("requests", "units_taken", "min_units", "num_occurrences")
         }
         if set(other_cost.lines) <= set(self.lines):
             return replace(self, **sums)

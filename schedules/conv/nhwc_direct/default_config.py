@@ -228,7 +228,7 @@ def add_constraints(k: Knobs, w: Conv, configs: Callable[[Columns], Any]) -> Non
     )
     k.require(
         f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
-        lambda c: (c["weight"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+        lambda c: (c["weight_scope"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
     )
     k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.prune(

@@ -53,10 +53,14 @@ def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
         start_async_copy(
             state,
             MemoryAddress(
-                target.memory, state.select_lane_values(target.byte_offset + target_index * itemsize, lanes), target.name
+                target.memory,
+                state.select_lane_values(target.byte_offset + target_index * itemsize, lanes),
+                target.name,
             ),
             MemoryAddress(
-                source.memory, state.select_lane_values(source.byte_offset + source_index * itemsize, lanes), source.name
+                source.memory,
+                state.select_lane_values(source.byte_offset + source_index * itemsize, lanes),
+                source.name,
             ),
             nbytes,
             source_bytes,

@@ -46,7 +46,10 @@ class StemTileConfig:
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> StemTileConfig:
         """Return the configs of columns."""
-        return cls(w, *(columns[name] for name in ("rows", "warps", "block_n", "stages", "blocks", "hold")))
+        return cls(
+            w,
+            *(columns[name] for name in ("block_p", "warps", "block_n", "stages", "max_ctas", "weights_in_registers")),
+        )
 
     @property
     def row_layout(self) -> RowLayout:

@@ -1,0 +1,163 @@
+"""Former names of persisted data, and the functions that translate them where old files and options are read.
+
+Everything inside of the package sees the current names, and only these are written. Values, keys and flags that are not
+in a table here have had one name only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tvmconv.errors import KnobError
+from tvmconv.space import Config, Value
+
+# Knobs by schedule: {old: new}. The same old word stands for different things in different schedules.
+KNOBS: dict[str, dict[str, str]] = {
+    "hopper": {
+        "sharers_m": "cluster_m",
+        "sharers_n": "cluster_n",
+        "rows": "wgmma_m_tiles",
+        "row_bytes": "block_k_bytes",
+        "taps": "taps_per_copy",
+    },
+    "winograd_hopper": {
+        "tile_m": "output_tile",
+        "sharers_m": "cluster_m",
+        "sharers_n": "cluster_n",
+        "rows": "wgmma_m_tiles",
+        "row_bytes": "block_k_bytes",
+    },
+    "mma_sync": {"meet": "split_k_reduction", "residual": "residual_add"},
+    "tensor_core": {"fragments": "fragment_prefetch"},
+    "stem": {"rows": "block_p", "blocks": "max_ctas", "hold": "weights_in_registers"},
+    "direct": {"slices": "sliced_k", "fetch": "copy_order"},
+    "implicit_gemm": {"slices": "sliced_k", "fetch": "copy_order"},
+    "winograd": {"tile_m": "output_tile", "slices": "sliced_k", "fetch": "copy_order"},
+    "winograd_fused": {
+        "tile_m": "output_tile",
+        "places": "points_per_thread",
+        "exchanged": "channels_per_exchange",
+        "taps": "block_k",
+    },
+    "depthwise": {"stage": "operand_scope"},
+    "depthwise_nhwc": {"weight": "weight_scope", "unrolled": "unroll_scope"},
+    "grouped_nhwc": {"weight": "weight_scope", "unrolled": "unroll_scope", "depth": "block_k"},
+    "register": {"once": "load_rows_once", "vectors": "vectors_per_thread", "rows": "rows_per_thread"},
+}
+
+_COPY_ORDERS: dict[str, Value] = {"interleaved": "coalesced", "blocked": "contiguous", "vectors": "vectorized"}
+
+# Values of knobs by schedule and current name of the knob: {old: new}. All old values are words.
+KNOB_VALUES: dict[str, dict[str, dict[str, Value]]] = {
+    "mma_sync": {
+        "split_k_reduction": {"scratch": "workspace"},
+        "residual_add": {"begin": "accumulator_init", "end": "epilogue"},
+    },
+    "tensor_core": {"fragment_prefetch": {"now": 0, "ahead": 1}},
+    "direct": {"copy_order": _COPY_ORDERS},
+    "implicit_gemm": {"copy_order": _COPY_ORDERS},
+    "winograd": {"copy_order": _COPY_ORDERS},
+}
+
+_logger = logging.getLogger("tvmconv")
+_reported_messages: set[str] = set()  # messages of this process
+
+
+def rename_knob(schedule: str, name: str) -> str:
+    """Return the current name of a knob, which may be given by its former one."""
+    return KNOBS.get(schedule, {}).get(name, name)
+
+
+def rename_value(schedule: str, knob: str, value: Value) -> Value:
+    """Return the current spelling of a value of the knob that is now called `knob`."""
+    if not isinstance(value, str):
+        return value
+    return KNOB_VALUES.get(schedule, {}).get(knob, {}).get(value, value)
+
+
+def rename_config(schedule: str, config: Mapping[str, Value]) -> Config:
+    """Return a config with the current names of its knobs and values, in the same order.
+
+    Raises:
+        KnobError: the config has a knob under its former and under its current name.
+    """
+    if schedule not in KNOBS:
+        return dict(config)
+    renamed: Config = {}
+    for name, value in config.items():
+        new_name = rename_knob(schedule, name)
+        if new_name in renamed or (new_name != name and new_name in config):
+            raise KnobError(f"schedule {schedule}: the config has knob {new_name} twice, once by a former name")
+        renamed[new_name] = rename_value(schedule, new_name, value)
+    return renamed
+
+
+def rename_requested_config(schedule: str, config: Mapping[str, Value]) -> Config:
+    """Return `rename_config` of a config that a user wrote, and log one line if it has a former name.
+
+    Raises:
+        KnobError: the config has a knob under its former and under its current name.
+    """
+    renamed = rename_config(schedule, config)
+    changes = [
+        f"{old_name}={old_value} is now {new_name}={new_value}"
+        for (old_name, old_value), (new_name, new_value) in zip(config.items(), renamed.items(), strict=True)
+        if (old_name, type(old_value)) != (new_name, type(new_value)) or old_value != new_value
+    ]
+    message = f"schedule {schedule}: {', '.join(changes)}; the former names are deprecated"
+    if changes and message not in _reported_messages:
+        _reported_messages.add(message)
+        _logger.warning("%s", message)
+    return renamed
+
+
+def former_knob(schedule: str | None, name: str) -> str:
+    """Return the first name that a knob had: recorded spaces keep its order, so that seeded searches stay the same."""
+    former_names = {new: old for old, new in KNOBS.get(schedule or "", {}).items()}
+    return former_names.get(name, name)
+
+
+def former_value(schedule: str | None, knob: str, value: Value) -> Value:
+    """Return the first spelling of a value, see `former_knob`; `knob` is the current name."""
+    former_values = {new: old for old, new in KNOB_VALUES.get(schedule or "", {}).get(knob, {}).items()}
+    return former_values.get(value, value)
+
+
+@functools.cache
+def _text_renames(schedule: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return pairs of old and new bytes for the text of configs: names first, then values of the renamed knobs."""
+    knobs = ((f'["{old}", "', f'["{new}", "') for old, new in KNOBS.get(schedule, {}).items())
+    values = (
+        (f'["{knob}", "ot", {json.dumps(old)}]', f'["{knob}", "ot", {json.dumps(new)}]')
+        for knob, new_by_old in KNOB_VALUES.get(schedule, {}).items()
+        for old, new in new_by_old.items()
+    )
+    return tuple((old.encode(), new.encode()) for old, new in (*knobs, *values))
+
+
+def rename_config_text(schedule: str, text: bytes) -> bytes:
+    """Return the text of a config as tuning logs spell it, with the current names of its knobs and values."""
+    for old, new in _text_renames(schedule):
+        text = text.replace(old, new)
+    return text
+
+
+def rename_keys(data: Mapping[str, Any], new_by_old: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Return a JSON object with the current names of its keys.
+
+    Args:
+        data: the object.
+        new_by_old: the table of its keys.
+        where: what the object is, for the message.
+
+    Raises:
+        ValueError: the object has a key under its former and under its current name.
+    """
+    for old, new in new_by_old.items():
+        if old in data and new in data:
+            raise ValueError(f"{where} has key {new!r} twice, once by its former name {old!r}")
+    return {new_by_old.get(name, name): value for name, value in data.items()}
