@@ -63,6 +63,20 @@ KNOB_VALUES: dict[str, dict[str, dict[str, Value]]] = {
     "winograd": {"copy_order": _COPY_ORDERS},
 }
 
+# Features of cost models that are quantities of `ResourceUsage`, of all schedules: {old: new}.
+USAGE_FEATURES = {
+    "rounds": "cluster_waves",
+    "held": "live_registers",
+    "waste": "padding_ratio",
+    "issued": "issued_instructions",
+    "staged_words": "staged_elements",
+    "halo": "halo_read_ratio",
+    "overlap": "input_read_ratio",
+    "in_flight": "in_flight_bytes",
+}
+# Knobs whose former name is also that of a quantity of `ResourceUsage`; a feature of that name is the quantity.
+_KNOBS_NAMED_AS_USAGE = {("stem", "blocks")}
+
 _logger = logging.getLogger("tvmconv")
 _reported_messages: set[str] = set()  # messages of this process
 
@@ -113,6 +127,27 @@ def rename_requested_config(schedule: str, config: Mapping[str, Value]) -> Confi
         _reported_messages.add(message)
         _logger.warning("%s", message)
     return renamed
+
+
+def rename_feature(schedule: str, name: str) -> str:
+    """Return the current name of a feature of a schedule's cost model: `w.SIZE`, KNOB, KNOB=WORD, KNOB.FACTOR or a
+    quantity of `ResourceUsage`.
+    """
+    if name.startswith("w."):
+        return name
+    base, separator, rest = split_feature(name)
+    if base in USAGE_FEATURES:
+        return USAGE_FEATURES[base]
+    if (schedule, base) in _KNOBS_NAMED_AS_USAGE:
+        return name
+    knob = rename_knob(schedule, base)
+    return f"{knob}{separator}{rename_value(schedule, knob, rest) if separator == '=' else rest}"
+
+
+def split_feature(name: str) -> tuple[str, str, str]:
+    """Return the knob or quantity of a feature's name, the separator, and the option or factor behind it."""
+    index = next((index for index, character in enumerate(name) if character in "=."), len(name))
+    return name[:index], name[index : index + 1], name[index + 1 :]
 
 
 def former_knob(schedule: str | None, name: str) -> str:

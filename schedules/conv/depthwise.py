@@ -5,8 +5,8 @@ The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit have 
 tile and the filters in shared memory once; threads copy their part to registers and accumulate. Each plane of a volume
 has its own blocks; a signal is a single row.
 
-The knob `operand_scope` is new: with "registers", threads read their operands directly from global memory. A 3×3 window is read
-at most nine times, by neighbours, from the L1 cache, and no barrier is needed.
+The knob `operand_scope` is new: with "registers", threads read their operands directly from global memory. A 3×3 window
+is read at most nine times, by neighbours, from the L1 cache, and no barrier is needed.
 """
 
 import math
@@ -79,8 +79,8 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
         shared_bytes=np.where(columns["operand_scope"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
         accumulators=count_accumulators(axis_tiles),
         blocks=blocks,
-        staged_words=inputs + weights,
-        overlap=inputs / (f * y * x),
+        staged_elements=inputs + weights,
+        input_read_ratio=inputs / (f * y * x),
         all_threads=blocks * threads,
     )
 

@@ -75,8 +75,8 @@ class DirectTileConfig:
         sliced_k: Threads that share the reduction of an output.
         pipeline: One of `PIPELINE_COPIES`.
         copy_order: Thread-to-element order of copies to shared memory. `coalesced`: neighbouring threads copy
-            neighbouring elements. `vectorized`: the same with `VECTOR_ELEMENTS` elements each. `contiguous`: each thread
-            copies a contiguous run.
+            neighbouring elements. `vectorized`: the same with `VECTOR_ELEMENTS` elements each. `contiguous`: each
+            thread copies a contiguous run.
         max_unrolled_statements: Maximum number of statements to which the products of a k-tile are unrolled.
         unrolls_explicitly: Whether TVM unrolls in the source; otherwise the device's compiler does, by `#pragma
             unroll`.
@@ -309,7 +309,7 @@ class DirectTileConfig:
             blocks=num_blocks,
             steps=k_tiles,
             products=macs_per_k_tile // self.num_threads,
-            staged_words=staged_elements / self.num_threads,
+            staged_elements=staged_elements / self.num_threads,
             intensity=macs_per_k_tile / staged_elements,
             traffic=num_blocks * k_tiles * staged_elements,
             all_threads=num_blocks * self.num_threads,

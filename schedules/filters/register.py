@@ -76,7 +76,7 @@ def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
         np.zeros_like(threads),
         outputs_per_thread,
         num_blocks,
-        held=_estimate_live_registers(w, columns),
+        live_registers=_estimate_live_registers(w, columns),
         loads=loads,
     )
 

@@ -233,7 +233,7 @@ def test_the_driver_example_encodes_tensor_maps(tmp_path, gpu):
 def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     w = tc.parse("conv2d:1x64x5x5,16x64x3x3,s1,p1,f16,nhwc")
     tiles = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2, "stages": 2}
-    kernel = tc.build(w, "mma_sync", arch="sm_90", config={**tiles, "split_k": 2, "meet": "cluster"})
+    kernel = tc.build(w, "mma_sync", arch="sm_90", config={**tiles, "split_k": 2, "split_k_reduction": "cluster"})
     export(kernel, tmp_path)
     assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "kernel.json").read_text())["steps"][0]["cluster"] == [1, 1, 2]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.compat import split_feature
 from tvmconv.space.search_space import Space
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_numpy_dtype
@@ -72,8 +74,23 @@ def compute_features(
     return columns_by_name
 
 
-def build_matrix(columns_by_name: dict[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
-    """The columns of these names, float32 (n, names); `MISSING` for those that are not there."""
+def build_matrix(
+    columns_by_name: dict[str, np.ndarray], names: tuple[str, ...], knobs: Collection[str] = ()
+) -> np.ndarray:
+    """Return the columns of these names, float32 (n, names).
+
+    Args:
+        columns_by_name: features of configs, as `compute_features` returns them.
+        names: names of features, in the order of the columns.
+        knobs: names of knobs that the schedule has for some workload; of those that this workload does not have, the
+            features are `MISSING`.
+
+    Raises:
+        ValueError: a feature is missing, and no knob has it.
+    """
+    unknown = [name for name in names if name not in columns_by_name and split_feature(name)[0] not in knobs]
+    if unknown:
+        raise ValueError(f"the cost model has features that its schedule does not produce: {', '.join(unknown)}")
     num_points = len(next(iter(columns_by_name.values())))
     missing = np.full(num_points, MISSING, np.float32)
     return np.stack([columns_by_name.get(name, missing) for name in names], axis=1)

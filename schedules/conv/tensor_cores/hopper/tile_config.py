@@ -51,7 +51,8 @@ class HopperTileConfig:
         warpgroups: Consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels.
         wgmma_m_tiles: Number of wgmma tiles of a warpgroup along the pixels.
         block_n: Output channels per CTA.
-        block_k_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a swizzle.
+        block_k_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a
+            swizzle.
         stages: Pipeline stages in shared memory.
         split_k: CTAs of a cluster that share the reduction of an output, each with a part of the k-tiles.
         cluster_m: CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice.

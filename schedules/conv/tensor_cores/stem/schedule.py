@@ -13,8 +13,9 @@ are then every second pixel, and there are two weights, for the warps of even an
 also becomes zeros in the weight. Because a zero times an infinite input is NaN, pixels beside the window or between its
 taps must be finite.
 
-- A warp computes 16 pixels of each of `block_p` output rows and all channels of the tile by `mma.sync` m16n8k16 (m16n8k8
-  for TF32), with float32 accumulators. `ldmatrix` loads the weight fragments, which can stay in registers (`weights_in_registers`).
+- A warp computes 16 pixels of each of `block_p` output rows and all channels of the tile by `mma.sync` m16n8k16
+  (m16n8k8 for TF32), with float32 accumulators. `ldmatrix` loads the weight fragments, which can stay in registers
+  (`weights_in_registers`).
 - The grid is persistent: each block computes tiles at a fixed interval. The weight is spread once per block, and
   `cp.async` copies the input rows of the next tiles while a tile is computed. Rows that do not start at multiples of
   four bytes (width times channels is odd) are copied word by word.

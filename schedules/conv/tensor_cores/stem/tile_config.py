@@ -199,7 +199,7 @@ class StemTileConfig:
             staged_bytes=staged_bytes / self.num_threads,
             traffic=self.num_pixel_tiles * self.num_channel_tiles * staged_bytes,
             all_threads=num_ctas * self.num_threads,
-            held=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
+            live_registers=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
             computed=self.num_pixel_tiles * self.block_p * self.block_q * self.num_channel_tiles * self.block_n,
         )
 
