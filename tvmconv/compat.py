@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvmconv.errors import KnobError
-from tvmconv.space import Config, Value
+
+Value = Any  # of a knob, as `tvmconv.space` has it; this module is below all that import it
+Config = dict[str, Value]
 
 # Knobs by schedule: {old: new}. The same old word stands for different things in different schedules.
 KNOBS: dict[str, dict[str, str]] = {
@@ -74,6 +76,14 @@ USAGE_FEATURES = {
     "overlap": "input_read_ratio",
     "in_flight": "in_flight_bytes",
 }
+# Keys of JSON objects: {old: new}.
+RECORD_KEYS = {"deviation": "relative_error"}  # of a line of a tuning log
+EXECUTABLE_KEYS = {"steps": "kernels", "scratch": "workspace", "prepared": "num_prepack_kernels"}  # of a header
+KERNEL_KEYS = {"overlaps": "uses_pdl"}  # of a kernel in the header of an executable
+TENSOR_MAP_KEYS = {"steps": "element_strides", "lower": "lower_corner", "upper": "upper_corner"}
+ARCHIVE_KEYS = {"told": "metadata"}  # of an entry of a file of kernels
+TORCH_ARCHIVE_KEYS = {"place": "torch_device"}  # of the header of a saved model, version 1
+
 # Knobs whose former name is also that of a quantity of `ResourceUsage`; a feature of that name is the quantity.
 _KNOBS_NAMED_AS_USAGE = {("stem", "blocks")}
 
@@ -181,18 +191,17 @@ def rename_config_text(schedule: str, text: bytes) -> bytes:
     return text
 
 
-def rename_keys(data: Mapping[str, Any], new_by_old: Mapping[str, str], where: str) -> dict[str, Any]:
+def rename_keys(data: Mapping[str, Any], new_by_old: Mapping[str, str]) -> dict[str, Any]:
     """Return a JSON object with the current names of its keys.
 
     Args:
         data: the object.
         new_by_old: the table of its keys.
-        where: what the object is, for the message.
 
     Raises:
         ValueError: the object has a key under its former and under its current name.
     """
     for old, new in new_by_old.items():
         if old in data and new in data:
-            raise ValueError(f"{where} has key {new!r} twice, once by its former name {old!r}")
+            raise ValueError(f"the key {new!r} is there twice, once by its former name {old!r}")
     return {new_by_old.get(name, name): value for name, value in data.items()}

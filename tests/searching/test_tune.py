@@ -31,11 +31,11 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert (tuned.status.num_trials, tuned.status.num_resumed, tuned.status.error_counts.total()) == (4, 0, 0)
     assert tuned.status.best == min(trials, key=lambda record: record.cost)
     assert tuned.status.speedup == reference.cost / tuned.status.best.cost
-    assert tuned.final.deviation < tuned.final.workload.tolerance
+    assert tuned.final.relative_error < tuned.final.workload.tolerance
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
     assert tuned.final == min(finals_of(log), key=lambda record: record.cost)
-    assert all(record.deviation < WORKLOAD.tolerance for record in finals_of(log))
+    assert all(record.relative_error < WORKLOAD.tolerance for record in finals_of(log))
     assert tuned.phases["verify"] > 0
     assert tuned.seconds > 0
 

@@ -302,7 +302,9 @@ def make_results_table(
                 format_significant(best_record.gflops) if best_record else EMPTY_CELL,
                 format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
                 format_significant(result.speedup) if result.speedup else EMPTY_CELL,
-                f"{best_record.deviation:.1e}" if best_record and best_record.deviation is not None else EMPTY_CELL,
+                f"{best_record.relative_error:.1e}"
+                if best_record and best_record.relative_error is not None
+                else EMPTY_CELL,
                 f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
             )
         )

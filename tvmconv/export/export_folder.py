@@ -93,11 +93,11 @@ def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[s
     """What `kernel.json` says: all that it takes to call the kernel, and what is known of it.
 
     `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
-    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `kernel_descriptions` are the device
-    functions in the order of their launches; `parameters` names those arguments and `scratch` memory that one takes the
-    address or the texture object of, in its order; for those at the places that `tensor_maps` tells it takes a tensor
-    map (`tvmconv.tensor_map`). The first `prepared` of them read nothing but the weight: who calls again with the same
-    one may leave them out. What a single step has is beside `kernel_descriptions`, too. Times are in seconds.
+    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `kernels` are the device functions in
+    the order of their launches; `parameters` names those arguments and buffers of the `workspace` that one takes the
+    address or the texture object of, in its order; for those at the indices in `tensor_maps` it takes a tensor map
+    (`tvmconv.tensor_map`). The first `num_prepack_kernels` of them read nothing but the weight: who calls again with
+    the same one may leave them out. What a single kernel has is beside `kernels`, too. Times are in seconds.
     `compile_arch` is the architecture that `kernel.cu` has to be compiled for, where it is not `arch`.
     """
     from importlib import metadata
@@ -122,19 +122,19 @@ def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[s
             }
             for i, (name, array) in enumerate(zip(workload.argument_names, executable.arrays, strict=True))
         ],
-        "scratch": [
+        "workspace": [
             {"name": name, "bytes": array.nbytes}
             for name, array in zip(names[len(executable.arrays) :], executable.workspace, strict=True)
         ],
-        "steps": kernel_descriptions,
-        "prepared": executable.num_prepack_kernels,
+        "kernels": kernel_descriptions,
+        "num_prepack_kernels": executable.num_prepack_kernels,
         **(kernel_descriptions[0] if len(kernel_descriptions) == 1 else {}),
         "measured": record
         and {
             "device": record.device,
             "seconds": record.cost,
             "gflops": record.gflops,
-            "relative_error": record.deviation,
+            "relative_error": record.relative_error,
             "timestamp": record.timestamp,
         },
         "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},

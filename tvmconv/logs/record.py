@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +44,7 @@ class Record:
         times: seconds a launch, one a repeat; empty for an error.
         error: how the measurement ended.
         message: what an error said, in one line.
-        deviation: relative L2 error against the float64 reference; None where it was not taken or is not finite.
+        relative_error: relative L2 error against the float64 reference; None where it was not taken or is not finite.
         cost_seconds: seconds on the clock to build and to run.
         timestamp: when it was taken, in seconds since 1970.
         elapsed: seconds of tuning of this workload when it came in, those of earlier sessions included.
@@ -63,7 +64,7 @@ class Record:
     times: tuple[float, ...] = ()
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    deviation: float | None = None
+    relative_error: float | None = None
     cost_seconds: float = 0.0
     timestamp: float = 0.0
     elapsed: float | None = None
@@ -77,6 +78,12 @@ class Record:
         description = " ".join(filter(None, [self.schedule, config]))
         result_text = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
         return f"<Record {self.workload} by {description} on {self.device}: {result_text}>"
+
+    @property
+    def deviation(self) -> float | None:
+        """Return `relative_error`, of which this is the former name."""
+        warnings.warn("Record.deviation is now Record.relative_error", DeprecationWarning, stacklevel=2)
+        return self.relative_error
 
     @property
     def ok(self) -> bool:
@@ -108,7 +115,7 @@ class Record:
         return replace(
             self,
             times=tuple(float(f"{seconds:.5g}") for seconds in self.times),
-            deviation=None if self.deviation is None else float(f"{self.deviation:.1e}"),
+            relative_error=None if self.relative_error is None else float(f"{self.relative_error:.1e}"),
             cost_seconds=round(self.cost_seconds, 2),
             timestamp=float(round(self.timestamp)),
             elapsed=None if self.elapsed is None else round(self.elapsed, 2),
@@ -132,7 +139,7 @@ class Record:
             times=outcome.times,
             error=outcome.error,
             message=outcome.message,
-            deviation=outcome.deviation,
+            relative_error=outcome.relative_error,
             cost_seconds=measurement.seconds,
             timestamp=measurement.timestamp,
             elapsed=elapsed_seconds,
@@ -153,7 +160,7 @@ class Record:
             "version": VERSION,
             "tvm_version": versions.pop("tvm", None),
             "message": self.message or None,
-            "deviation": self.deviation if self.deviation is not None and math.isfinite(self.deviation) else None,
+            "relative_error": self.relative_error if math.isfinite(self.relative_error or 0) else None,
             "elapsed": self.elapsed,
             "resources": dict(self.resources) or None,
             "versions": versions or None,
@@ -173,6 +180,7 @@ class Record:
             raise RecordError("the line is in AutoTVM's log format 0.1: expected 0.2")
         if data.get("version", VERSION) != VERSION:
             raise RecordError(f"the log format is not {VERSION}", json_checks.abbreviate(data["version"]))
+        data = _rename_keys(data)
         key = RecordKey.from_json(data)
         config = json_checks.check_object(data.get("config"), "config")
         costs, error_no, cost_seconds, timestamp = json_checks.check_list(data.get("result"), "result", 4)
@@ -185,7 +193,7 @@ class Record:
             times=() if error else _parse_times(costs),
             error=error,
             message=_parse_message(data, costs if error else ()),
-            deviation=_parse_optional_number(data, "deviation"),
+            relative_error=_parse_optional_number(data, "relative_error"),
             cost_seconds=json_checks.check_number(cost_seconds, "all_cost"),
             timestamp=json_checks.check_number(timestamp, "timestamp"),
             elapsed=_parse_elapsed(data),
@@ -194,6 +202,13 @@ class Record:
             index=json_checks.check_integer(config.get("index", 0), "the config's index"),
             final=data.get("final") is True,
         )
+
+
+def _rename_keys(data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return compat.rename_keys(data, compat.RECORD_KEYS)
+    except ValueError as error:
+        raise RecordError("the line has a key twice", str(error)) from error
 
 
 def _parse_config(schedule: str, entities: object) -> Config:

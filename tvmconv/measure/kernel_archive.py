@@ -15,7 +15,7 @@ from tvmconv.files import check_archive, open_regular
 from tvmconv.measure.serialization import decode_executable, encode_executable
 
 MAX_ARCHIVE_BYTES = 1 << 32  # of all programs of a file
-METADATA_KEY, EXECUTABLE_KEY = "told", "program"
+METADATA_KEY, EXECUTABLE_KEY = "metadata", "program"
 
 
 def save_kernels(file: Path, kernels: Iterable[tuple[dict[str, Any], Executable]]) -> None:
@@ -39,7 +39,7 @@ def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
         with open_regular(file) as stream, zipfile.ZipFile(stream) as archive:
             check_archive(archive, MAX_ARCHIVE_BYTES)
             for index in range(sum(name.endswith(".json") for name in archive.namelist())):
-                entry = jsonfile.parse_json(archive.read(f"{index}.json"))
+                entry = jsonfile.parse_json(archive.read(f"{index}.json")).rename_members(compat.ARCHIVE_KEYS)
                 executable, _ = decode_executable(entry[EXECUTABLE_KEY].decode(str), archive.read(f"{index}.bin"))
                 metadata = {name: value.value for name, value in entry[METADATA_KEY].members().items()}
                 yield _rename_knobs(metadata), executable

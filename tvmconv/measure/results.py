@@ -43,7 +43,7 @@ class RunnerResult:
 
     Attributes:
         times: seconds a launch, one number a repeat; empty for an error.
-        deviation: relative L2 error against the float64 reference; None where the kernel did not come to its end.
+        relative_error: relative L2 error against the float64 reference; None where the kernel did not come to its end.
         error: what went wrong.
         message: of an error, one line.
         phases: milliseconds by phase ("load", "verify", "time").
@@ -51,7 +51,7 @@ class RunnerResult:
     """
 
     times: tuple[float, ...] = ()
-    deviation: float | None = None
+    relative_error: float | None = None
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)

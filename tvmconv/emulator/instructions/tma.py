@@ -79,7 +79,7 @@ class _TmaOperands:
             if tensor_map.is_im2col
             else (
                 ceil_div(box_extent, element_stride)
-                for box_extent, element_stride in zip(tensor_map.box[1:], tensor_map.steps[1:], strict=True)
+                for box_extent, element_stride in zip(tensor_map.box[1:], tensor_map.element_strides[1:], strict=True)
             )
         )
         return tensor_map.box[0] * self.array_map.array.dtype.itemsize * math.prod(rows_per_axis)
@@ -152,7 +152,7 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
         translator.translate_expression(call.operands[0]),
         translator.translate_expression(call.operands[operands.next_operand]),
     )
-    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower) if im2col else 0)
+    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower_corner) if im2col else 0)
     cta_mask_code = (
         translator.translate_expression(call.operands[mask_operand]) if "multicast::cluster" in call.modifiers else None
     )
