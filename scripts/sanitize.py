@@ -1,7 +1,7 @@
 """Run every schedule under compute-sanitizer: illegal accesses (memcheck) and races in shared memory (racecheck).
 
     python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
-    python scripts/sanitize.py --device cuda:0 --schedule winograd --drawn 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
+    python scripts/sanitize.py --device cuda:0 --schedule winograd --num-configs 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
 
 Needs compute-sanitizer on the PATH. Prints a line for each tool and workload; exit status 1 if a tool reports anything.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import CommandParser, run_guarded
-from tvmconv.cli.options import parse_count
+from tvmconv.cli.options import add_renamed_option, parse_count
 from tvmconv.errors import DeviceError
 from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space import Config
@@ -78,7 +78,15 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nasty ones)")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--schedule", action="append", metavar="NAME", help="only this one; may be given several times")
-    parser.add_argument("--drawn", type=parse_count, default=1, metavar="N", help="configs drawn of each (default: 1)")
+    add_renamed_option(
+        parser,
+        "--num-configs",
+        "--drawn",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="configs drawn of each (default: 1)",
+    )
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)
 
@@ -93,7 +101,7 @@ def _run(argv: Sequence[str]) -> int:
     def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
         w, tool = task
         named = [part for name in args.schedule or () for part in ("--schedule", name)]
-        choice = ["--device", args.device, "--drawn", str(args.drawn), *named]
+        choice = ["--device", args.device, "--num-configs", str(args.num_configs), *named]
         command = [sys.executable, __file__, "--launch-only", *choice, str(w)]
         options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--target-processes", "all"]
         return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
@@ -116,7 +124,7 @@ def _verified(w: Workload, args: argparse.Namespace) -> bool:
         tc.build(w, schedule, device=args.device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
         if schedule.can_run_on(place.kind, place.arch) and schedule.name in (args.schedule or [schedule.name])
-        for config in _configs(schedule, w, place.limits, args.drawn)
+        for config in _configs(schedule, w, place.limits, args.num_configs)
     )
 
 

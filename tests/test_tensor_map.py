@@ -57,7 +57,7 @@ WRONG = {
 @pytest.mark.parametrize(("told", "change", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_tma_cannot_take_is_refused_in_a_line(told, change, message):
     with pytest.raises(CompileError, match=message) as caught:
-        replace(told, **change).check()
+        replace(told, **change).validate()
     assert str(caught.value).startswith("the tensor map of ")
     assert "\n" not in str(caught.value)
 

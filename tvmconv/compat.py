@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from tvmconv.errors import KnobError
 
@@ -87,6 +88,9 @@ TORCH_ARCHIVE_KEYS = {"place": "torch_device"}  # of the header of a saved model
 # Knobs whose former name is also that of a quantity of `ResourceUsage`; a feature of that name is the quantity.
 _KNOBS_NAMED_AS_USAGE = {("stem", "blocks")}
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _logger = logging.getLogger("tvmconv")
 _reported_messages: set[str] = set()  # messages of this process
 
@@ -158,6 +162,50 @@ def split_feature(name: str) -> tuple[str, str, str]:
     """Return the knob or quantity of a feature's name, the separator, and the option or factor behind it."""
     index = next((index for index, character in enumerate(name) if character in "=."), len(name))
     return name[:index], name[index : index + 1], name[index + 1 :]
+
+
+def accept_former_keywords(**new_by_old: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of functions whose keywords `new_by_old` are accepted by their former names as well.
+
+    A former name gives a `DeprecationWarning`; a keyword under both names gives a TypeError.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in new_by_old.keys() & kwargs.keys():
+                new = new_by_old[old]
+                if new in kwargs:
+                    raise TypeError(f"{function.__name__}() got {new}= and {old}=, its former name")
+                warnings.warn(f"{function.__name__}({old}=) is now {new}=", DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def former_attribute(name: str) -> Any:
+    """Return a property that reads the attribute `name` by a former name, with a `DeprecationWarning`."""
+
+    def read(self: Any) -> Any:
+        warnings.warn(f"the attribute is now {type(self).__name__}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(self, name)
+
+    return property(read)
+
+
+def rename_options(options: Mapping[str, T], new_by_old: Mapping[str, str]) -> dict[str, T]:
+    """Return options with their current names; a former name gives a `DeprecationWarning`.
+
+    Raises:
+        ValueError: an option is there under its former and under its current name.
+    """
+    for old, new in new_by_old.items():
+        if old in options:
+            warnings.warn(f"option {old!r} is now {new!r}", DeprecationWarning, stacklevel=3)
+    return rename_keys(options, new_by_old)
 
 
 def former_knob(schedule: str | None, name: str) -> str:

@@ -63,7 +63,7 @@ def command_of(section, page, folder):
     if section in kinds:
         return ["bench", "networks", *recorded(COMPARED[page]), *kinds[section]]
     if section == "reach":
-        return ["bench", "time-to-target", *recorded("searches/*.gz"), "--beside", *recorded("**/*-tuned.json")]
+        return ["bench", "time-to-target", *recorded("searches/*.gz"), "--comparisons", *recorded("**/*-tuned.json")]
     if section in winners:
         return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
     if section == "torch-models":

@@ -1,14 +1,14 @@
 r"""Compare the times that are predicted from a kernel's code, and the units' lower bounds, with measured records.
 
     tvmconv bench bounds tuning_logs/*/*.jsonl.gz --schedule direct -o results \
-        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --held-out conv2d:1x256x20x20,256x256x3x3,s1,p1
+        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --validation-workload conv2d:1x256x20x20,256x256x3x3,s1,p1
     tvmconv bench bounds --from results/bounds-direct.json -o results
 
 Of each workload, N of the measured configs are drawn and built for the architecture of the log's device. The table has
 the largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
 (tvmconv.analysis.predicted_time) beside the measured times. The one fitted constant, `OVERLAP_EXPONENT`, is fitted to
-the workloads of --workload, and to none of --held-out; the fit is printed. Writes bounds-SCHEDULE.json, .md and .png;
-the JSON has all counts, so that --from needs to build nothing.
+the workloads of --workload, and to none of --validation-workload; the fit is printed. Writes bounds-SCHEDULE.json, .md
+and .png; the JSON has all counts, so that --from needs to build nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tvmconv.analysis.predicted_time import OVERLAP_EXPONENT, predict_time
 from tvmconv.analysis.speed_of_light import compute_unit_times
 from tvmconv.benchmarks.common import add_output
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import add_page, parse_count, update_page
+from tvmconv.cli.options import add_page, add_renamed_option, parse_count, update_page
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.cost_model.train import find_record_device_spec, read_valid_records
@@ -52,11 +52,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="tuning logs, also .gz")
     parser.add_argument("--workload", action="append", default=[], metavar="W", help="workload to fit `OVERLAP` to")
-    parser.add_argument("--held-out", action="append", default=[], metavar="W", help="workload to fit nothing to")
+    add_renamed_option(
+        parser,
+        "--validation-workload",
+        "--held-out",
+        action="append",
+        default=[],
+        metavar="W",
+        help="workload to fit nothing to",
+    )
     parser.add_argument("--schedule", default="direct", metavar="S", help="schedule (default: %(default)s)")
-    for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
-        shown = f"configs of each {text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=parse_count, default=configs, metavar="N", help=shown)
+    parser.add_argument(
+        "--configs", type=parse_count, default=150, metavar="N", help="configs of each workload (default: %(default)s)"
+    )
+    add_renamed_option(
+        parser,
+        "--validation-configs",
+        "--held-configs",
+        type=parse_count,
+        default=50,
+        metavar="N",
+        help="configs of each validation workload (default: %(default)s)",
+    )
     parser.add_argument(
         "--from", "--again", dest="file", type=Path, metavar="FILE", help="read bounds-SCHEDULE.json instead of logs"
     )
@@ -107,7 +124,7 @@ def _again(file: Path) -> dict[str, Any]:
 def _counted(args: argparse.Namespace) -> dict[str, Any]:
     """Build the kernels of the workloads' records and count."""
     wanted = {tc.parse(text).text: args.configs for text in args.workload}
-    held = {tc.parse(text).text: args.held_configs for text in args.held_out}
+    held = {tc.parse(text).text: args.validation_configs for text in args.validation_workload}
     records: dict[str, dict[str, Record]] = {text: {} for text in (*wanted, *held)}
     for log in args.logs:
         for record in read_valid_records(log):

@@ -1,7 +1,7 @@
 r"""Make a table of how soon searches are as fast as a library, and nearly as fast as they get, from their logs.
 
-    tvmconv bench time-to-target with.jsonl without.jsonl --beside tuning_logs/nvidia-h200/yolov8s-tuned.json
-    tvmconv bench time-to-target tuning_logs/searches/*.gz --beside tuning_logs/*/*-tuned.json \
+    tvmconv bench time-to-target with.jsonl without.jsonl --comparisons tuning_logs/nvidia-h200/yolov8s-tuned.json
+    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*-tuned.json \
         --update-page docs/knowledge.md
 
 A log is a whole one of `tvmconv tune` or `tvmconv bench tune-suite`; it may be packed by `scripts/pack_logs.py`. A
@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
-from tvmconv.cli.options import add_page
+from tvmconv.cli.options import add_page, add_renamed_option
 from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_target_table
@@ -31,7 +31,16 @@ LEGEND = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log of a search, also .gz")
-    parser.add_argument("--beside", nargs="+", required=True, type=Path, metavar="FILE", help="NAME-tuned.json")
+    add_renamed_option(
+        parser,
+        "--comparisons",
+        "--beside",
+        nargs="+",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="NAME-tuned.json",
+    )
     parser.add_argument("--library", default="cudnn", metavar="L", help="library to reach (default: %(default)s)")
     add_page(parser)
 
@@ -40,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Read logs and comparisons, print the table and write it into a page."""
     searches = {log.name.partition(".")[0]: list(read_valid_records(log)) for log in args.logs}
     show(
-        make_time_to_target_table(searches, [Sweep.read(file) for file in args.beside], args.library),
+        make_time_to_target_table(searches, [Sweep.read(file) for file in args.comparisons], args.library),
         args,
         SECTION,
         LEGEND,

@@ -16,6 +16,7 @@ from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_device_options,
     add_page,
+    add_renamed_option,
     find_target_device,
     report_fallbacks,
     update_page,
@@ -42,14 +43,21 @@ def add_parser(commands: Any) -> None:
         help="what is counted from the code beside what a GPU counts",
         description="Sectors, requests, wavefronts and occupancy: counted from kernels' code, and measured by Nsight "
         "Compute (ncu), of each kernel and each of its accesses. Each kernel is launched once for either. With --arch, "
-        "kernels are built and counted without a GPU, into the file that --programs names, to be measured where there "
-        "is one. With --stalls, the counters say why one schedule is faster than another: how busy each unit is, "
+        "kernels are built and counted without a GPU, into the file that --kernel-archive names, to be measured where "
+        "there is one. With --stalls, the counters say why one schedule is faster than another: how busy each unit is, "
         "how many bytes move, and what warps wait for.",
     )
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"such as {EXAMPLE_WORKLOAD}")
     parser.add_argument("--schedules", metavar="A,B", help="these (default: all that apply)")
     parser.add_argument("--log", metavar="F", type=Path, action="append", help="and the fastest kernel of these logs")
-    parser.add_argument("--programs", metavar="F", type=Path, help="kernels that were built before, or go there")
+    add_renamed_option(
+        parser,
+        "--kernel-archive",
+        "--programs",
+        metavar="F",
+        type=Path,
+        help="kernels that were built before, or go there",
+    )
     parser.add_argument(
         "--from",
         dest="files",
@@ -232,13 +240,15 @@ def _recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[Co
 def _save_programs(args: argparse.Namespace, device: Device) -> int:
     from tvmconv.measure import kernel_archive
 
-    if not (args.programs and args.workloads):
-        raise UsageError(f"{device.text} is to compile for only: --programs FILE takes kernels to measure on a GPU")
+    if not (args.kernel_archive and args.workloads):
+        raise UsageError(
+            f"{device.text} is to compile for only: --kernel-archive FILE takes kernels to measure on a GPU"
+        )
     try:
-        kernel_archive.save_kernels(args.programs, _build_kernels(args, device))
+        kernel_archive.save_kernels(args.kernel_archive, _build_kernels(args, device))
     except OSError as error:
-        raise UsageError(f"cannot write {args.programs}: {error.strerror}") from error
-    print(f"tvmconv counters --programs {args.programs} --device cuda:0  measures them")
+        raise UsageError(f"cannot write {args.kernel_archive}: {error.strerror}") from error
+    print(f"tvmconv counters --kernel-archive {args.kernel_archive} --device cuda:0  measures them")
     return 0
 
 
@@ -248,12 +258,12 @@ def _measure(args: argparse.Namespace, device: Device) -> Any:
     from tvmconv.experiments.provenance import describe_provenance
     from tvmconv.measure import kernel_archive
 
-    if bool(args.workloads) == bool(args.programs):
-        raise UsageError("expected workloads, or --programs FILE with kernels that were built before")
+    if bool(args.workloads) == bool(args.kernel_archive):
+        raise UsageError("expected workloads, or --kernel-archive FILE with kernels that were built before")
     described_programs = list(
-        kernel_archive.load_kernels(args.programs) if args.programs else _build_kernels(args, device)
+        kernel_archive.load_kernels(args.kernel_archive) if args.kernel_archive else _build_kernels(args, device)
     )
-    words = [*_words(args), *(["--programs", str(args.programs)] if args.programs else [])]
+    words = [*_words(args), *(["--kernel-archive", str(args.kernel_archive)] if args.kernel_archive else [])]
     provenance_text = describe_provenance(device, shlex.join(["tvmconv", "counters", *words, "--device", device.text]))
     return KernelMetricsFile(FILE_STEM, provenance_text, measure_counters(described_programs, device))
 

@@ -11,6 +11,7 @@ from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_ke
 from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_device_options,
+    add_renamed_option,
     add_set_option,
     find_target_device,
     print_device,
@@ -39,7 +40,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE_WORKLOAD}")
     parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=f"{KERNEL_NAME_HELP}; several to compare them")
-    parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
+    add_renamed_option(
+        parser,
+        "--sensitivity",
+        "--steps",
+        action="store_true",
+        help="of one schedule: what one step of each knob would change",
+    )
     parser.add_argument(
         "--waterfall", action="store_true", help="of one schedule: what each knob buys, from the default to the best"
     )
@@ -59,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     if device.arch is None:
         raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")
     device_spec = find_device_spec(device)
-    for option in ("steps", "waterfall"):
+    for option in ("sensitivity", "waterfall"):
         if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
             raise UsageError(f"--{option} is for one schedule, on a GPU whose numbers are known")
-    if args.waterfall and args.steps:
-        raise UsageError("--steps and --waterfall are two pages: ask for one of them")
+    if args.waterfall and args.sensitivity:
+        raise UsageError("--sensitivity and --waterfall are two pages: ask for one of them")
     if args.waterfall and device_spec:
         _print_waterfall(args, workload, device, device_spec)
         print_device(args, device)
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         if len(built_kernels) == 1
         else compare_kernels(built_kernels, device_spec, names)
     )
-    if args.steps and device_spec:
+    if args.sensitivity and device_spec:
         with progress_line("explain: ") as show:
             table = make_sensitivity_report(built_kernels[0], device_spec, show)
         print(f"\n{table}")

@@ -37,6 +37,11 @@ WORKERS_PER_CORE = 8
 DEFAULT_ARCH = "sm_90"  # to compile for where no GPU says otherwise
 
 
+def add_renamed_option(parser: argparse.ArgumentParser, name: str, former_name: str, **options: Any) -> None:
+    """Add an option that is accepted by its former name, too; help and messages have the current one only."""
+    parser.add_argument(name, former_name, **options).option_strings = [name]
+
+
 def add_set_option(parser: argparse.ArgumentParser) -> None:
     """Add `--set KNOB=VALUE`, any number of times, as pairs in `args.set`; of several for one knob the last counts."""
     parser.add_argument(
@@ -177,7 +182,8 @@ def timing_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_page(parser: argparse.ArgumentParser) -> None:
     """Add `--update-page`, for `update_page`; `--into` is its old name."""
-    parser.add_argument(
+    add_renamed_option(
+        parser,
         "--update-page",
         "--into",
         dest="page",
@@ -194,8 +200,10 @@ def update_page(page: Path | None, section: str, text: str) -> None:
 
 
 def add_cost_model_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--knowledge`, which takes effect as it is read."""
-    parser.add_argument(
+    """Add `--cost-model`, which takes effect as it is read."""
+    add_renamed_option(
+        parser,
+        "--cost-model",
         "--knowledge",
         metavar="F",
         type=_use_cost_model,

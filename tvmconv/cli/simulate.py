@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import make_count_parser, parse_count, parse_image_path
+from tvmconv.cli.options import add_renamed_option, make_count_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import escape_unprintable
 from tvmconv.reports.simulation import (
@@ -61,7 +61,9 @@ def add_parser(commands: Any) -> None:
         default=10,
         help="searches each (default: %(default)s)",
     )
-    parser.add_argument(
+    add_renamed_option(
+        parser,
+        "--min-configs",
         "--fewest",
         metavar="N",
         type=parse_count,
@@ -78,7 +80,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print tables, or a JSON object; draw."""
     import_tvm()
-    spaces = dict(find_recorded_spaces(args.files, args.fewest))
+    spaces = dict(find_recorded_spaces(args.files, args.min_configs))
     tuners = list(dict.fromkeys(args.tuner or TUNERS))
     comparisons = []
     for space_number, (name, recording) in enumerate(spaces.items(), start=1):

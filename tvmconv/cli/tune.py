@@ -17,6 +17,7 @@ from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_cost_model_option,
+    add_renamed_option,
     add_suite_options,
     add_tracker_option,
     add_verify_option,
@@ -39,8 +40,8 @@ from tvmconv.workloads import Workload
 if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.measure.results import ErrorKind
-    from tvmconv.search.progress import Status
-    from tvmconv.search.search import Tuned
+    from tvmconv.search.progress import SearchProgress
+    from tvmconv.search.search import TuneResult
 
 DEFAULT_LOG = "tuning.jsonl"
 FAILED_STATUS = 1
@@ -98,8 +99,11 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log", metavar="F", type=Path, default=Path(DEFAULT_LOG), help="append to it (default: %(default)s)"
     )
-    parser.add_argument(
+    add_renamed_option(
+        parser,
+        "--transfer-log",
         "--transfer",
+        dest="transfer_logs",
         metavar="F",
         type=Path,
         action="append",
@@ -152,7 +156,7 @@ def search_all(
     network: Mapping[Workload, int],
     on_workload: Callable[[int, Workload], None] | None = None,
     **option_values: Any,
-) -> list[tuple[Workload, str, Tuned]]:
+) -> list[tuple[Workload, str, TuneResult]]:
     """Tune workloads one after another, by processes that start once.
 
     The clock of the first one has run since this command was begun. With `--seconds-total` those that cost the network
@@ -177,7 +181,7 @@ def search_all(
     deadline = None if args.seconds_total is None else Deadline.after(args.seconds_total, started_at)
     parsed_options = {
         name: getattr(args, name)
-        for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers", "verify")
+        for name in ("tuner", "trials", "log", "seed", "patience", "transfer_logs", "workers", "verify")
     }
     tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
     with keep_workers_alive():
@@ -186,7 +190,7 @@ def search_all(
         prestart_workers(args.workers, measuring_devices)  # they load what they need while this process does
         import_tvm()
         schedule_names = assign_schedules(args.schedule or (), [*network])
-        if tune_options.compare:
+        if tune_options.measure_baseline:
             _print_omitted_naive(network, schedule_names, measuring_devices[0])
         searches = tune_tasks(
             network, measuring_devices, tune_options, schedule_names=schedule_names, deadline=deadline
@@ -233,7 +237,7 @@ def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload])
     return names_by_workload
 
 
-def format_progress(progress: Status) -> str:
+def format_progress(progress: SearchProgress) -> str:
     """How far a search is, in one line."""
     max_text = f"/{progress.max_trials:,}" if progress.max_trials is not None else ""
     parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
@@ -264,7 +268,7 @@ def format_error_kind(kind: ErrorKind) -> str:
 
 
 def make_results_table(
-    results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int] | None = None
+    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int] | None = None
 ) -> Table:
     """One line a search; of a network the last line has the time of all its layers, each by its fastest kernel.
 
@@ -315,7 +319,9 @@ def make_results_table(
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
 
 
-def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int]) -> float | None:
+def _network_seconds(
+    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int]
+) -> float | None:
     """Seconds of all layers by the fastest kernel of each; None if nothing ran for one."""
     best_seconds: dict[Workload, float] = {}
     for workload, _, result in results:
@@ -324,7 +330,7 @@ def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Ma
     return sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
 
 
-def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_unconfirmed(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return one line for each search whose result is a trial, as it has no valid final timing."""
     return [
         f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
@@ -333,7 +339,7 @@ def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list
     ]
 
 
-def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_skipped(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """What there was no time left for, in one line; none where there was time for all."""
     counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
     if not counts:
@@ -346,7 +352,7 @@ def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str
     return [f"No time was left for {', '.join(skipped_texts)}."]
 
 
-def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_phases(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Where the time of a trial went, one line for each search that measured something."""
     return [
         f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
@@ -355,7 +361,7 @@ def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]
     ]
 
 
-def describe_failures(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_failures(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return a line for each search in which nothing ran, with the message that most of its configs failed with."""
     lines = []
     for workload, _, result in results:

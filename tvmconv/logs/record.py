@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,11 +78,7 @@ class Record:
         result_text = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
         return f"<Record {self.workload} by {description} on {self.device}: {result_text}>"
 
-    @property
-    def deviation(self) -> float | None:
-        """Return `relative_error`, of which this is the former name."""
-        warnings.warn("Record.deviation is now Record.relative_error", DeprecationWarning, stacklevel=2)
-        return self.relative_error
+    deviation = compat.former_attribute("relative_error")
 
     @property
     def ok(self) -> bool:

@@ -32,11 +32,11 @@ class TuneOptions:
         log: the file to append to.
         seed: of the tuner.
         patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        transfer_logs: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it and a launch of it takes a second at most
-            (`tvmconv.naive_cost`).
-        confirm: measure the fastest configs again at the end, on fresh inputs.
+        measure_baseline: measure the naive schedule once, if the log does not have it and a launch of it takes a second
+            at most (`tvmconv.naive_cost`).
+        remeasure_best: measure the fastest configs again at the end, on fresh inputs.
         started_at: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
         verify: whether all outputs of a kernel are verified, or a sample of them; one of
             `tvmconv.verification.VERIFICATION_MODES`.
@@ -55,10 +55,10 @@ class TuneOptions:
     log: str | os.PathLike[str] = "tuning.jsonl"
     seed: int = 0
     patience: int | None = None
-    transfer: Iterable[str | os.PathLike[str]] = ()
+    transfer_logs: Iterable[str | os.PathLike[str]] = ()
     workers: int | None = None
-    compare: bool = True
-    confirm: bool = True
+    measure_baseline: bool = True
+    remeasure_best: bool = True
     started_at: float | None = None
     verify: str = "auto"
     hard_deadline: Deadline = field(default_factory=Deadline)
@@ -81,10 +81,10 @@ class TuneOptions:
             raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
         if not isinstance(self.log, (str, os.PathLike)):
             raise TuningError(f"log has to be the path of a file, not {quote(self.log)}")
-        if not isinstance(self.transfer, (str, os.PathLike, Iterable)):
-            raise TuningError(f"transfer has to be the path of a log, or several, not {quote(self.transfer)}")
-        if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
-            object.__setattr__(self, "transfer", tuple(self.transfer))
+        if not isinstance(self.transfer_logs, (str, os.PathLike, Iterable)):
+            raise TuningError(f"transfer_logs has to be the path of a log, or several, not {quote(self.transfer_logs)}")
+        if not isinstance(self.transfer_logs, (str, os.PathLike)):  # a search looks at them more than once
+            object.__setattr__(self, "transfer_logs", tuple(self.transfer_logs))
 
     def check_tuner(self) -> None:
         """See that there is such a tuner and that it can do what is asked.
@@ -95,7 +95,7 @@ class TuneOptions:
             Error: a log to learn from is not there.
         """
         can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
-        if list_log_files(self.transfer) and not can_transfer:
+        if list_log_files(self.transfer_logs) and not can_transfer:
             raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
 
 

@@ -33,7 +33,7 @@ from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.search.history_filter import drop_environment_failures
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
-from tvmconv.search.progress import Status
+from tvmconv.search.progress import SearchProgress
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.workloads import Workload
 
@@ -58,7 +58,7 @@ class SkippedPhase(Enum):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """What came of a tuning.
 
     Attributes:
@@ -74,7 +74,7 @@ class Tuned:
         built: the fastest configs, as this session built them.
     """
 
-    status: Status
+    status: SearchProgress
     final: Record | None
     phases: dict[str, float]
     seconds: float
@@ -92,8 +92,8 @@ class Tuned:
     def __repr__(self) -> str:
         record = self.final or self.status.best
         if not record:
-            return f"<Tuned nothing succeeded: {self.status}>"
-        return f"<Tuned {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
+            return f"<TuneResult nothing succeeded: {self.status}>"
+        return f"<TuneResult {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
 
     @property
     def stages(self) -> dict[str, float]:
@@ -106,15 +106,18 @@ class Tuned:
         return self.final.cost if self.final else math.inf
 
 
+Tuned = TuneResult  # the former name
+
+
 def search(
     workload: Workload,
     selection: ScheduleSelection,
     devices: Sequence[Device],
     options: TuneOptions,
-    on_progress: Callable[[Status], None],
+    on_progress: Callable[[SearchProgress], None],
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Search for the fastest config of several schedules.
 
     Args:
@@ -145,11 +148,11 @@ def search(
     session = _SearchSession(workload, selection, devices, options, prefetcher or SearchPrefetcher(), prepare_next)
     session.load_history()
     seconds, phases, built_candidates = session.run_trials(started_at, on_progress)
-    if options.confirm:
+    if options.remeasure_best:
         session.remeasure_best(built_candidates, phases)
     final = session.find_result()
     skipped_phases, reference = frozenset(session.skipped_phases), session.find_reference(final)
-    return Tuned(session.progress, final, phases, seconds, reference, skipped_phases, built_candidates)
+    return TuneResult(session.progress, final, phases, seconds, reference, skipped_phases, built_candidates)
 
 
 def _check_writable(log: Path) -> None:
@@ -173,7 +176,7 @@ class _SearchSession:
         prepare_next: Callable[[], None] | None,
     ):
         max_trials = DEFAULT_MAX_TRIALS if options.trials is None and options.seconds is None else options.trials
-        self.progress = Status(max_trials, options.seconds)
+        self.progress = SearchProgress(max_trials, options.seconds)
         self._options = options
         self._workload = workload
         self._selection = selection
@@ -182,7 +185,7 @@ class _SearchSession:
         self._prepare_next = prepare_next
         reference = registry.get_baseline_schedule(workload)
         self._naive_schedule = None if reference and reference.name in self._schedules else reference
-        self._measures_baseline = options.compare and naive_cost.is_affordable(workload, devices[0])
+        self._measures_baseline = options.measure_baseline and naive_cost.is_affordable(workload, devices[0])
         self._portfolio: PortfolioSearch | None = None
         self._untold_records: list[Record] = []  # what came in before there was a contest
         self._log = Log(options.log)
@@ -204,7 +207,7 @@ class _SearchSession:
         self._count_records(drop_environment_failures(records, reference.name if reference else None), is_resumed=True)
 
     def run_trials(
-        self, started_at: float, on_progress: Callable[[Status], None]
+        self, started_at: float, on_progress: Callable[[SearchProgress], None]
     ) -> tuple[float, dict[str, float], list[MeasureCandidate]]:
         """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
         progress = self.progress
@@ -243,7 +246,7 @@ class _SearchSession:
                 self.skipped_phases.add(SkippedPhase.BASELINE)
             return time.monotonic() - measuring_started_at, measurer.phase_means, measurer.fastest_candidates
 
-    def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[Status], None]) -> None:
+    def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[SearchProgress], None]) -> None:
         """Propose, measure, keep and learn until the end; the clock of the search runs from `clock_start`."""
         progress, is_exhausted = self.progress, False
         while not (self._can_stop() or (is_exhausted and not measurer.num_pending)) or self._is_baseline_pending(
@@ -263,7 +266,7 @@ class _SearchSession:
 
     def _prefetch(self) -> None:
         """Have inputs computed for the last timings, and in the end what the next search needs."""
-        if self._options.confirm:
+        if self._options.remeasure_best:
             self._prefetcher.problems.prefetch(self._workload, self._options.verify)
         if self._prepare_next and self._progress_fraction() >= LOCAL_SEARCH_START_FRACTION:
             prepare_next, self._prepare_next = self._prepare_next, None
@@ -334,7 +337,7 @@ class _SearchSession:
     def _search_seconds(self) -> float | None:
         """How long to search, so that there is time for the last timings."""
         seconds = self._options.seconds
-        if seconds is None or not self._options.confirm:
+        if seconds is None or not self._options.remeasure_best:
             return seconds
         return seconds - self._final_seconds
 
@@ -379,7 +382,7 @@ class _SearchSession:
         is_still_waiting = not self.progress.num_resumed and num_trials < (self._num_required_trials or 1)
         return (
             not is_still_waiting
-            or hard_deadline.reserve_seconds(MAX_FINAL_SECONDS if self._options.confirm else 0.0).has_passed
+            or hard_deadline.reserve_seconds(MAX_FINAL_SECONDS if self._options.remeasure_best else 0.0).has_passed
         )
 
     def find_result(self) -> Record | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import Tuned
+from tvmconv.search.search import TuneResult
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.search.time_budget import MIN_SECONDS_TO_REMEASURE, allocate_seconds, select_affordable, sort_by_cost
 from tvmconv.search.tune import ProgressCallback, tune_all
@@ -26,7 +26,7 @@ def tune_tasks(
     *,
     schedule_names: Mapping[Workload, Sequence[str]] | None = None,
     deadline: Deadline | None = None,
-) -> Iterator[tuple[Workload, Callable[[ProgressCallback], Tuned]]]:
+) -> Iterator[tuple[Workload, Callable[[ProgressCallback], TuneResult]]]:
     """The searches of a network's workloads, each to be done before the next is asked for.
 
     While one is under way, what the next needs is prepared. In a block of `standing` they have the same processes.
@@ -59,7 +59,7 @@ def tune_tasks(
             task_options = replace(
                 options,
                 seconds=seconds,
-                confirm=options.confirm and seconds >= MIN_SECONDS_TO_REMEASURE,
+                remeasure_best=options.remeasure_best and seconds >= MIN_SECONDS_TO_REMEASURE,
                 started_at=time.monotonic(),
                 hard_deadline=hard_deadline,
                 waits_for_first_trials=is_last_affordable,

@@ -6,23 +6,24 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from tvmconv import devices, registry
+from tvmconv import compat, devices, registry
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_fork_server
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.progress import Status
-from tvmconv.search.search import Tuned, search
+from tvmconv.search.progress import SearchProgress
+from tvmconv.search.search import TuneResult, search
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.tvm_import import can_leave_out_torch, import_tvm
 from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
-ProgressCallback = Callable[[Status], None]
+ProgressCallback = Callable[[SearchProgress], None]
 
 
+@compat.accept_former_keywords(compare="measure_baseline", confirm="remeasure_best", transfer="transfer_logs")
 def tune(
     workload: Workload | str,
     schedule: str | registry.Schedule | None = None,
@@ -34,13 +35,13 @@ def tune(
     device: str | Device | Sequence[str | Device] = "auto",
     seed: int = 0,
     patience: int | None = None,
-    transfer: Iterable[str | os.PathLike[str]] = (),
+    transfer_logs: Iterable[str | os.PathLike[str]] = (),
     workers: int | None = None,
-    compare: bool = True,
-    confirm: bool = True,
+    measure_baseline: bool = True,
+    remeasure_best: bool = True,
     progress: ProgressCallback | None = None,
     verify: str = "auto",
-) -> Tuned:
+) -> TuneResult:
     """Search for the fastest config of a schedule, or of all those that promise something.
 
     Every measurement is in the log before it is counted. What the log has already of this workload, schedule and device
@@ -60,10 +61,11 @@ def tune(
             these or else the first device of OpenCL.
         seed: of the tuner.
         patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        transfer_logs: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it and a launch takes a second at most.
-        confirm: measure the fastest configs again at the end, on fresh inputs.
+        measure_baseline: measure the naive schedule once, if the log does not have it and a launch takes a second at
+            most.
+        remeasure_best: measure the fastest configs again at the end, on fresh inputs.
         progress: called with the status about ten times a second.
         verify: "full" to compare all outputs of a kernel with float64, "sample" to compare a random sample of them,
             "auto" for a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
@@ -83,7 +85,18 @@ def tune(
     """
     started_at = time.monotonic()
     options = TuneOptions(
-        tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, started_at, verify
+        tuner,
+        trials,
+        seconds,
+        log,
+        seed,
+        patience,
+        transfer_logs,
+        workers,
+        measure_baseline,
+        remeasure_best,
+        started_at,
+        verify,
     )
     schedule_names = [] if schedule is None else [schedule]
     parsed_workload = as_workload(workload)
@@ -105,7 +118,7 @@ def tune_all(
     on_progress: ProgressCallback,
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Search several schedules as one. Raises as `tune` does.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvmconv.compat import former_attribute
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 PYTORCH_NAME = "PyTorch"
@@ -18,28 +19,33 @@ class LayerReport:
     Attributes:
         path: of its module.
         workload: what it computes with what follows it; its text, or "" where it is none.
-        runs: the schedule of the kernel that runs, or `PYTORCH_NAME`.
+        implementation: the schedule of the kernel that runs, or `PYTORCH_NAME`.
         reason: why it is PyTorch's.
-        before: seconds by PyTorch; None where it was not timed.
-        after: seconds by our kernel.
-        origin: where the kernel's config is from: "tuned", "predicted" or "default".
+        pytorch_seconds: seconds by PyTorch; None where it was not timed.
+        tvmconv_seconds: seconds by our kernel.
+        config_source: where the kernel's config is from: "tuned", "predicted" or "default".
         followed_by: PyTorch's name of an activation or a normalisation that follows, and that no kernel does.
     """
 
     path: str
     workload: str
-    runs: str
+    implementation: str
     reason: str = ""
-    before: float | None = None
-    after: float | None = None
-    origin: str = ""
+    pytorch_seconds: float | None = None
+    tvmconv_seconds: float | None = None
+    config_source: str = ""
     followed_by: str = ""
+
+    runs = former_attribute("implementation")
+    before = former_attribute("pytorch_seconds")
+    after = former_attribute("tvmconv_seconds")
+    origin = former_attribute("config_source")
 
     @property
     def explanation(self) -> str:
         """Where the kernel's config is from, or why PyTorch runs; and what the kernel leaves to PyTorch."""
         unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
-        return "; ".join(filter(None, (self.reason or self.origin, unfused_note)))
+        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,21 @@ class Report:
 
     Attributes:
         lines: one for each convolution.
-        before: seconds of the whole model by PyTorch; None where it was not timed.
-        after: of the optimised one.
+        pytorch_seconds: of the whole model by PyTorch; None where it was not timed.
+        tvmconv_seconds: of the optimised one.
         difference: of its outputs for the example from PyTorch's own, the largest relative L2 difference; None where
             there are no tensors to compare.
         notes: what else is worth telling.
     """
 
     lines: tuple[LayerReport, ...]
-    before: float | None = None
-    after: float | None = None
+    pytorch_seconds: float | None = None
+    tvmconv_seconds: float | None = None
     difference: float | None = None
     notes: tuple[str, ...] = ()
+
+    before = former_attribute("pytorch_seconds")
+    after = former_attribute("tvmconv_seconds")
 
     @property
     def table(self) -> Table:
@@ -69,14 +78,22 @@ class Report:
             (
                 line.path,
                 line.workload or EMPTY_CELL,
-                line.runs,
-                *_format_times(line.before, line.after),
+                line.implementation,
+                *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
                 line.explanation or EMPTY_CELL,
             )
             for line in self.lines
         ]
-        if self.before is not None:
-            rows.append((WHOLE_MODEL, EMPTY_CELL, EMPTY_CELL, *_format_times(self.before, self.after), EMPTY_CELL))
+        if self.pytorch_seconds is not None:
+            rows.append(
+                (
+                    WHOLE_MODEL,
+                    EMPTY_CELL,
+                    EMPTY_CELL,
+                    *_format_times(self.pytorch_seconds, self.tvmconv_seconds),
+                    EMPTY_CELL,
+                )
+            )
         return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:
