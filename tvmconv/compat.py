@@ -85,6 +85,8 @@ TENSOR_MAP_KEYS = {"steps": "element_strides", "lower": "lower_corner", "upper":
 ARCHIVE_KEYS = {"told": "metadata"}  # of an entry of a file of kernels
 TORCH_ARCHIVE_KEYS = {"place": "torch_device"}  # of the header of a saved model, version 1
 
+TUNERS = {"xgb": "gp"}  # names of tuners: {old: new}
+
 # Knobs whose former name is also that of a quantity of `ResourceUsage`; a feature of that name is the quantity.
 _KNOBS_NAMED_AS_USAGE = {("stem", "blocks")}
 
@@ -184,6 +186,11 @@ def accept_former_keywords(**new_by_old: str) -> Callable[[Callable[P, T]], Call
         return call
 
     return decorate
+
+
+def rename_tuner(name: str) -> str:
+    """Return the current name of a tuner, which may be given by its former one."""
+    return TUNERS.get(name, name)
 
 
 def former_attribute(name: str) -> Any:

@@ -204,7 +204,7 @@ REFUSALS = {
     "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
     "negative seed": ([SMALL, "--seed", "-1"], "'-1'"),
     "missing log to learn from": ([SMALL, "--transfer-log", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer-log", "a.jsonl"], "expected xgb"),
+    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer-log", "a.jsonl"], "expected gp"),
     "log in a missing folder": ([SMALL, "--log", "/nowhere/log.jsonl"], "cannot write /nowhere/log.jsonl: No such"),
     "read-only log": ([SMALL, "--log", "/proc/version"], "cannot write /proc/version: "),
     "log on a full disk": ([SMALL, "--log", "/dev/full"], "cannot write /dev/full: "),

@@ -78,7 +78,7 @@ def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seco
 
     monkeypatch.setattr(BayesianTuner, "ask", observed)
     instant.duration = lambda trial: 0.05
-    search(log, seconds=seconds, tuner="xgb", trials=60)
+    search(log, seconds=seconds, tuner="gp", trials=60)
     assert {*asked} == {quick}
 
 

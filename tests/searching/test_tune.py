@@ -98,7 +98,7 @@ def interrupted(log, after, **options):
         search(log, progress=progress, **options)
 
 
-@pytest.mark.parametrize("tuner", ["random", "grid", "ga", "xgb"])
+@pytest.mark.parametrize("tuner", ["random", "grid", "ga", "gp"])
 def test_the_same_call_goes_on_where_it_was_interrupted(log, instant, tuner):
     interrupted(log, 13, tuner=tuner, trials=30)
     status = search(log, tuner=tuner, trials=30).status
@@ -179,7 +179,7 @@ def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant)
     orders = []
     for number, seed in enumerate((1, 1, 2)):
         instant.measured.clear()
-        search(tmp_path / f"{number}.jsonl", tuner="xgb", schedule=None, trials=60, seed=seed, remeasure_best=True)
+        search(tmp_path / f"{number}.jsonl", tuner="gp", schedule=None, trials=60, seed=seed, remeasure_best=True)
         orders.append(list(instant.measured))
     assert orders[0] == orders[1] != orders[2]
     assert len({name for name, _ in orders[0]}) > 2
@@ -190,7 +190,7 @@ def test_model_learns_from_other_workloads_of_the_schedule(log, tmp_path, instan
     monkeypatch.setattr(BayesianTuner, "tell_transfer_trials", lambda self, space, records: learnt.append(records))
     for workload, schedule in ((OTHER, "tiling"), (WORKLOAD, "tiling"), (OTHER, "columns")):
         search(log, workload, schedule, trials=4)
-    search(tmp_path / "new.jsonl", tuner="xgb", trials=4, transfer_logs=[log])
+    search(tmp_path / "new.jsonl", tuner="gp", trials=4, transfer_logs=[log])
     (records,) = learnt
     assert {(record.workload, record.schedule) for record in records} == {(OTHER, "tiling")}
     assert len(records) == 4
@@ -207,7 +207,7 @@ def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f"{record.line()}\n" for record in others))
     search(
-        tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="xgb", trials=2, transfer_logs=(path for path in [log, more])
+        tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="gp", trials=2, transfer_logs=(path for path in [log, more])
     )
     (records,) = learnt
     assert {record.identity for record in records} <= {record.identity for record in read_records(log, InvalidLines())}
@@ -232,12 +232,12 @@ def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text)
         [schedule.name for schedule in found(w, "opencl")]
         for found in (registry.schedules_to_tune, low_priority_schedules)
     )
-    tuned = search(log, w, None, "xgb", trials=len(chosen) + len(reserve))
+    tuned = search(log, w, None, "gp", trials=len(chosen) + len(reserve))
     assert schedules_measured(instant) == [*chosen, *reserve]
     assert tuned.status.best.schedule in schedules_measured(instant)
 
 
-@pytest.mark.parametrize("tuner", ["xgb", "ga"])
+@pytest.mark.parametrize("tuner", ["gp", "ga"])
 def test_defaults_come_first_and_then_what_other_workloads_found(log, instant, opencl, tuner):
     space = registry.find_schedule(OTHER, "tiling").space(OTHER)
     known = space.config_from_point(space.sample_legal(1, np.random.default_rng(3))[0])
@@ -257,7 +257,7 @@ def test_several_schedules_share_the_trials_and_the_time(log, instant, monkeypat
         return SearchProgress(trials, None)
 
     monkeypatch.setattr("tvmconv.search.search.SearchProgress", told)
-    tuned = search(log, schedule=None, tuner="xgb", trials=40, seconds=1000.0)
+    tuned = search(log, schedule=None, tuner="gp", trials=40, seconds=1000.0)
     assert asked == [(40, 1000.0)]
     assert tuned.status.num_trials == len(records_of(log)) == 40
     assert {schedule.name for schedule in registry.schedules_to_tune(WORKLOAD, "opencl")} < set(

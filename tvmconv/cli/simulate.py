@@ -10,6 +10,7 @@ from typing import Any
 
 from tvmconv.cli.options import add_renamed_option, make_count_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
+from tvmconv.compat import rename_tuner
 from tvmconv.errors import escape_unprintable
 from tvmconv.reports.simulation import (
     TunerComparison,
@@ -43,6 +44,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tuner",
+        type=rename_tuner,
         choices=TUNERS,
         action="append",
         help="which; may be given several times (default: all)",

@@ -31,6 +31,7 @@ from tvmconv.cli.options import (
     reject_layer_options,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.compat import rename_tuner
 from tvmconv.deadline import Deadline, get_process_start
 from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
 from tvmconv.search.tuners import TUNERS
@@ -73,7 +74,9 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="whose knobs to search; may be given several times, each for those layers of a suite that it computes "
         "(default: all that can win, those first that promise most; tvmconv schedules WORKLOAD tells which)",
     )
-    parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
+    parser.add_argument(
+        "--tuner", type=rename_tuner, choices=TUNERS, default="gp", help="how to search (default: %(default)s)"
+    )
     parser.add_argument(
         "--trials",
         metavar="N",

@@ -24,7 +24,7 @@ class TuneOptions:
     """What is asked of a search.
 
     Attributes:
-        tuner: "xgb", "ga", "random" or "grid".
+        tuner: "gp", "ga", "random" or "grid".
         trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
             not given either.
         seconds: how long it may take, on the clock, with the last timings, earlier sessions included; see
@@ -32,7 +32,7 @@ class TuneOptions:
         log: the file to append to.
         seed: of the tuner.
         patience: end after so many records without a better one.
-        transfer_logs: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        transfer_logs: logs, or folders of logs, whose records of other workloads the gp tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
         measure_baseline: measure the naive schedule once, if the log does not have it and a launch of it takes a second
             at most (`tvmconv.naive_cost`).
@@ -49,7 +49,7 @@ class TuneOptions:
             there is no such way to verify.
     """
 
-    tuner: str = "xgb"
+    tuner: str = "gp"
     trials: int | None = None
     seconds: float | None = None
     log: str | os.PathLike[str] = "tuning.jsonl"
@@ -96,7 +96,7 @@ class TuneOptions:
         """
         can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
         if list_log_files(self.transfer_logs) and not can_transfer:
-            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
+            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected gp")
 
 
 def _is_integer(value: object) -> bool:

@@ -27,7 +27,7 @@ ProgressCallback = Callable[[SearchProgress], None]
 def tune(
     workload: Workload | str,
     schedule: str | registry.Schedule | None = None,
-    tuner: str = "xgb",
+    tuner: str = "gp",
     *,
     trials: int | None = None,
     seconds: float | None = None,
@@ -51,7 +51,7 @@ def tune(
         workload: what to compute, or its text.
         schedule: how; its knobs make the space. By default all that `tvmconv.registry.schedules_to_tune` names are
             searched as one, the schedule being one more choice, and the other schedules' defaults are measured as well.
-        tuner: "xgb", "ga", "random" or "grid".
+        tuner: "gp", "ga", "random" or "grid".
         trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
         seconds: how long it may take, on the clock, with the last timings, earlier sessions included. Where the first
             configs, two for each process that builds, are not measured by then, they are waited for some seconds more,
@@ -61,7 +61,7 @@ def tune(
             these or else the first device of OpenCL.
         seed: of the tuner.
         patience: end after so many records without a better one.
-        transfer_logs: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        transfer_logs: logs, or folders of logs, whose records of other workloads the gp tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
         measure_baseline: measure the naive schedule once, if the log does not have it and a launch takes a second at
             most.
