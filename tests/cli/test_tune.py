@@ -79,7 +79,7 @@ def test_a_search_says_that_it_verified_a_sample(tune, instant, words, told):
 
 def test_json_is_the_record_that_a_build_takes_from_the_log(tune, log, instant):
     def seconds(trial, seconds):  # the last timings turn the order around
-        return 1e-3 / seconds * 1e-6 if trial.final else seconds
+        return 1e-3 / seconds * 1e-6 if trial.is_final else seconds
 
     instant.seconds = seconds
     status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "9", "--json")
