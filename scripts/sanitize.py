@@ -1,7 +1,7 @@
 """Run every schedule under compute-sanitizer: illegal accesses (memcheck) and races in shared memory (racecheck).
 
     python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
-    python scripts/sanitize.py --device cuda:0 --schedule winograd --drawn 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
+    python scripts/sanitize.py --device cuda:0 --schedule winograd --num-configs 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
 
 It needs compute-sanitizer on the PATH, and prints a line for each tool and workload. The exit status is 1 if a tool
 reports an error.
@@ -22,7 +22,7 @@ import numpy as np
 import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import CommandParser, run_guarded
-from tvmconv.cli.options import parse_count
+from tvmconv.cli.options import add_renamed_option, parse_count
 from tvmconv.errors import DeviceError
 from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space import Config
@@ -86,8 +86,14 @@ def _run(argv: Sequence[str]) -> int:
         metavar="NAME",
         help="Schedule to run; may be given several times (default: all).",
     )
-    parser.add_argument(
-        "--drawn", type=parse_count, default=1, metavar="N", help="Number of random configs per schedule (default: 1)."
+    add_renamed_option(
+        parser,
+        "--num-configs",
+        "--drawn",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="Number of random configs per schedule (default: 1).",
     )
     parser.add_argument("--launch-only", action="store_true", help="Verify each kernel once, without the sanitizer.")
     args = parser.parse_args(argv)
@@ -103,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
     def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
         w, tool = task
         named = [part for name in args.schedule or () for part in ("--schedule", name)]
-        choice = ["--device", args.device, "--drawn", str(args.drawn), *named]
+        choice = ["--device", args.device, "--num-configs", str(args.num_configs), *named]
         command = [sys.executable, __file__, "--launch-only", *choice, str(w)]
         options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--target-processes", "all"]
         return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
@@ -126,7 +132,7 @@ def _verified(w: Workload, args: argparse.Namespace) -> bool:
         tc.build(w, schedule, device=args.device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
         if schedule.can_run_on(device.kind, device.arch) and schedule.name in (args.schedule or [schedule.name])
-        for config in _configs(schedule, w, device.limits, args.drawn)
+        for config in _configs(schedule, w, device.limits, args.num_configs)
     )
 
 

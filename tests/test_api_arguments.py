@@ -61,7 +61,7 @@ def test_what_is_no_text_is_no_workload(wrong):
         {"patience": "3"},
         {"workers": 1.5},
         {"seed": -1},
-        {"transfer": 5},
+        {"transfer_logs": 5},
     ],
 )
 def test_a_search_refuses_what_is_no_number(options):
@@ -87,5 +87,5 @@ def test_results_print_as_one_line(instant, log):
     for printed in (str(tuned), repr(tuned), str(tuned.status), str(tuned.final)):
         assert "\n" not in printed
         assert len(printed) < 300
-    assert str(tuned).startswith(f"<Tuned {W} by tiling: ")
-    assert "<Status 3 of 3 configs in " in str(tuned)
+    assert str(tuned).startswith(f"<TuneResult {W} by tiling: ")
+    assert "<SearchProgress 3 of 3 configs in " in str(tuned)

@@ -23,13 +23,13 @@ def test_a_config_that_spills_its_window_is_implausible():
     known, place = cost_model_for("sm_90"), find_device("sm_90")
     first = recommend_configs(REPLKNET, place)[0]
     kernel = build_for_device(REPLKNET, registry.find_schedule(REPLKNET, first.schedule), place, first.config)
-    assert first.config["stage"] == "registers"
+    assert first.config["operand_scope"] == "registers"
     assert not is_plausible(kernel, first, known.device_spec)
 
 
 def test_far_from_what_was_taught_the_analysis_decides():
     kernel = tc.build(REPLKNET, arch="sm_90")
-    assert kernel.config.get("stage") != "registers"
+    assert kernel.config.get("operand_scope") != "registers"
     assert estimate_kernel_seconds(kernel, cost_model_for("sm_90").device_spec) < 20e-6
 
 

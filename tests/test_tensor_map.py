@@ -18,8 +18,8 @@ def test_corners_are_those_of_the_filters_places(extent, taps, dilation, stride,
     out = (extent + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
     told = make_im2col_map("float16", 2, (64, extent, 1), (64, 64), (stride,), (-padding,), (out,), 128)
     last = -padding + (out - 1) * stride
-    assert (told.lower, told.upper) == ((-padding,), (last - (extent - 1),))
-    assert told.steps == (1, stride, 1)
+    assert (told.lower_corner, told.upper_corner) == ((-padding,), (last - (extent - 1),))
+    assert told.element_strides == (1, stride, 1)
 
 
 @pytest.mark.parametrize(("told", "nbytes"), [(TILED, 2 * 64 * 9 * 64), (IM2COL, 2 * 64 * 64)])
@@ -39,18 +39,18 @@ WRONG = {
     "axes of an image": (IM2COL, {"extents": (64, 8)}, "expected 3 to 5 axes"),
     "strides": (TILED, {"strides": (128,)}, "expected 2 strides and 3 steps"),
     "box": (TILED, {"box": (64, 1)}, "expected a box of 3 numbers, and corners of 0 and 0"),
-    "corners": (IM2COL, {"upper": (0,)}, "expected a box of 2 numbers, and corners of 2 and 2"),
+    "corners": (IM2COL, {"upper_corner": (0,)}, "expected a box of 2 numbers, and corners of 2 and 2"),
     "nothing": (TILED, {"extents": (64, 0, 64)}, "expected extents of 1 to 4294967296"),
     "odd stride": (TILED, {"strides": (128, 1160)}, "multiples of 16 bytes"),
     "long stride": (TILED, {"strides": (128, 1 << 40)}, "below 1099511627776"),
     "large tile": (TILED, {"box": (64, 1, 257)}, "expected a copy of at most 256·256·256 elements"),
     "many pixels": (IM2COL, {"box": (64, 1025)}, "expected a copy of at most 256·1024 elements"),
-    "step": (IM2COL, {"steps": (1, 9, 9, 1)}, "expected steps of 1 to 8"),
+    "step": (IM2COL, {"element_strides": (1, 9, 9, 1)}, "expected steps of 1 to 8"),
     "swizzle": (TILED, {"swizzle": 16}, "expected one of 0, 32, 64, 128 bytes to swizzle, not 16"),
     "long row": (TILED, {"swizzle": 64}, "multiple of 16 bytes, at most 64, which are swizzled: 128"),
     "odd row": (TILED, {"box": (63, 1, 64)}, "multiple of 16 bytes, at most 128, which are swizzled: 126"),
-    "corner below": (IM2COL, {"lower": (-129, -1)}, "expected corners from -128 to 127"),
-    "corner above": (IM2COL, {"upper": (128, -1)}, "expected corners from -128 to 127"),
+    "corner below": (IM2COL, {"lower_corner": (-129, -1)}, "expected corners from -128 to 127"),
+    "corner above": (IM2COL, {"upper_corner": (128, -1)}, "expected corners from -128 to 127"),
 }
 
 
@@ -70,13 +70,13 @@ def test_corners_may_be_as_far_as_the_number_of_axes_allows(rank):
         IM2COL,
         extents=(64,) * rank,
         strides=(128,) * (rank - 1),
-        steps=(1,) * rank,
-        lower=(-far,) * space,
-        upper=(far - 1,) * space,
+        element_strides=(1,) * rank,
+        lower_corner=(-far,) * space,
+        upper_corner=(far - 1,) * space,
     )
     told.validate()
     with pytest.raises(CompileError, match="expected corners"):
-        replace(told, upper=(far,) * space).validate()
+        replace(told, upper_corner=(far,) * space).validate()
 
 
 PLAIN = TILED.to_dict()

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tvmconv.logs.log import Log
     from tvmconv.logs.record import ErrorKind, Record
     from tvmconv.registry import Schedule, schedule, schedules
-    from tvmconv.search.progress import Status
-    from tvmconv.search.search import Tuned
+    from tvmconv.search.progress import SearchProgress, Status
+    from tvmconv.search.search import Tuned, TuneResult
     from tvmconv.search.tune import tune
     from tvmconv.verification import Problem, Verification
     from tvmconv.workloads import Conv1d, Conv2d, Conv3d, Filter1d, Filter2d, Layer, parse, suite
@@ -64,8 +64,8 @@ _EXPORTS = {
     "tvmconv.logs.build": ("build",),
     "tvmconv.logs.log": ("Log",),
     "tvmconv.logs.record": ("ErrorKind", "Record"),
-    "tvmconv.search.search": ("Tuned",),
-    "tvmconv.search.progress": ("Status",),
+    "tvmconv.search.search": ("TuneResult", "Tuned"),
+    "tvmconv.search.progress": ("SearchProgress", "Status"),
     "tvmconv.search.tune": ("tune",),
     "tvmconv.verification": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv1d", "Conv2d", "Conv3d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),

@@ -133,6 +133,15 @@ class JsonValue:
         """Return the members of an object by name; raises `JsonError` if the value is not an object."""
         return {name: JsonValue(member, self._make_member_path(name)) for name, member in self._get_object().items()}
 
+    def rename_members(self, new_by_old: Mapping[str, str]) -> JsonValue:
+        """Return this object with members renamed by a table; raise `JsonError` if it has one by both names."""
+        members = self._get_object()
+        for old, new in new_by_old.items():
+            self.check(
+                not (old in members and new in members), f"an object with {json.dumps(new)} once, not as {old} too"
+            )
+        return JsonValue({new_by_old.get(name, name): member for name, member in members.items()}, self.path)
+
     def _get_object(self) -> dict[str, Any]:
         if not isinstance(self.value, dict):
             self.refuse("an object")

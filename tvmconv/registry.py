@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import gpu_specs
+from tvmconv import compat, gpu_specs
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
 from tvmconv.gpu_specs import BlockLimits
 from tvmconv.requirements import describe_unmet
@@ -209,7 +209,7 @@ class Schedule:
         from tvm.s_tir.schedule import ScheduleError as TirScheduleError
 
         self._meets_condition(w)  # `schedules` also lists a schedule whose condition raises; it is reported here
-        k = Knobs(config)
+        k = Knobs(compat.rename_requested_config(self.name, config) if isinstance(config, Mapping) else config)
         s = TirSchedule(w.prim_func())
         try:
             with self._guard_user_code():

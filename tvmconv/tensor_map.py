@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
+from tvmconv import compat
 from tvmconv.errors import CompileError
 
 ENCODE_FUNCTION = "tvmconv.tensor_map"  # packed function that lowered host code calls to encode a map
@@ -45,26 +46,26 @@ class TensorMap:
         extents: Number of elements along each axis.
         strides: Bytes between neighbors along each axis but the innermost; multiples of 16.
         box: Elements of a copy along each axis; for im2col the numbers of channels and of pixels.
-        steps: Element stride of a copy along each axis, in elements.
+        element_strides: Element stride of a copy along each axis, in elements.
         swizzle: Swizzle span in bytes, within which 16-byte chunks are permuted in shared memory: 0 (none), 32, 64 or
             128.
-        lower: Lower corner of the im2col bounding box, relative to the image's first pixel, per spatial axis.
-        upper: Upper corner of the im2col bounding box, relative to the image's last pixel, per spatial axis.
+        lower_corner: Lower corner of the im2col bounding box, relative to the image's first pixel, per spatial axis.
+        upper_corner: Upper corner of the im2col bounding box, relative to the image's last pixel, per spatial axis.
     """
 
     dtype: str
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    steps: tuple[int, ...]
+    element_strides: tuple[int, ...]
     swizzle: int
-    lower: tuple[int, ...] = ()
-    upper: tuple[int, ...] = ()
+    lower_corner: tuple[int, ...] = ()
+    upper_corner: tuple[int, ...] = ()
 
     @property
     def is_im2col(self) -> bool:
         """Whether a copy transfers a run of pixels (im2col mode) instead of a tile."""
-        return bool(self.lower)
+        return bool(self.lower_corner)
 
     @property
     def nbytes(self) -> int:
@@ -92,9 +93,9 @@ class TensorMap:
             yield f"expected elements of {', '.join(DTYPES)}"
         if not min_axes <= num_axes <= MAX_AXES:
             yield f"expected {min_axes} to {MAX_AXES} axes"
-        if (len(self.strides), len(self.steps)) != (num_axes - 1, num_axes):
+        if (len(self.strides), len(self.element_strides)) != (num_axes - 1, num_axes):
             yield f"expected {num_axes - 1} strides and {num_axes} steps"
-        if (len(self.box), len(self.lower), len(self.upper)) != lengths:
+        if (len(self.box), len(self.lower_corner), len(self.upper_corner)) != lengths:
             yield "expected a box of {} numbers, and corners of {} and {}".format(*lengths)
         if not all(1 <= extent <= MAX_EXTENT for extent in self.extents):
             yield f"expected extents of 1 to {MAX_EXTENT}"
@@ -103,8 +104,8 @@ class TensorMap:
         max_box = (MAX_BOX_ELEMENTS, MAX_PIXELS) if self.is_im2col else (MAX_BOX_ELEMENTS,) * num_axes
         if not all(1 <= extent <= limit for extent, limit in zip(self.box, max_box, strict=True)):
             yield f"expected a copy of at most {'·'.join(map(str, max_box))} elements"
-        if not all(1 <= element_stride <= MAX_ELEMENT_STRIDE for element_stride in self.steps):
-            yield f"expected steps of 1 to {MAX_ELEMENT_STRIDE}: {self.steps}"
+        if not all(1 <= element_stride <= MAX_ELEMENT_STRIDE for element_stride in self.element_strides):
+            yield f"expected steps of 1 to {MAX_ELEMENT_STRIDE}: {self.element_strides}"
         if self.swizzle not in SWIZZLES:
             yield f"expected one of {', '.join(map(str, SWIZZLES))} bytes to swizzle, not {self.swizzle}"
         row_bytes = self.box[0] * self._itemsize
@@ -112,8 +113,8 @@ class TensorMap:
             most_bytes = f", at most {self.swizzle}, which are swizzled" if self.swizzle else ""
             yield f"expected rows of a multiple of {CHUNK_BYTES} bytes{most_bytes}: {row_bytes}"
         corner = CORNER_LIMITS.get(num_axes, 0)
-        if not all(-corner <= coordinate < corner for coordinate in (*self.lower, *self.upper)):
-            yield f"expected corners from {-corner} to {corner - 1}: {self.lower} and {self.upper}"
+        if not all(-corner <= coordinate < corner for coordinate in (*self.lower_corner, *self.upper_corner)):
+            yield f"expected corners from {-corner} to {corner - 1}: {self.lower_corner} and {self.upper_corner}"
 
     def to_json(self) -> str:
         """Return the map as a JSON text."""
@@ -135,11 +136,12 @@ class TensorMap:
     def from_dict(cls, data: Any) -> TensorMap:
         """Parse the result of `to_dict`; raises `CompileError` for other data or an unsupported map."""
         try:
+            data = compat.rename_keys(data, compat.TENSOR_MAP_KEYS)
             axes = {name: tuple(map(operator.index, data[name])) for name in _AXIS_FIELDS}
             if not isinstance(data["dtype"], str):
                 raise TypeError("the dtype is not a text")
             tensor_map = cls(dtype=data["dtype"], swizzle=operator.index(data["swizzle"]), **axes)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CompileError(f"expected a tensor map as JSON: {error!r}") from error
         tensor_map.validate()
         return tensor_map
@@ -150,7 +152,7 @@ class TensorMap:
         return f"the tensor map of {extents} {self.dtype}, {prefix}{box} at a time"
 
 
-_AXIS_FIELDS = ("extents", "strides", "box", "steps", "lower", "upper")
+_AXIS_FIELDS = ("extents", "strides", "box", "element_strides", "lower_corner", "upper_corner")
 
 
 def make_tiled_map(

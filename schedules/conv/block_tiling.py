@@ -180,7 +180,7 @@ def pipeline_operand_copies(
     for copy, order in zip(copies, orders, strict=True):
         s.compute_at(copy, step_loop, preserve_unit_loops=True)
         element_loop = cooperative_fetch(s, order(block_loops(s, copy)), config)
-        if config.copy_order != "blocked":
+        if config.copy_order != "contiguous":
             unroll(s, element_loop, MAX_UNROLLED_COPIES)
         if config.pipeline == "registers":
             s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
@@ -210,9 +210,9 @@ def cooperative_fetch(s: Schedule, loops: Sequence[LoopRV], config: DirectTileCo
     s.reorder(*loops)
     fused_loop = s.fuse(*loops)
     outermost_first = tuple(reversed(config.thread_shape))
-    if config.copy_order == "interleaved":
+    if config.copy_order == "coalesced":
         element_loop, *thread = s.split(fused_loop, [None, *outermost_first])
-    elif config.copy_order == "vectors":
+    elif config.copy_order == "vectorized":
         element_loop, *thread, vector = s.split(fused_loop, [None, *outermost_first, VECTOR_ELEMENTS])
         s.vectorize(vector)
     else:

@@ -90,7 +90,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
         blocks=w.groups * ceil_div(channels, channels_per_block) * pixel_blocks,
         staged=staged_taps,
         intensity=channels_per_block * pixels_per_block / (channels_per_block + pixels_per_block),
-        waste=channels_per_block * num_channel_blocks * pixels_per_block * pixel_blocks / (channels * pixels),
+        padding_ratio=channels_per_block * num_channel_blocks * pixels_per_block * pixel_blocks / (channels * pixels),
     )
 
 

@@ -5,8 +5,8 @@ The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit have 
 tile and the filters in shared memory once; threads copy their part to registers and accumulate. Each plane of a volume
 has its own blocks; a signal is a single row.
 
-The knob `stage` is new: with "registers", threads read their operands directly from global memory. A 3×3 window is read
-at most nine times, by neighbours, from the L1 cache, and no barrier is needed.
+The knob `operand_scope` is new: with "registers", threads read their operands directly from global memory. A 3×3 window
+is read at most nine times, by neighbours, from the L1 cache, and no barrier is needed.
 """
 
 import math
@@ -76,11 +76,11 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     blocks = PlaneShape.from_workload(w).num_output_planes * math.prod(tile.block for tile in axis_tiles)
     return ResourceUsage(
         threads=threads,
-        shared_bytes=np.where(columns["stage"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
+        shared_bytes=np.where(columns["operand_scope"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
         accumulators=count_accumulators(axis_tiles),
         blocks=blocks,
-        staged_words=inputs + weights,
-        overlap=inputs / (f * y * x),
+        staged_elements=inputs + weights,
+        input_read_ratio=inputs / (f * y * x),
         all_threads=blocks * threads,
     )
 
@@ -103,7 +103,7 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     )
     max_unrolled_statements = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
     unrolls_explicitly = bool(k.choice("unroll_explicit", (0, 1), 0))
-    in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
+    in_shared = k.choice("operand_scope", ("shared", "registers"), "shared") == "shared"
     min_threads = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
     k.prune(
         f"at least {min_threads} threads",

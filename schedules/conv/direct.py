@@ -7,9 +7,9 @@ registers; NVIDIA's compiler makes that copy itself, with vector loads.
 
 Each of the other knobs is part of the fastest kernel of some layer (tuning_logs/nvidia-h200/):
 
-* slices: threads share the reduction of an output, for small images with many channels; see `block_tiling`.
+* sliced_k: threads share the reduction of an output, for small images with many channels; see `block_tiling`.
 * pipeline: the next k-tile's operands are loaded while this one is computed; useful for nearly all layers.
-* fetch: neighbouring threads copy neighbouring elements.
+* copy_order: neighbouring threads copy neighbouring elements.
 * weight_layout: output channels are innermost in the weight's shared memory, so that a thread's channels are one vector
   load. weight_pad shifts its rows by some banks, for copies without bank conflicts.
 """

@@ -74,9 +74,9 @@ class DirectTileConfig:
         reduction: A tile of `REDUCTION_LEVELS` for each reduction axis, within one slice.
         sliced_k: Threads that share the reduction of an output.
         pipeline: One of `PIPELINE_COPIES`.
-        copy_order: Thread-to-element order of copies to shared memory. `interleaved`: neighbouring threads copy
-            neighbouring elements. `vectors`: the same with `VECTOR_ELEMENTS` elements each. `blocked`: each thread
-            copies a contiguous run.
+        copy_order: Thread-to-element order of copies to shared memory. `coalesced`: neighbouring threads copy
+            neighbouring elements. `vectorized`: the same with `VECTOR_ELEMENTS` elements each. `contiguous`: each
+            thread copies a contiguous run.
         max_unrolled_statements: Maximum number of statements to which the products of a k-tile are unrolled.
         unrolls_explicitly: Whether TVM unrolls in the source; otherwise the device's compiler does, by `#pragma
             unroll`.
@@ -133,10 +133,10 @@ class DirectTileConfig:
                 for axis in axes.reduction
             ),
             sliced_k=k.choice(
-                "slices", [n for n in SLICED_K_CHOICES if w.C % n == 0] if allow_sliced_k and is_dense else (1,), 1
+                "sliced_k", [n for n in SLICED_K_CHOICES if w.C % n == 0] if allow_sliced_k and is_dense else (1,), 1
             ),
             pipeline=k.choice("pipeline", list_pipelines(w), "none"),
-            copy_order=k.choice("fetch", ("blocked", "interleaved"), "blocked"),
+            copy_order=k.choice("copy_order", ("contiguous", "coalesced"), "contiguous"),
             max_unrolled_statements=k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0),
             unrolls_explicitly=k.choice("unroll_explicit", (0, 1), 0),
             weight_layout=k.choice("weight_layout", ("oihw", "ihwo") if is_dense else ("oihw",), "oihw"),
@@ -156,9 +156,9 @@ class DirectTileConfig:
             reduction=tuple(
                 Tile.from_column(axis.extent, REDUCTION_LEVELS, columns[axis.knob_name]) for axis in axes.reduction
             ),
-            sliced_k=columns["slices"],
+            sliced_k=columns["sliced_k"],
             pipeline=columns["pipeline"],
-            copy_order=columns["fetch"],
+            copy_order=columns["copy_order"],
             max_unrolled_statements=columns["auto_unroll_max_step"],
             unrolls_explicitly=columns["unroll_explicit"],
             weight_layout=columns["weight_layout"],
@@ -309,7 +309,7 @@ class DirectTileConfig:
             blocks=num_blocks,
             steps=k_tiles,
             products=macs_per_k_tile // self.num_threads,
-            staged_words=staged_elements / self.num_threads,
+            staged_elements=staged_elements / self.num_threads,
             intensity=macs_per_k_tile / staged_elements,
             traffic=num_blocks * k_tiles * staged_elements,
             all_threads=num_blocks * self.num_threads,

@@ -48,7 +48,7 @@ MIN_BLOCKS = 256  # at least the number of SMs of a large GPU
 
 def can_fit_registers(w: Filter) -> bool:
     """Whether a strip of one vector fits the registers, and the mask fits constant memory."""
-    smallest_config = {"vector": VECTOR_CHOICES[-1], "vectors": 1, "rows": 1, "once": 0}
+    smallest_config = {"vector": VECTOR_CHOICES[-1], "vectors_per_thread": 1, "rows_per_thread": 1, "load_rows_once": 0}
     return (
         can_place_mask_in_constant_memory(w)
         and _count_products(w, smallest_config) <= MAX_PRODUCTS
@@ -58,13 +58,17 @@ def can_fit_registers(w: Filter) -> bool:
 
 def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use; `loads` is the number of vector loads per output."""
-    rows_per_thread, threads_y = (columns.get(name, np.ones_like(columns["vector"])) for name in ("rows", "threads_y"))
-    outputs_per_thread = rows_per_thread * columns["vector"] * columns["vectors"]
+    rows_per_thread, threads_y = (
+        columns.get(name, np.ones_like(columns["vector"])) for name in ("rows_per_thread", "threads_y")
+    )
+    outputs_per_thread = rows_per_thread * columns["vector"] * columns["vectors_per_thread"]
     height, width, channels = w.image
     num_blocks = ceil_div(height, rows_per_thread * threads_y) * ceil_div(
-        width * channels, columns["vector"] * columns["vectors"] * columns["threads_x"]
+        width * channels, columns["vector"] * columns["vectors_per_thread"] * columns["threads_x"]
     )
-    rows_loaded = np.where(columns.get("once", 1) == 1, rows_per_thread + w.mask[0] - 1, rows_per_thread * w.mask[0])
+    rows_loaded = np.where(
+        columns.get("load_rows_once", 1) == 1, rows_per_thread + w.mask[0] - 1, rows_per_thread * w.mask[0]
+    )
     loads = rows_loaded * _count_window_elements(w, columns) / columns["vector"] / outputs_per_thread
     threads = columns["threads_x"] * threads_y
     return ResourceUsage(
@@ -72,7 +76,7 @@ def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
         np.zeros_like(threads),
         outputs_per_thread,
         num_blocks,
-        held=_estimate_live_registers(w, columns),
+        live_registers=_estimate_live_registers(w, columns),
         loads=loads,
     )
 
@@ -109,14 +113,14 @@ def declare_knobs(w: Filter, k: Knobs) -> FilterThreadTile:
     vector_choices = tuple(v for v in VECTOR_CHOICES if height == 1 or width * channels % v == 0)
     rows_per_thread, load_rows_once = _select_default(w, vector_choices[-1])
     vector = k.choice("vector", vector_choices, default=vector_choices[-1])
-    vectors_per_thread = k.choice("vectors", (1, 2, 4), default=1)
+    vectors_per_thread = k.choice("vectors_per_thread", (1, 2, 4), default=1)
     threads_x = k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else DEFAULT_THREADS[0])
     threads_y = 1
     if height > 1:
-        rows_per_thread = k.choice("rows", (1, 2, 4, 8, 16, 32), default=rows_per_thread)
+        rows_per_thread = k.choice("rows_per_thread", (1, 2, 4, 8, 16, 32), default=rows_per_thread)
         threads_y = k.choice("threads_y", (1, 2, 4, 8), default=DEFAULT_THREADS[1])
     if w.mask[0] > 1:
-        load_rows_once = bool(k.choice("once", (1, 0), default=int(load_rows_once)))
+        load_rows_once = bool(k.choice("load_rows_once", (1, 0), default=int(load_rows_once)))
     k.require(f"at most {MAX_PRODUCTS} unrolled products per thread", lambda c: _count_products(w, c) <= MAX_PRODUCTS)
     k.require(
         f"at most {MAX_LIVE_REGISTERS} registers per thread for accumulators and inputs",
@@ -144,7 +148,12 @@ def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
         *((num_rows, False) for num_rows in (8, 4, 2, 1) if num_rows <= max_rows),
     ]
     for num_rows, load_rows_once in variants:
-        columns = {"vector": vector, "vectors": 1, "rows": num_rows, "once": int(load_rows_once)}
+        columns = {
+            "vector": vector,
+            "vectors_per_thread": 1,
+            "rows_per_thread": num_rows,
+            "load_rows_once": int(load_rows_once),
+        }
         if _count_products(w, columns) <= MAX_PRODUCTS and _estimate_live_registers(w, columns) <= MAX_LIVE_REGISTERS:
             break
     return num_rows, load_rows_once
@@ -237,18 +246,22 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
 
 def _count_products(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Return the number of multiplications per thread in the kernel's source."""
-    outputs_per_thread = columns.get("rows", 1) * columns["vector"] * columns["vectors"]
-    return outputs_per_thread * w.mask[1] * np.where(columns.get("once", 1) == 1, w.mask[0], 1)
+    outputs_per_thread = columns.get("rows_per_thread", 1) * columns["vector"] * columns["vectors_per_thread"]
+    return outputs_per_thread * w.mask[1] * np.where(columns.get("load_rows_once", 1) == 1, w.mask[0], 1)
 
 
 def _estimate_live_registers(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Return the accumulators and inputs that a thread keeps in registers at a time."""
-    return columns.get("rows", 1) * columns["vector"] * columns["vectors"] + _count_window_elements(w, columns)
+    return columns.get("rows_per_thread", 1) * columns["vector"] * columns[
+        "vectors_per_thread"
+    ] + _count_window_elements(w, columns)
 
 
 def _count_window_elements(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Return the elements of an input row that a strip reads, in whole vectors."""
-    return columns["vector"] * (columns["vectors"] + 2 * ceil_div(_compute_halo_elements(w), columns["vector"]))
+    return columns["vector"] * (
+        columns["vectors_per_thread"] + 2 * ceil_div(_compute_halo_elements(w), columns["vector"])
+    )
 
 
 def _compute_halo_elements(w: Filter) -> int:

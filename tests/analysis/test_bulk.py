@@ -48,7 +48,7 @@ def columns(x, told, at, offsets, stride, out):
     n, h, w, _ = x.shape
     first, *taps = at[0], *offsets
     lines = [
-        (image, told.lower[1] + i * stride, told.lower[0] + j * stride)
+        (image, told.lower_corner[1] + i * stride, told.lower_corner[0] + j * stride)
         for image in range(n + 9)
         for i in range(out[1])
         for j in range(out[0])

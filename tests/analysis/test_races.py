@@ -32,8 +32,8 @@ def test_schedules_do_not_race(text, schedule, config):
 
 
 TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "stages": 3}
-CLUSTERS = {**TILE, "split_k": 2, "meet": "cluster"}
-MEETING = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 2, "split_k": 2}
+CLUSTERS = {**TILE, "split_k": 2, "split_k_reduction": "cluster"}
+MEETING = {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 16, "block_k_bytes": 64, "stages": 2, "split_k": 2}
 BARRIERS = ("tirx.cuda.cta_sync", "tirx.cuda.cluster_sync", "tirx.tvm_storage_sync")
 
 

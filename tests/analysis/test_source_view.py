@@ -19,7 +19,7 @@ from tvmconv.reports.counter_comparison import make_access_table
 from tvmconv.reports.tables import EMPTY_CELL
 
 FILE = Path(__file__).parents[1] / "data" / "ncu_source.csv.xz"
-TILES = {"slices": 1, "pipeline": "none", "fetch": "blocked", "weight_layout": "oihw", "weight_pad": 0}
+TILES = {"sliced_k": 1, "pipeline": "none", "copy_order": "contiguous", "weight_layout": "oihw", "weight_pad": 0}
 UNROLLED = {"auto_unroll_max_step": 0, "unroll_explicit": 0}
 KERNELS = {
     "conv2d:4x256x14x14,512x256x1x1,s1,p0,f16,nhwc": {"tile_f": [-1, 1, 8, 4], "tile_p": [-1, 1, 31, 2]},

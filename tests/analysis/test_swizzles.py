@@ -21,7 +21,7 @@ def test_a_swizzle_of_a_row_spreads_rows_over_the_banks(nbytes, plain):
 @pytest.mark.parametrize("row_bytes", [32, 64, 128])
 def test_hoppers_operands_have_wgmmas_swizzle_and_no_conflict(row_bytes):
     w = tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc")
-    kernel = tc.build(w, "hopper", arch="sm_90", config={"row_bytes": row_bytes, "block_n": 32, "stages": 2})
+    kernel = tc.build(w, "hopper", arch="sm_90", config={"block_k_bytes": row_bytes, "block_n": 32, "stages": 2})
     loaded = {each.array: each for each in inspect_tiles(kernel, kernel.kernels[0]) if each.kind == "load"}
     assert set(loaded) == {"X", "K"}
     for tile in loaded.values():

@@ -12,7 +12,7 @@ from tvmconv.cost_model.features import DeviceSpec
 
 H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 WORKLOAD = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
-CONFIG = {"tile_f": (-1, 1, 8, 2), "tile_x": (-1, 1, 1, 4), "slices": 4}  # four slices alone take too much memory
+CONFIG = {"tile_f": (-1, 1, 8, 2), "tile_x": (-1, 1, 1, 4), "sliced_k": 4}  # four slices alone take too much memory
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +53,4 @@ def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
 
 
 def test_a_knob_waits_for_those_without_which_it_makes_no_kernel(way):
-    assert "slices" not in {name for name, _ in way[1].knobs}
+    assert "sliced_k" not in {name for name, _ in way[1].knobs}

@@ -163,7 +163,7 @@ def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, tmp_path,
 def test_the_naive_schedule_is_left_out_of_what_is_large(bench, tuned_mine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     assert tuned_mine("--schedule", "tiling") == 0
-    assert "--ladder compares them" in capsys.readouterr().err
+    assert "--all-schedules compares them" in capsys.readouterr().err
     assert "With schedules that are not tuned" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
 
 

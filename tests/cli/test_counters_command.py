@@ -28,7 +28,7 @@ ROW = CounterComparison(
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     file = tmp_path_factory.mktemp("counters") / "kernels.zip"
-    words = ["counters", SMALL, "--schedules", "tiling", "--arch", "sm_90", "--programs", str(file)]
+    words = ["counters", SMALL, "--schedules", "tiling", "--arch", "sm_90", "--kernel-archive", str(file)]
     assert cli.main(words) == 0
     return file
 
@@ -55,10 +55,10 @@ def test_a_damaged_file_of_kernels_is_one_line(file, tmp_path):
         list(kernel_archive.load_kernels(damaged))
 
 
-@pytest.mark.parametrize("words", [(), (SMALL,), ("--programs", "x.zip")])
+@pytest.mark.parametrize("words", [(), (SMALL,), ("--kernel-archive", "x.zip")])
 def test_without_a_gpu_both_are_needed(words, capsys):
     assert cli.main(["counters", *words, "--arch", "sm_90"]) == 2
-    assert "expected workloads and --programs FILE" in capsys.readouterr().err
+    assert "expected workloads and --kernel-archive FILE" in capsys.readouterr().err
 
 
 def test_readings_are_shown_again(tmp_path, capsys):

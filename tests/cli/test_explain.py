@@ -54,7 +54,7 @@ def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
 
 def test_one_step_of_each_knob(capsys):
     """The unchanged kernel comes first, then kernels that differ in one knob, the fastest first."""
-    words = ["explain", "conv2d:1x4x4x8,4x4x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
+    words = ["explain", "conv2d:1x4x4x8,4x4x3x3,s1,p1", "tiling", "--arch", "sm_90", "--sensitivity"]
     assert main([*words, "--set", "tile_rw=-1,1,3"]) == 0
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
     table, _, governing = table.partition("Knobs with the largest effect")
@@ -73,7 +73,7 @@ def test_one_step_of_each_knob(capsys):
 def test_steps_that_make_no_kernel_are_left_out(capsys):
     """Of the tile's heights 1 and 2, one would make 1,792 threads."""
     tiles = ("tile_c=-1,64,1", "tile_h=-1,1,1", "tile_w=-1,14,4")
-    words = ["explain", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
+    words = ["explain", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling", "--arch", "sm_90", "--sensitivity"]
     assert main([*words, *(word for tile in tiles for word in ("--set", tile))]) == 0
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
     names = [line.split()[0] for line in table.splitlines()[2:] if line]
@@ -135,8 +135,8 @@ def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
         ([SMALL, "tiling:tile_rq=1"], "no knob 'tile_rq'"),
         ([SMALL, "predicted", "--arch", "sm_75"], f"no prediction for {SMALL} on sm_75"),
         (
-            [SMALL, "tiling", "--arch", "sm_80", "--steps"],
-            "--steps takes one schedule, and a GPU whose peak rates are known",
+            [SMALL, "tiling", "--arch", "sm_80", "--sensitivity"],
+            "--sensitivity takes one schedule, and a GPU whose peak rates are known",
         ),
     ],
 )

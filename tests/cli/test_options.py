@@ -28,7 +28,7 @@ CORES = len(os.sched_getaffinity(0))
         (["log", "best", "x.jsonl", "--top", DIGITS], "--top: expected at most 1,000,000,000"),
         (["simulate", "x.json", "--trials", DIGITS], "--trials: expected at most 100,000"),
         (["simulate", "x.json", "--seeds", DIGITS], "--seeds: expected at most 10,000"),
-        (["simulate", "x.json", "--fewest", DIGITS], "--fewest: expected at most 1,000,000,000"),
+        (["simulate", "x.json", "--min-configs", DIGITS], "--min-configs: expected at most 1,000,000,000"),
         (["worker", "--key", "k", "--port", "65536"], "--port: expected at most 65,535"),
         (["worker", "--key", "k", "--port", "-1"], "--port: expected an integer that is at least 1"),
     ],

@@ -32,7 +32,7 @@ def test_a_schedule_is_described_as_json(capsys):
     described = json.loads(printed(capsys, "schedules", TEXT, "direct", "--json")[1])
     knobs = {knob["knob"]: knob for knob in described["knobs"]}
     assert knobs["tile_rc"] == {"knob": "tile_rc", "default": [-1, 4], "options": 7, "extent": 64, "parts": 2}
-    assert knobs["fetch"]["values"] == ["blocked", "interleaved"]
+    assert knobs["copy_order"]["values"] == ["contiguous", "coalesced"]
     assert described["configs"] == registry.find_schedule(tc.parse(TEXT), "direct").space(tc.parse(TEXT)).size
 
 
@@ -53,7 +53,7 @@ def test_the_hint_of_a_wrong_command_line_names_the_command(capsys, words, hint)
 def test_a_knob_names_what_it_takes(capsys):
     for value, accepted in (
         ("tile_c=3", "takes 3 factors of 64 such as -1,4,8 (-1: as many as cover 64), not 3"),
-        ("fetch=x", "takes one of blocked, interleaved, not x"),
+        ("copy_order=x", "takes one of contiguous, coalesced, not x"),
     ):
         schedule = "tiling" if "tile" in value else "direct"
         status, _, err = printed(capsys, "show", TEXT, schedule, "--set", value, "--arch", "sm_90")

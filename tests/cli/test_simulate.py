@@ -33,7 +33,7 @@ def test_all_tuners_are_compared_unless_told_otherwise(capsys, cache):
     assert (status, err) == (0, "")
     assert "12 configs, 0 of them failed, the best takes 4 ms" in heading
     assert table[0].split() == ["tuner", "after", "10", "after", "12", "tuner", "[s]"]
-    assert [line.split()[0] for line in table[1:]] == ["xgb", "ga", "random", "grid"]
+    assert [line.split()[0] for line in table[1:]] == ["gp", "ga", "random", "grid"]
     assert all("1.000 ± 0.000" in line for line in table[1:])
 
 

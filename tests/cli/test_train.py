@@ -37,7 +37,7 @@ def test_it_prints_what_it_learnt_and_the_model_predicts(log, tmp_path, capsys):
     assert made.device_spec == MACHINE
     assert "600 records of Some GPU" in made.provenance
     assert (
-        main(["build", str(NEW), "--arch", "sm_90", "--knowledge", str(tmp_path / "k.npz"), "-o", str(tmp_path)]) == 0
+        main(["build", str(NEW), "--arch", "sm_90", "--cost-model", str(tmp_path / "k.npz"), "-o", str(tmp_path)]) == 0
     )
     assert model.cost_model_for("sm_90").provenance == made.provenance
 
@@ -48,11 +48,11 @@ def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, 
     packed.write_bytes(gzip.compress(log.read_bytes() + b"no record\n"))
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps([{"name": "a", "text": records()[0].workload.text.replace("1x16", "8x16")}]))
-    assert main(["train", str(packed), "--no-shipped", "--without", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
+    assert main(["train", str(packed), "--no-shipped", "--hold-out", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[2:4] == ["4", "480"]
 
 
-@pytest.mark.parametrize("options", [["--no-shipped"], ["--device=Some GPU", "--without=d2l", "--no-shipped"]])
+@pytest.mark.parametrize("options", [["--no-shipped"], ["--device=Some GPU", "--hold-out=d2l", "--no-shipped"]])
 def test_the_model_tells_the_command_that_made_it(log, tmp_path, options):
     assert main(["train", str(log), *options, "-o", str(tmp_path / "k.npz")]) == 0
     told = CostModel.load(tmp_path / "k.npz").provenance
@@ -81,7 +81,7 @@ def test_a_line_of_a_packed_log_takes_limited_memory(log, tmp_path):
         (["LOG", "--device", "Other GPU"], "no records of Other GPU; there are Some GPU"),
         (["EMPTY"], "no valid records"),
         (["CUT"], "cut.jsonl.gz"),
-        (["LOG", "--without", "no_such"], "unknown suite"),
+        (["LOG", "--hold-out", "no_such"], "unknown suite"),
     ],
 )
 def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsys):
@@ -102,7 +102,7 @@ def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
 
 def test_an_unreadable_model_is_one_line(tmp_path, capsys):
     (tmp_path / "k.npz").write_text("no model")
-    words = ["build", str(NEW), "--arch", "sm_90", "-o", str(tmp_path / "out"), "--knowledge"]
+    words = ["build", str(NEW), "--arch", "sm_90", "-o", str(tmp_path / "out"), "--cost-model"]
     assert main([*words, str(tmp_path / "k.npz")]) == 2
     assert "k.npz" in capsys.readouterr().err
     assert main([*words, "none"]) == 0

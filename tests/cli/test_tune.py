@@ -19,7 +19,7 @@ from tvmconv.logs.log import read_records
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.reports.tables import format_significant
-from tvmconv.search.progress import Status
+from tvmconv.search.progress import SearchProgress
 from tvmconv.workloads import Layer, parse
 
 SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
@@ -130,9 +130,9 @@ def asked(monkeypatch):
 
     def status(trials, seconds):
         asked.append(seconds)
-        return Status(1, None)
+        return SearchProgress(1, None)
 
-    monkeypatch.setattr("tvmconv.search.search.Status", status)
+    monkeypatch.setattr("tvmconv.search.search.SearchProgress", status)
     return asked
 
 
@@ -203,8 +203,8 @@ REFUSALS = {
     "no patience": ([SMALL, "--patience", "0"], "at least 1, not '0'"),
     "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
     "negative seed": ([SMALL, "--seed", "-1"], "'-1'"),
-    "missing log to learn from": ([SMALL, "--transfer", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer", "a.jsonl"], "expected xgb"),
+    "missing log to learn from": ([SMALL, "--transfer-log", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer-log", "a.jsonl"], "expected gp"),
     "log in a missing folder": ([SMALL, "--log", "/nowhere/log.jsonl"], "cannot write /nowhere/log.jsonl: No such"),
     "read-only log": ([SMALL, "--log", "/proc/version"], "cannot write /proc/version: "),
     "log on a full disk": ([SMALL, "--log", "/dev/full"], "cannot write /dev/full: "),
@@ -230,7 +230,7 @@ def record(seconds, schedule="tiling"):
 
 
 def test_progress_tells_rate_best_speedup_errors_and_time_left():
-    status = Status(2000, None, reference=record(4e-6, "default"))
+    status = SearchProgress(2000, None, reference=record(4e-6, "default"))
     for elapsed in (1.0, 2.0):
         status.elapsed_seconds = elapsed
         status.count_record(record(2e-6))

@@ -46,6 +46,6 @@ def test_no_register_is_chosen_by_the_lane():
 def test_what_tvm_cannot_write_is_an_error_of_the_kernel(monkeypatch):
     monkeypatch.setattr(tensorized_config, "can_prefetch_fragments", lambda w, plan: plan.stages > 0)
     w = tc.parse("conv2d:1x32x9x9,16x32x1x1,s1,p0,f16,nhwc")
-    kernel = tc.build(w, "tensor_core", arch="sm_80", config={"block_k": 32, "stages": 3, "fragments": "ahead"})
+    kernel = tc.build(w, "tensor_core", arch="sm_80", config={"block_k": 32, "stages": 3, "fragment_prefetch": 1})
     with pytest.raises(tc.CompileError, match=r"^TVM cannot write the kernel: cp_async_wait_group: immediate operands"):
         _ = kernel.source

@@ -83,8 +83,8 @@ def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypat
 )
 def test_command_parses(command):
     words = shlex.split(command, comments=True)
-    if "--knowledge" in words:  # whose file is not there yet
-        place = words.index("--knowledge")
+    if "--cost-model" in words:  # whose file is not there yet
+        place = words.index("--cost-model")
         del words[place : place + 2]
     if words[0] == "tvmconv":
         parse_words(words[1:])

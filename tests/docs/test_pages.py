@@ -63,7 +63,7 @@ def command_of(section, page, folder):
     if section in kinds:
         return ["bench", "networks", *recorded(COMPARED[page]), *kinds[section]]
     if section == "reach":
-        return ["bench", "time-to-target", *recorded("searches/*.gz"), "--beside", *recorded("**/*-tuned.json")]
+        return ["bench", "time-to-target", *recorded("searches/*.gz"), "--comparisons", *recorded("**/*-tuned.json")]
     if section in winners:
         return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
     if section == "torch-models":
@@ -95,7 +95,7 @@ def test_the_log_format_explains_each_key_of_its_example():
     page = (ROOT / "docs/log-format.md").read_text(encoding="utf-8")
     (shown,) = (json.loads(match["text"]) for match in FENCE.finditer(page) if match["mark"] == "record")
     log = (ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text(encoding="utf-8")
-    assert shown in map(json.loads, log.splitlines())
+    assert Record.parse(json.dumps(shown)) in map(Record.parse, log.splitlines())
     failed = Record.parse(json.dumps(shown | {"result": [[1e9], 4, 0.1, 0.0], "message": "no"}))
     explained = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
     assert {*shown, *json.loads(failed.line())} <= explained

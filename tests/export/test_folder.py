@@ -76,10 +76,10 @@ def test_the_json_tells_all_steps_and_the_memory_between_them(tmp_path):
     kernel = tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90")
     export(kernel, tmp_path)
     facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
-    assert [step["function"] for step in facts["steps"]] == [step.name for step in kernel.kernels]
-    assert [sorted(step["parameters"]) for step in facts["steps"]] == [["K", "X", "scratch0"], ["Y", "scratch0"]]
-    assert [tuple(step["grid"]) for step in facts["steps"]] == [step.launch.grid for step in kernel.kernels]
-    assert facts["scratch"] == [{"name": "scratch0", "bytes": 4 * 4 * 64}]
+    assert [step["function"] for step in facts["kernels"]] == [step.name for step in kernel.kernels]
+    assert [sorted(step["parameters"]) for step in facts["kernels"]] == [["K", "X", "scratch0"], ["Y", "scratch0"]]
+    assert [tuple(step["grid"]) for step in facts["kernels"]] == [step.launch.grid for step in kernel.kernels]
+    assert facts["workspace"] == [{"name": "scratch0", "bytes": 4 * 4 * 64}]
     assert "function" not in facts
 
 
@@ -137,7 +137,9 @@ def test_the_json_tells_all_that_a_call_needs(tmp_path):
 
 
 def test_the_readme_tells_where_the_time_is_from(tmp_path):
-    record = Record(SMALL, "tiling", {}, "NVIDIA H200", "cuda -arch=sm_90", times=(4e-6, 5e-6, 6e-6), deviation=3e-7)
+    record = Record(
+        SMALL, "tiling", {}, "NVIDIA H200", "cuda -arch=sm_90", times=(4e-6, 5e-6, 6e-6), relative_error=3e-7
+    )
     kernel = tc.build(SMALL, "tiling", arch="sm_90")
     kernel.record = record
     export(kernel, tmp_path)
@@ -187,7 +189,7 @@ def test_tensor_maps_are_told_as_data(tmp_path):
     export(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90"), tmp_path)
     facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
     assert facts["target"] == {"kind": "cuda", "arch": "sm_90", "code": "sm_90a"}
-    first, second = facts["steps"]
+    first, second = facts["kernels"]
     assert first["parameters"] == ["K", "X", "scratch0"]
     assert [(told.pop("parameter"), TensorMap.from_dict(told)) for told in first["tensor_maps"]] == [
         (0, mapped.WEIGHT),
@@ -233,10 +235,10 @@ def test_the_driver_example_encodes_tensor_maps(tmp_path, gpu):
 def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     w = tc.parse("conv2d:1x64x5x5,16x64x3x3,s1,p1,f16,nhwc")
     tiles = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2, "stages": 2}
-    kernel = tc.build(w, "mma_sync", arch="sm_90", config={**tiles, "split_k": 2, "meet": "cluster"})
+    kernel = tc.build(w, "mma_sync", arch="sm_90", config={**tiles, "split_k": 2, "split_k_reduction": "cluster"})
     export(kernel, tmp_path)
     assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
-    assert json.loads((tmp_path / "kernel.json").read_text())["steps"][0]["cluster"] == [1, 1, 2]
+    assert json.loads((tmp_path / "kernel.json").read_text())["kernels"][0]["cluster"] == [1, 1, 2]
     assert "__cluster_dims__(1, 1, 2)" in (tmp_path / "kernel.cu").read_text()
 
 

@@ -49,7 +49,9 @@ def copied(told, at, offsets=(), *, cut=0):
         cut: bytes by which the copy begins too late in shared memory.
     """
     counts = (
-        told.box if told.is_im2col else [ceil_div(box, step) for box, step in zip(told.box, told.steps, strict=True)]
+        told.box
+        if told.is_im2col
+        else [ceil_div(box, step) for box, step in zip(told.box, told.element_strides, strict=True)]
     )
     size = int(np.prod(counts)) * np.dtype(told.dtype).itemsize // 4
     load = LOAD.format(len(told.extents), ".im2col" if offsets else "")

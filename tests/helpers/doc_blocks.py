@@ -190,7 +190,7 @@ def without_gpu(command: str) -> str | None:
             skip = not skip and word == "--baseline"
             continue
         small.append(_smaller(word))
-    if "--knowledge" in words:
+    if "--cost-model" in words:
         return None  # to train a model takes minutes
     if words[1] == "tune" and "--seconds" in small:  # a busy machine gets nothing done in a second
         place = small.index("--seconds")

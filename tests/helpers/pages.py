@@ -23,7 +23,7 @@ HOSTILE = "\"'><script>window.pwned = 1</script><img src=x onerror='window.pwned
 
 def record(seconds, number=0, **changes):
     """A record of a search over three knobs."""
-    config = {"tile_f": (-1, 1 + number % 4, 2), "slices": 1 + number % 2, "pipeline": ("none", "async")[number % 2]}
+    config = {"tile_f": (-1, 1 + number % 4, 2), "sliced_k": 1 + number % 2, "pipeline": ("none", "async")[number % 2]}
     told = Record(
         WORKLOAD,
         "direct",
@@ -46,7 +46,7 @@ def contents(**changes):
     """What a page on one workload shows, without kernels."""
     way = [
         WaterfallStep((), "L1", 4e-5, None, 0.5, 64, 1000, 2000),
-        WaterfallStep((("slices", 2),), "L1", 5e-5, None, 0.5, 64, 1000, 2000),
+        WaterfallStep((("sliced_k", 2),), "L1", 5e-5, None, 0.5, 64, 1000, 2000),
         WaterfallStep((("tile_f", (-1, 4, 2)), ("pipeline", "async")), "memory", 2e-5, 2.5e-5, 0.25, 64, 1000, 2000),
     ]
     times = (NamedTiming("direct", 1e-5), NamedTiming("cudnn", 2e-5, is_library=True), NamedTiming("default", 1e-3))
@@ -73,7 +73,7 @@ def hostile_page():
     groups = {
         WORKLOAD: [TimingGroup(HOSTILE, H200.name, (NamedTiming(HOSTILE, 1e-5, HOSTILE),), ((HOSTILE, HOSTILE),))]
     }
-    records = [record(1e-5, i, config={"slices": i, HOSTILE: HOSTILE * (1 + i)}, schedule=HOSTILE) for i in range(3)]
+    records = [record(1e-5, i, config={"sliced_k": i, HOSTILE: HOSTILE * (1 + i)}, schedule=HOSTILE) for i in range(3)]
     layers = [Layer(HOSTILE, WORKLOAD, 2), Layer("other", WORKLOAD, 1)]
     return render_page(
         contents(

@@ -16,7 +16,7 @@ TINY = tc.parse("conv2d:1x1x2x2,1x1x1x1")  # whose space is so small that a test
 
 def search(log, workload=WORKLOAD, schedule="tiling", tuner="random", **options):
     """A search that measures nothing but the configs that its tuner proposes."""
-    defaults = {"log": log, "device": "opencl:0", "workers": 1, "compare": False, "confirm": False}
+    defaults = {"log": log, "device": "opencl:0", "workers": 1, "measure_baseline": False, "remeasure_best": False}
     return tc.tune(workload, schedule, tuner, **{**defaults, **options})
 
 

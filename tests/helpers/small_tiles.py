@@ -10,8 +10,8 @@ from tvmconv.builtin.conv.tensor_cores.hopper import knobs, latency, tile_config
 import tvmconv as tc
 from tvmconv.space import Knobs
 
-SMALL = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 3, "split_k": 1}
-SMALL |= {"sharers_m": 1, "sharers_n": 1}
+SMALL = {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 16, "block_k_bytes": 64, "stages": 3, "split_k": 1}
+SMALL |= {"cluster_m": 1, "cluster_n": 1}
 
 
 def built(w, config=None, arch="sm_90"):

@@ -94,7 +94,7 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
         times=() if error else tuple(draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5))),
         error=error,
         message=draw(st.text()),
-        deviation=draw(st.none() | _finite),
+        relative_error=draw(st.none() | _finite),
         cost_seconds=draw(_finite),
         timestamp=draw(_finite),
         elapsed=draw(st.none() | st.floats(0, MAX_ELAPSED_SECONDS)),

@@ -67,7 +67,7 @@ DAMAGE = {
     "wrong bit of the code": lambda written: flip(written, len(written) - 2),
     "truncated": lambda written: written[:-1],
     "deep": lambda written: b"[" * 100_000 + b"\n",
-    "infinite": lambda written: written.replace(rb"\"prepared\": 0", rb"\"prepared\": Infinity"),
+    "infinite": lambda written: written.replace(rb"\"num_prepack_kernels\": 0", rb"\"num_prepack_kernels\": Infinity"),
     **{str(other): lambda _, other=other: other for other in (b"", b"[]\n", b'{"sources": {}, "program": "{}"}\n')},
 }
 

@@ -52,7 +52,7 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
         assert all(milliseconds > 0 for milliseconds in m.phase_means.values())
     assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
     assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
-    assert record.deviation < record.workload.tolerance
+    assert record.relative_error < record.workload.tolerance
     assert record.resources == {"shared_bytes": 256, "threads": 64, "blocks": 2}
     assert set(record.versions) == {"tvmconv", "tvm", "pyopencl"}
     assert abs(record.timestamp - time.time()) < 60
@@ -82,7 +82,7 @@ def test_fastest_are_kept_as_built_and_timed_again():
         assert "compile" not in m.phase_means
     assert {record.identity for record in finals} == {record.identity for record in wanted}
     assert all(record.ok and record.final for record in finals)
-    assert all(len(record.times) > 1 and record.deviation < CONV.tolerance for record in finals)
+    assert all(len(record.times) > 1 and record.relative_error < CONV.tolerance for record in finals)
 
 
 def test_without_workers_what_has_to_be_built_is_refused():

@@ -88,7 +88,7 @@ class Runner:
             outcome = RunnerResult(error=ErrorKind.RUNTIME, message=seconds)
         else:
             outcome = (
-                RunnerResult(times=(seconds,), deviation=0.0) if seconds else RunnerResult(error=ErrorKind.RUNTIME)
+                RunnerResult(times=(seconds,), relative_error=0.0) if seconds else RunnerResult(error=ErrorKind.RUNTIME)
             )
         return [(self._waiting.popleft(), outcome)]
 

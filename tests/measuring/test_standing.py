@@ -70,7 +70,7 @@ def test_the_same_processes_serve_whatever_is_searched_next(serving):
         (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
         assert (record.ok, record.workload, record.schedule) == (True, OTHER, "tiling")
         assert record.config == DEFAULT
-        assert record.deviation < OTHER.tolerance
+        assert record.relative_error < OTHER.tolerance
         assert right(2)
         assert serving() == first
     assert serving() == set()

@@ -65,7 +65,7 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
 def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
     header, code = serialization.encode_executable(MAPPED_PROGRAM, math.inf)
     told = json.loads(header)
-    told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.to_dict(), **change}]]
+    told["kernels"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.to_dict(), **change}]]
     with pytest.raises(error, match=message):
         serialization.decode_executable(json.dumps(told), code)
 
@@ -92,9 +92,9 @@ def test_an_outcome_arrives_as_it_was_sent(outcome):
         {"more": 1},
         {"times": None},
         {"times": [True]},
-        {"deviation": "x"},
-        {"deviation": [1]},
-        {"deviation": -1},
+        {"relative_error": "x"},
+        {"relative_error": [1]},
+        {"relative_error": -1},
         {"message": 5},
         {"phases": [1]},
         {"phases": {"a": "b"}},
@@ -134,7 +134,15 @@ def test_message_that_is_none_is_one_line(decode, text):
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": -1}, {"seed": "x"}, {"timeout": 0}, {"timeout": 1e308}, {"memory_limit": 0}, {"workload": 5}, {"x": 1}],
+    [
+        {"seed": -1},
+        {"seed": "x"},
+        {"timeout_seconds": 0},
+        {"timeout_seconds": 1e308},
+        {"memory_limit_bytes": 0},
+        {"workload": 5},
+        {"x": 1},
+    ],
 )
 def test_order_that_no_search_gives_is_refused(change):
     order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
@@ -148,25 +156,25 @@ def test_order_that_no_search_gives_is_refused(change):
     [
         (("codes", 0), -1),
         (("codes",), {}),
-        (("steps",), []),
-        (("steps", 0, "grid"), [1, 1]),
-        (("steps", 0, "grid", 0), 0),
-        (("steps", 0, "grid", 0), True),
-        (("steps", 0, "block", 1), 10**400),
-        (("steps", 0, "arguments", 0), 3),
-        (("steps", 0, "arguments", 0), -1),
-        (("steps", 0, "name"), None),
-        (("steps", 0, "code"), 2),
-        (("steps", 0, "shared_bytes"), -1),
-        (("steps", 0, "constants"), [[2, "K"]]),
-        (("steps", 0, "constants"), [[0]]),
-        (("steps", 0, "textures"), [2]),
-        (("steps", 0, "overlaps"), 1),
+        (("kernels",), []),
+        (("kernels", 0, "grid"), [1, 1]),
+        (("kernels", 0, "grid", 0), 0),
+        (("kernels", 0, "grid", 0), True),
+        (("kernels", 0, "block", 1), 10**400),
+        (("kernels", 0, "arguments", 0), 3),
+        (("kernels", 0, "arguments", 0), -1),
+        (("kernels", 0, "name"), None),
+        (("kernels", 0, "code"), 2),
+        (("kernels", 0, "shared_bytes"), -1),
+        (("kernels", 0, "constants"), [[2, "K"]]),
+        (("kernels", 0, "constants"), [[0]]),
+        (("kernels", 0, "textures"), [2]),
+        (("kernels", 0, "uses_pdl"), 1),
         (("arrays", 0, 0), [0]),
         (("arrays", 0, 0), [1 << 31, 1 << 31]),
         (("arrays", 0, 1), "object"),
-        (("scratch", 0), 5),
-        (("prepared",), 4),
+        (("workspace", 0), 5),
+        (("num_prepack_kernels",), 4),
         (("best",), -1),
         (("final",), "x"),
     ],
@@ -188,5 +196,5 @@ def test_code_that_steps_share_is_sent_once():
 
 
 def test_a_deviation_that_json_cannot_hold_is_left_out():
-    outcome = RunnerResult(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
-    assert serialization.decode_result(serialization.encode_result(outcome)).deviation is None
+    outcome = RunnerResult(relative_error=math.nan, error=ErrorKind.WRONG_ANSWER)
+    assert serialization.decode_result(serialization.encode_result(outcome)).relative_error is None

@@ -145,7 +145,7 @@ def test_tab_comes_by_everything_that_can_be_used(whole):
 
 def test_a_value_of_a_knob_leaves_its_trials(whole):
     whole.refresh()
-    value = whole.find_element("css selector", ".value[aria-label='slices=1']")
+    value = whole.find_element("css selector", ".value[aria-label='sliced_k=1']")
     whole.execute_script("arguments[0].focus()", value)
     press(whole, "SPACE")
     off, all_of_them = whole.execute_script(
@@ -160,7 +160,7 @@ def test_a_value_of_a_knob_leaves_its_trials(whole):
 def test_without_scripts_all_can_be_read(tmp_path):
     with opened(write(tmp_path / "page.html", render_page(contents())), script=False) as driver:
         text = driver.find_element("css selector", "main").text
-    for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "slices=2", "too many registers", "Provenance"):
+    for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "sliced_k=2", "too many registers", "Provenance"):
         assert word in text
 
 

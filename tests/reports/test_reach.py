@@ -66,7 +66,7 @@ def test_the_benchmark_reads_logs_and_comparisons_and_writes_a_page(tmp_path, ca
         "bench",
         "time-to-target",
         str(tmp_path / "quick.jsonl"),
-        "--beside",
+        "--comparisons",
         str(tmp_path / "mine-tuned.json"),
         "--update-page",
         str(page),

@@ -11,7 +11,7 @@ SPACE = RecordedSpaceRunner([RecordedTrial({"knob": knob}, 1e-3 * knob) for knob
 def comparison(name, *shares):
     """One tuner's searches: its shares after two trials, for each seed."""
     return TunerComparison(
-        name, SPACE, [SimulationSummary("xgb", [SimulatedSearch(np.array(each), 1.0) for each in shares])]
+        name, SPACE, [SimulationSummary("gp", [SimulatedSearch(np.array(each), 1.0) for each in shares])]
     )
 
 

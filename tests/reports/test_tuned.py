@@ -27,7 +27,7 @@ def sweep():
         result(
             2,
             row("default", 9.0),
-            row("tuned", 1.0, schedule="direct", config={"tile_f": (-1, 2), "slices": 2}),
+            row("tuned", 1.0, schedule="direct", config={"tile_f": (-1, 2), "sliced_k": 2}),
             row("cudnn", 8.0, library="cuDNN 9, best algorithm, in NHWC"),
         ),
         result(
@@ -66,7 +66,7 @@ def test_slower_layers_and_failures_are_listed(sweep):
 
 def test_the_page_has_the_configs_and_the_ladder_if_there_is_one(sweep):
     page = format_markdown(sweep)
-    assert "| a | `conv2d:1x2x6x6,4x2x1x1,s1,p0` | direct | `tile_f=-1,2 slices=2` |" in page
+    assert "| a | `conv2d:1x2x6x6,4x2x1x1,s1,p0` | direct | `tile_f=-1,2 sliced_k=2` |" in page
     assert "| a | 9.00 | 1.00 | 8.00 |" in page
     bare = replace(sweep, results=[replace(each, rows=each.rows[1:]) for each in sweep.results])
     assert "With schedules that are not tuned" in page

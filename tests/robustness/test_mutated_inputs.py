@@ -174,7 +174,7 @@ def test_logs(tmp_path):
         command("log", "import", "FILE", "-o", f"{out}.jsonl"),
         command("plot", "FILE", "-o", f"{out}.svg"),
         command("plot", "FILE", "--workload", SMALL, "-o", f"{out}.svg"),
-        command("simulate", "FILE", "--fewest", "3", "--trials", "4", "--seeds", "1", "--tuner", "random"),
+        command("simulate", "FILE", "--min-configs", "3", "--trials", "4", "--seeds", "1", "--tuner", "random"),
         call(lambda file: list(Log(file).new_records())),
     ]
     fuzz("logs", data, mutated_lines, commands, tmp_path, ".jsonl", partial(nothing_lost, data))

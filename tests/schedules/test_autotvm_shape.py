@@ -47,5 +47,5 @@ def test_the_launch_is_that_of_autotvms_template(schedule, text):
 def test_the_other_knobs_default_to_autotvms_only_way(schedule, text):
     space = registry.find_schedule(tc.parse(text), schedule).space(tc.parse(text))
     others = {name: value for name, value in space.default.items() if name not in KNOBS[schedule]}
-    autotvm = {"slices": 1, "pipeline": "none", "weight_layout": "oihw", "weight_pad": 0, "stage": "shared"}
-    assert others.items() <= {**autotvm, "fetch": "blocked"}.items()
+    autotvm = {"sliced_k": 1, "pipeline": "none", "weight_layout": "oihw", "weight_pad": 0, "operand_scope": "shared"}
+    assert others.items() <= {**autotvm, "copy_order": "contiguous"}.items()

@@ -24,7 +24,7 @@ ONE_EACH = {
     "tile_rx": (-1, 1),
 }
 PIPELINES = ("none", "registers", "async2", "async3", "async4")
-FETCHES = ("blocked", "interleaved")
+FETCHES = ("contiguous", "coalesced")
 
 SMALL = (
     "conv2d:3x1x19x43,2x1x4x1,s3,p0,d3x1",
@@ -47,7 +47,7 @@ def shared_row():
 @pytest.mark.parametrize("fetch", FETCHES)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_threads_that_share_a_staged_row_read_it_in_time(pipeline, fetch, place):
-    config = {**ONE_EACH, "pipeline": pipeline, "fetch": fetch}
+    config = {**ONE_EACH, "pipeline": pipeline, "copy_order": fetch}
     kernel = tc.build(SHARED_ROW, "implicit_gemm", device=place, config=config)
     assert kernel.verify(shared_row()).error <= 1e-5
 

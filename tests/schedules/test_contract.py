@@ -165,19 +165,26 @@ def test_searched_configs_compute_the_workload(place, schedule, text):
 
 
 TRIED = {
-    "direct": {"pipeline": ("none", "registers", "async2", "async3", "async4"), "fetch": ("blocked", "interleaved")},
-    "implicit_gemm": {"split_k": (1, 2, 4), "slices": (1, 2, 4), "weight_layout": ("oihw", "ihwo")},
-    "depthwise_nhwc": {"weight": ("shared", "registers", "global"), "unrolled": ("filter", "row", "tap")},
-    "grouped_nhwc": {"weight": ("shared", "global"), "unrolled": ("row", "tap"), "depth": (1, 2, 4, 8)},
+    "direct": {
+        "pipeline": ("none", "registers", "async2", "async3", "async4"),
+        "copy_order": ("contiguous", "coalesced"),
+    },
+    "implicit_gemm": {"split_k": (1, 2, 4), "sliced_k": (1, 2, 4), "weight_layout": ("oihw", "ihwo")},
+    "depthwise_nhwc": {"weight_scope": ("shared", "registers", "global"), "unroll_scope": ("filter", "row", "tap")},
+    "grouped_nhwc": {"weight_scope": ("shared", "global"), "unroll_scope": ("row", "tap"), "block_k": (1, 2, 4, 8)},
     "mma_sync": {
         "block_m": (16, 32, 48, 64, 96, 128),
         "block_n": (16, 32, 64),
         "block_k": (16, 32, 64, 128),
         **dict.fromkeys(("warps_m", "warps_n", "warps_k"), (1, 2, 4)),
-        **{"stages": (2, 3, 4, 6), "split_k": (1, 2, 4, 8), "meet": ("scratch", "cluster")},
+        **{"stages": (2, 3, 4, 6), "split_k": (1, 2, 4, 8), "split_k_reduction": ("workspace", "cluster")},
     },
-    "winograd": {"tile_m": (2, 4, 6), "fetch": ("vectors", "blocked", "interleaved"), "pipeline": ("async2", "async4")},
-    "winograd_hopper": {"tile_m": (2, 4), "vector": (1, 2, 4)},
+    "winograd": {
+        "output_tile": (2, 4, 6),
+        "copy_order": ("vectorized", "contiguous", "coalesced"),
+        "pipeline": ("async2", "async4"),
+    },
+    "winograd_hopper": {"output_tile": (2, 4), "vector": (1, 2, 4)},
 }
 TILES = {"direct": ("tile_f", "tile_x"), "implicit_gemm": ("tile_f", "tile_p"), "depthwise_nhwc": ("tile_y", "tile_x")}
 

@@ -88,7 +88,7 @@ def test_configured_kernel_is_another_one_with_the_same_result(rung):
 
 
 OVERHANGING = {"tile_f": (-1, 1, 8, 8), "tile_p": (-1, 1, 16, 4), "tile_rc": (-1, 16), "pipeline": "registers"}
-OVERHANGING |= {"fetch": "interleaved", "auto_unroll_max_step": 1500, "weight_layout": "ihwo"}
+OVERHANGING |= {"copy_order": "coalesced", "auto_unroll_max_step": 1500, "weight_layout": "ihwo"}
 
 
 @needs_nvrtc

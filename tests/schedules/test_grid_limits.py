@@ -32,7 +32,7 @@ def test_grids_keep_to_65535_blocks_along_y_and_z(text):
 @pytest.mark.parametrize("stage", ["shared", "registers"])
 def test_depthwise_grid_beyond_65535(stage):
     w = tc.parse("conv2d:33000x2x2x3,2x1x3x3,s1,p1,g2")
-    kernel = tc.build(w, "depthwise", config={"stage": stage, "tile_f": (-1, 1, 1, 1)}, device="opencl:0")
+    kernel = tc.build(w, "depthwise", config={"operand_scope": stage, "tile_f": (-1, 1, 1, 1)}, device="opencl:0")
     assert kernel.launch.grid[0] > MAX_BLOCKS_YZ
     assert kernel.verify().ok
 
@@ -42,7 +42,7 @@ def test_winograd_fused_grid_beyond_65535():
     kernel = tc.build(
         w,
         "winograd_fused",
-        config={"tile_m": 2, "local_y": 1, "threads_y": 4, "local_x": 1, "threads_x": 1},
+        config={"output_tile": 2, "local_y": 1, "threads_y": 4, "local_x": 1, "threads_x": 1},
         device="opencl:0",
     )
     assert kernel.kernels[1].launch.grid[0] > MAX_BLOCKS_YZ

@@ -60,11 +60,11 @@ def test_what_is_no_patches_stays_as_it_is(text):
 WAYS = {
     "in turn": (24, {}),
     "not by TMA": (41, {"warpgroups": 2, "block_n": 32}),
-    "split": (24, {"split_k": 2, "warpgroups": 2, "row_bytes": 32, "stages": 2}),
-    "split, not by TMA": (26, {"split_k": 3, "row_bytes": 32}),
-    "weights shared": (48, {"sharers_m": 4, "block_n": 32}),
-    "input shared": (40, {"sharers_n": 2, "warpgroups": 3}),
-    "both shared": (48, {"sharers_m": 2, "sharers_n": 2}),
+    "split": (24, {"split_k": 2, "warpgroups": 2, "block_k_bytes": 32, "stages": 2}),
+    "split, not by TMA": (26, {"split_k": 3, "block_k_bytes": 32}),
+    "weights shared": (48, {"cluster_m": 4, "block_n": 32}),
+    "input shared": (40, {"cluster_n": 2, "warpgroups": 3}),
+    "both shared": (48, {"cluster_m": 2, "cluster_n": 2}),
 }
 KINDS = ("", "bias", "silu", "relu,bias,add")  # of epilogues
 PATHS = {
@@ -94,7 +94,7 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
         assert used.blocks[0] == kernel.launch.num_blocks
         x, y, z = kernel.launch.cluster
         assert used.cluster[0] == x * y * z
-        assert (x, z) == (config.get("sharers_m", 1) * config.get("sharers_n", 1), config.get("split_k", 1))
+        assert (x, z) == (config.get("cluster_m", 1) * config.get("cluster_n", 1), config.get("split_k", 1))
 
 
 @pytest.mark.parametrize("tiles", [2, 3, 5])
@@ -102,11 +102,11 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
 def test_blocks_take_tiles_in_turn(tiles, epilogue):
     """As many each, or one more for some; a ring and slabs that begin anywhere at a tile, and in either parity."""
     with few_multiprocessors():
-        kernel = check(f"conv1d:1x64x{tiles * 64 - 7},16x64x3,s1,p1,f16,nhwc{epilogue}", {**SMALL, "row_bytes": 32})
+        kernel = check(f"conv1d:1x64x{tiles * 64 - 7},16x64x3,s1,p1,f16,nhwc{epilogue}", {**SMALL, "block_k_bytes": 32})
     assert kernel.launch.grid == (2, 1, 1)
 
 
-@pytest.mark.parametrize("share", [{"sharers_m": 2}, {"sharers_m": 4, "sharers_n": 2, "block_n": 32}])
+@pytest.mark.parametrize("share", [{"cluster_m": 2}, {"cluster_m": 4, "cluster_n": 2, "block_n": 32}])
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
     check("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
@@ -119,10 +119,10 @@ MULTIPLIERS = re.compile(r"HGMMA|WARPGROUP\.\w+")
 @pytest.mark.parametrize(
     ("dtype", "config"),
     [
-        ("f16", {"warpgroups": 2, "rows": 1, "block_n": 128, "row_bytes": 128}),
-        ("bf16", {"warpgroups": 2, "rows": 2, "block_n": 64, "row_bytes": 64}),
-        ("tf32", {"warpgroups": 1, "rows": 1, "block_n": 256, "row_bytes": 256, "split_k": 2}),
-        ("f16", {"warpgroups": 3, "rows": 1, "block_n": 96, "row_bytes": 32}),
+        ("f16", {"warpgroups": 2, "wgmma_m_tiles": 1, "block_n": 128, "block_k_bytes": 128}),
+        ("bf16", {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": 64, "block_k_bytes": 64}),
+        ("tf32", {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 256, "block_k_bytes": 256, "split_k": 2}),
+        ("f16", {"warpgroups": 3, "wgmma_m_tiles": 1, "block_n": 96, "block_k_bytes": 32}),
     ],
 )
 def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
@@ -130,7 +130,7 @@ def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     kernel = built(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), {**SMALL, "stages": 2, **config})
     order = [match[0] for match in MULTIPLIERS.finditer(sass.disassemble(kernel.cubin.image))]
     groups = [list(each) for is_wgmma, each in itertools.groupby(order, lambda name: name == "HGMMA") if is_wgmma]
-    of_step = kernel.config["rows"] * kernel.config["row_bytes"] // WGMMA_K_BYTES
+    of_step = kernel.config["wgmma_m_tiles"] * kernel.config["block_k_bytes"] // WGMMA_K_BYTES
     assert groups
     assert all(len(group) % of_step == 0 for group in groups), order
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)

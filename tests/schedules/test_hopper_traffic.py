@@ -30,7 +30,7 @@ class Stored(AccessObserver):
 def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
     """Shares are of four pixels at least: of five blocks that share 64 pixels one has none, and stores none."""
     w = tc.parse(f"conv2d:1x{16 * split_k}x9x15,16x{16 * split_k}x1x1,s1,p0,f16,nhwc")  # a step each
-    config = {**SMALL, "row_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
+    config = {**SMALL, "block_k_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
     stored = Stored(9 * 15 * 16)
     emulate.run(built(w, config).lowered_module, w.inputs(seed=0), watch=stored)
     assert (stored.times == 1).all()
@@ -42,7 +42,7 @@ def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
 def test_the_epilogue_has_no_bank_conflicts(dtype, block_n, split_k, epilogue):
     """But in TF32, where four pixels of a thread's pairs share the banks of two: twice as many wavefronts."""
     w = tc.parse(f"conv2d:1x32x8x8,80x32x1x1,s1,p0,{dtype},nhwc{epilogue}")
-    found = count_shared_accesses(built(w, {**SMALL, "row_bytes": 32, "block_n": block_n, "split_k": split_k}))
+    found = count_shared_accesses(built(w, {**SMALL, "block_k_bytes": 32, "block_n": block_n, "split_k": split_k}))
     assert found
     times = 2 if dtype == "tf32" and split_k == 1 else 1
     assert [access for access in found if access.wavefronts > times * access.min_wavefronts] == []
@@ -67,11 +67,11 @@ class Copied(AccessObserver):
     "config",
     [
         {},
-        {"warpgroups": 2, "row_bytes": 128},
+        {"warpgroups": 2, "block_k_bytes": 128},
         {"split_k": 2},
-        {"sharers_m": 2, "block_n": 32},
-        {"sharers_n": 2},
-        {"sharers_m": 2, "sharers_n": 2},
+        {"cluster_m": 2, "block_n": 32},
+        {"cluster_n": 2},
+        {"cluster_m": 2, "cluster_n": 2},
     ],
 )
 def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
@@ -91,15 +91,18 @@ def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("conv2d:1x64x3x64,64x64x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 64}),
-        ("conv2d:2x72x4x64,48x72x3x3,s1,p1,bf16,nhwc,bias,add,relu", {"row_bytes": 64, "block_n": 48, "rows": 2}),
-        ("conv1d:3x32x128,24x32x5,s1,p4,d2,tf32,nhwc", {"row_bytes": 32, "block_n": 32}),
-        ("conv2d:1x64x5x128,128x64x3x3,s1,p1,f16,nhwc,bias", {"row_bytes": 128, "block_n": 64, "sharers_m": 2}),
-        ("conv2d:1x128x4x64,64x128x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 32, "split_k": 2}),
-        ("conv3d:1x32x3x3x64,32x32x2x3x3,s1,p1,f16,nhwc", {"row_bytes": 64, "block_n": 32}),
+        ("conv2d:1x64x3x64,64x64x3x3,s1,p1,f16,nhwc", {"block_k_bytes": 128, "block_n": 64}),
+        (
+            "conv2d:2x72x4x64,48x72x3x3,s1,p1,bf16,nhwc,bias,add,relu",
+            {"block_k_bytes": 64, "block_n": 48, "wgmma_m_tiles": 2},
+        ),
+        ("conv1d:3x32x128,24x32x5,s1,p4,d2,tf32,nhwc", {"block_k_bytes": 32, "block_n": 32}),
+        ("conv2d:1x64x5x128,128x64x3x3,s1,p1,f16,nhwc,bias", {"block_k_bytes": 128, "block_n": 64, "cluster_m": 2}),
+        ("conv2d:1x128x4x64,64x128x3x3,s1,p1,f16,nhwc", {"block_k_bytes": 128, "block_n": 32, "split_k": 2}),
+        ("conv3d:1x32x3x3x64,32x32x2x3x3,s1,p1,f16,nhwc", {"block_k_bytes": 64, "block_n": 32}),
     ],
 )
 def test_taps_of_a_line_share_a_copy(text, config):
     w = tc.parse(text)
-    kernel = built(w, {**SMALL, "stages": 2, "taps": w.kernel[-1], **config})
+    kernel = built(w, {**SMALL, "stages": 2, "taps_per_copy": w.kernel[-1], **config})
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance

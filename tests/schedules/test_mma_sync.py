@@ -33,18 +33,18 @@ def check(text, config=None):
 def test_blocks_compute_several_tiles_in_turn(choices, turns, stages):
     """The last blocks have fewer than the others. A search tries that where blocks are many more."""
     tile = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "split_k": 1}
-    config = {**tile, "meet": "scratch", "tiles_per_block": turns, "stages": stages}
+    config = {**tile, "split_k_reduction": "workspace", "tiles_per_block": turns, "stages": stages}
     check(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", config)
 
 
-@pytest.mark.parametrize("meet", ["scratch", "cluster"])
+@pytest.mark.parametrize("meet", ["workspace", "cluster"])
 @pytest.mark.parametrize("epilogue", ["", ",bias,add,relu", ",relu,add"])
 def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
     w = tc.parse(f"conv2d:1x128x5x5,40x128x3x3,s1,p1,f16,nhwc{epilogue}")
     config = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2}
-    kernel = built(w, {**config, "stages": 3, "split_k": 4, "meet": meet})
-    assert len(kernel.kernels) == (2 if meet == "scratch" else 1)
-    assert kernel.launch.cluster == ((1, 1, 1) if meet == "scratch" else (1, 1, 4))
+    kernel = built(w, {**config, "stages": 3, "split_k": 4, "split_k_reduction": meet})
+    assert len(kernel.kernels) == (2 if meet == "workspace" else 1)
+    assert kernel.launch.cluster == ((1, 1, 1) if meet == "workspace" else (1, 1, 4))
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance
 
 
@@ -53,12 +53,20 @@ SHARED = {
     "alone": {"split_k": 1, "warps_k": 1, "tiles_per_block": 1},
     "in turn": {"split_k": 1, "warps_k": 1, "tiles_per_block": 2},
     "warps": {"split_k": 1, "warps_k": 2, "tiles_per_block": 1},
-    "cluster": {"split_k": 2, "warps_k": 2, "tiles_per_block": 1, "meet": "cluster"},
-    "scratch": {"split_k": 2, "warps_k": 1, "tiles_per_block": 1, "meet": "scratch"},
+    "cluster": {"split_k": 2, "warps_k": 2, "tiles_per_block": 1, "split_k_reduction": "cluster"},
+    "workspace": {"split_k": 2, "warps_k": 1, "tiles_per_block": 1, "split_k_reduction": "workspace"},
 }
 # Every order with one or two of the ways, and every way with two of the orders.
 IN_TURN = [(order, how) for i, order in enumerate(ORDERS) for j, how in enumerate(SHARED) if (i + j) % 3 == 0]
-SMALL = {"block_m": 32, "block_n": 32, "block_k": 64, "warps_m": 2, "warps_n": 1, "stages": 3, "meet": "scratch"}
+SMALL = {
+    "block_m": 32,
+    "block_n": 32,
+    "block_k": 64,
+    "warps_m": 2,
+    "warps_n": 1,
+    "stages": 3,
+    "split_k_reduction": "workspace",
+}
 
 
 @pytest.mark.parametrize(("order", "how"), IN_TURN)
@@ -71,7 +79,7 @@ def test_epilogue_keeps_its_order_however_sums_are_shared(order, how):
     w = tc.parse(f"conv2d:1x24x9x11,{(40, 42, 41)[number % 3]}x24x3x3,s1,p1,f16,nhwc,{order}")
     space = space_of(w, "mma_sync")
     begins = (number // 2 + list(SHARED).index(how)) % 2
-    residual = {"residual": "begin" if begins else "end"} if "residual" in space.knobs else {}
+    residual = {"residual_add": "accumulator_init" if begins else "epilogue"} if "residual_add" in space.knobs else {}
     kernel = built(w, {**SMALL, **SHARED[how], **residual})
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance, residual
     used = space.compute_usage(space.point_from_config(kernel.config)[None]).dynamic_shared_bytes[0]
@@ -104,7 +112,7 @@ def test_default_leaves_room_for_what_the_epilogue_needs():
 def test_clusters_are_for_architectures_that_have_them():
     w = tc.parse("conv2d:1x512x7x7,512x512x3x3,s1,p1,f16,nhwc")
     with pytest.raises(DeviceError, match="sm_80 has clusters of at most 1"):
-        built(w, {"split_k": 4, "meet": "cluster"}, arch="sm_80")
-    for arch, meetings in (("sm_80", {"scratch"}), ("sm_90", {"scratch", "cluster"})):
+        built(w, {"split_k": 4, "split_k_reduction": "cluster"}, arch="sm_80")
+    for arch, meetings in (("sm_80", {"workspace"}), ("sm_90", {"workspace", "cluster"})):
         space = space_of(w, "mma_sync", arch)
-        assert {space.config_from_point(point)["meet"] for point in space.enumerated_legal} == meetings
+        assert {space.config_from_point(point)["split_k_reduction"] for point in space.enumerated_legal} == meetings

@@ -92,25 +92,25 @@ def test_workload_at_the_limits_of_a_schedule_is_its_own(schedule, text):
     assert schedule in [s.name for s in tc.schedules(tc.parse(text))]
 
 
-SMALL = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 3, "split_k": 1}
-SMALL |= {"sharers_m": 1, "sharers_n": 1}
+SMALL = {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 16, "block_k_bytes": 64, "stages": 3, "split_k": 1}
+SMALL |= {"cluster_m": 1, "cluster_n": 1}
 CONFIGS = [
     *(
         ("hopper", f"{LAYER},f16,nhwc", {**SMALL, **config}, message)
         for config, message in (
-            ({"rows": 2, "block_n": 256}, "accumulators per thread"),
-            ({"warpgroups": 3, "rows": 2, "block_n": 128}, "the registers of all threads fit"),
-            ({"stages": 8, "row_bytes": 256, "block_n": 256}, "bytes of shared memory"),
-            ({"split_k": 2, "sharers_m": 2}, "a split reduction shares no operands"),
-            ({"split_k": 8, "row_bytes": 256}, "each block of a split reduction has a k-tile"),
-            ({"sharers_m": 4, "block_n": 48}, "whole swizzle atoms"),
+            ({"wgmma_m_tiles": 2, "block_n": 256}, "accumulators per thread"),
+            ({"warpgroups": 3, "wgmma_m_tiles": 2, "block_n": 128}, "the registers of all threads fit"),
+            ({"stages": 8, "block_k_bytes": 256, "block_n": 256}, "bytes of shared memory"),
+            ({"split_k": 2, "cluster_m": 2}, "a split reduction shares no operands"),
+            ({"split_k": 8, "block_k_bytes": 256}, "each block of a split reduction has a k-tile"),
+            ({"cluster_m": 4, "block_n": 48}, "whole swizzle atoms"),
             ({"block_n": 40}, "block_n takes one of 16, 32"),
         )
     ),
     (
         "hopper",
         "conv2d:1x64x8x8,41x64x3x3,p1,f16,nhwc",
-        {**SMALL, "sharers_m": 2},
+        {**SMALL, "cluster_m": 2},
         "clusters share operands only if TMA stores",
     ),
     ("hopper", "conv2d:1x96x8x8,32x48x3x3,p1,g2,f16,nhwc", SMALL, "fill whole k-tiles"),
@@ -119,10 +119,15 @@ CONFIGS = [
     ("mma_sync", f"{LAYER},f16,nhwc", {"split_k": 8, "block_k": 128}, "has a k-tile"),
     ("tensor_core", f"{LAYER},f16,nhwc", {"block_m": 32, "warps_m": 4}, "whole tiles of 16 pixels and 16 channels"),
     ("tensor_core", f"{LAYER},f16,nhwc", {"block_n": 16, "warps_n": 2}, "whole tiles of 16 pixels and 16 channels"),
-    ("tensor_core", f"{LAYER},f16,nhwc", {"fragments": "ahead", "block_k": 16}, "only with two slices per k-tile"),
-    ("tensor_core", f"{LAYER},f16,nhwc", {"fragments": "ahead", "stages": 2}, "only with two slices per k-tile"),
-    ("winograd", "conv2d:1x2560x24x24,8x2560x3x3,s1,p1", {"tile_m": 6}, "knob tile_m takes one of 2, 4, not 6"),
-    ("winograd_hopper", f"{LAYER},f16,nhwc", {"tile_m": 4}, "knob tile_m takes one of 2, not 4"),
+    ("tensor_core", f"{LAYER},f16,nhwc", {"fragment_prefetch": 1, "block_k": 16}, "only with two slices per k-tile"),
+    ("tensor_core", f"{LAYER},f16,nhwc", {"fragment_prefetch": 1, "stages": 2}, "only with two slices per k-tile"),
+    (
+        "winograd",
+        "conv2d:1x2560x24x24,8x2560x3x3,s1,p1",
+        {"output_tile": 6},
+        "knob output_tile takes one of 2, 4, not 6",
+    ),
+    ("winograd_hopper", f"{LAYER},f16,nhwc", {"output_tile": 4}, "knob output_tile takes one of 2, not 4"),
     ("basic", "filter1d:16777216,k5", {"threads_x": 96}, "knob threads_x takes one of"),
     ("basic", "filter2d:4096x4096x3,5x5", {"threads_y": 64, "threads_x": 32}, "a block has at most 1024 threads"),
     ("halo_threads", "filter2d:4096x4096x3,5x5", {"threads_y": 4}, "a block has at least the mask's 5x5 threads"),

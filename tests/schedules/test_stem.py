@@ -32,7 +32,7 @@ def test_asynchronous_copies_are_of_all_their_bytes_or_of_none(text):
     [*((MANY_TILES[0], *other) for other in ((2, 0), (3, 1), (4, 0))), (MANY_TILES[1], 3, 1)],
 )
 def test_blocks_compute_several_tiles_with_inputs_on_the_way(text, stages, hold):
-    config = {"rows": 1, "warps": 2, "blocks": 66, "stages": stages, "hold": hold}
+    config = {"block_p": 1, "warps": 2, "max_ctas": 66, "stages": stages, "weights_in_registers": hold}
     w = tc.parse(text)
     assert error(tc.build(w, "stem", arch="sm_90", config=config).lowered_module, w) <= w.tolerance
 

@@ -69,7 +69,7 @@ def test_inputs_and_outputs_are_accessed_sixteen_bytes_at_a_time(dtype):
 def test_the_filters_are_staged_and_read_without_conflicts(workload, name, vector):
     for threads in (4, 8):
         strips = {"vector": vector, "threads_c": threads, "tile_y": (-1, 4, 1), "tile_x": (-1, 7, 4)}
-        kernel = tc.build(workload, name, arch="sm_90", config={**strips, "weight": "shared"})
+        kernel = tc.build(workload, name, arch="sm_90", config={**strips, "weight_scope": "shared"})
         assert kernel.shared_bytes > 0
         assert count_conflicts(kernel, "load") == count_conflicts(kernel, "store") == 0
 
@@ -77,7 +77,7 @@ def test_the_filters_are_staged_and_read_without_conflicts(workload, name, vecto
 def test_an_input_is_loaded_once_a_strip_and_line():
     """In the middle of an image: 3 + 1 lines of 4 + 2 vectors for 2 rows of 4 pixels, and 9 taps of 8 channels."""
     workload = tc.parse("conv2d:1x64x56x56,64x1x3x3,g64,f16,nhwc")
-    strips = {"vector": 8, "threads_c": 8, "tile_y": (-1, 4, 2), "tile_x": (-1, 4, 4), "weight": "shared"}
+    strips = {"vector": 8, "threads_c": 8, "tile_y": (-1, 4, 2), "tile_x": (-1, 4, 4), "weight_scope": "shared"}
     kernel = tc.build(workload, "depthwise_nhwc", arch="sm_90", config=strips)
     threads = 8 * 4 * 4
     assert count_traffic(kernel).counts[GLOBAL_LOADS].num_elements == threads * 4 * 6 * 8 + 9 * 64

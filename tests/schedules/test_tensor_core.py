@@ -21,7 +21,7 @@ def test_tile_beyond_the_shared_memory_is_refused_not_searched():
     with pytest.raises(tc.DeviceError, match=r"sm_86 has 101376 bytes of shared memory a block, static and dynamic"):
         built(w, config, arch="sm_86")
     assert built(w, config).dynamic_shared_bytes == 147456
-    full = {**built(w).config, **config, "fragments": "now"}
+    full = {**built(w).config, **config, "fragment_prefetch": 0}
     spaces = [space_of(w, "tensor_core", arch) for arch in ("sm_80", "sm_86")]
     assert [bool(space.is_legal(space.point_from_config(full)[None])[0]) for space in spaces] == [True, False]
 
@@ -57,7 +57,7 @@ def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
 def test_reads_have_no_bank_conflicts_where_channels_are_last(dtype, block_k):
     """Asynchronous copies take a wavefront for each line that they come from, wherever they go."""
     w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,{dtype},nhwc")
-    kernel = built(w, {"block_k": block_k, "fragments": "now"})
+    kernel = built(w, {"block_k": block_k, "fragment_prefetch": 0})
     assert count_conflicts(kernel, "load") == 0
 
 

@@ -110,9 +110,16 @@ def turn(number):
 def test_tiles_of_some_size_compute_any_workload(name, number):
     workload, m = turn(number)
     if name == FUSED:
-        config = {"tile_m": m, "places": places(workload, m), "local_y": 2, "local_x": 2, "taps": 1, "exchanged": 2}
+        config = {
+            "output_tile": m,
+            "points_per_thread": places(workload, m),
+            "local_y": 2,
+            "local_x": 2,
+            "block_k": 1,
+            "channels_per_exchange": 2,
+        }
     else:
-        config = {"tile_m": m}
+        config = {"output_tile": m}
     kernel = tc.build(workload, name, config=config, device="opencl:0")
     assert kernel.verify(problem(workload.text)).ok
 
@@ -122,15 +129,20 @@ def test_tiles_of_every_size_compute_any_workload_on_a_gpu(gpu):
     for text in NASTY_WINOGRAD:
         workload = tc.parse(text)
         for m in list_output_tile_sizes(workload):
-            for name, config in (("winograd", {}), (FUSED, {"places": places(workload, m), "taps": 1, "local_x": 2})):
-                config["tile_m"] = m
+            for name, config in (
+                ("winograd", {}),
+                (FUSED, {"points_per_thread": places(workload, m), "block_k": 1, "local_x": 2}),
+            ):
+                config["output_tile"] = m
                 found = tc.build(workload, name, config=config, device=gpu).verify(problem(text))
                 assert found.ok, (text, name, m, found)
 
 
 def test_a_tile_of_the_product_that_overhangs_costs_no_test():
     """The axis is made longer in memory: 14 × 14 pixels are 49 tiles, 64 with those beyond."""
-    kernel = build(tc.parse("conv2d:1x32x14x14,30x32x3x3,s1,p1"), tile_m=2, tile_y=(-1, 1, 8, 4), tile_x=(-1, 1, 16, 4))
+    kernel = build(
+        tc.parse("conv2d:1x32x14x14,30x32x3x3,s1,p1"), output_tile=2, tile_y=(-1, 1, 8, 4), tile_x=(-1, 1, 16, 4)
+    )
     product = kernel.kernels[2]
     assert product.launch.grid == (1, 1, 16)
     assert "if (" not in kernel.source[kernel.source.index("main_kernel_2(float") :].partition("main_kernel_3")[0]
@@ -141,7 +153,7 @@ def test_the_error_that_is_expected_is_the_one_there_is():
     """Within a third: one random problem each, of other sizes than those of the fit."""
     for text, m in (("conv2d:1x48x24x24,8x48x3x3,s1,p1", 2), ("conv2d:1x96x24x24,8x96x3x3,s1,p1", 4)):
         w = tc.parse(text)
-        found = build(w, "opencl:0", tile_m=m).verify()
+        found = build(w, "opencl:0", output_tile=m).verify()
         assert found.error == pytest.approx(estimate_relative_error(m, 3, w.C), rel=1 / 3)
 
 
@@ -186,7 +198,7 @@ def test_a_call_with_another_weight_transforms_it_anew(name):
 def test_what_is_prepared_is_in_no_time():
     """A weight of which there is a thousand times as much as of all else: without its transform, little is left."""
     w = tc.parse("conv2d:1x256x1x1,256x256x3x3,s1,p1")
-    loaded = build(w, "opencl:0", tile_m=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded_kernel
+    loaded = build(w, "opencl:0", output_tile=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded_kernel
     whole = replace(loaded.executable, num_prepack_kernels=0)
     inputs = tc.Problem(w).inputs
     both = [loaded.device.load(program) for program in (loaded.executable, whole)]
@@ -199,8 +211,8 @@ SIZES, ENDS = (2, 4, 6), ("sm_75", "sm_90")  # of tiles; the oldest and the newe
 
 
 def check_registers(m, arch, name):
-    few = {"places": places(LAYER, m), "local_y": 4, "local_x": 2, "taps": 2} if name == FUSED else {}
-    kernel = tc.build(LAYER, name, config={"tile_m": m, **few}, arch=arch)
+    few = {"points_per_thread": places(LAYER, m), "local_y": 4, "local_x": 2, "block_k": 2} if name == FUSED else {}
+    kernel = tc.build(LAYER, name, config={"output_tile": m, **few}, arch=arch)
     assert {resources.spills for resources in kernel.cubin.kernels.values()} == {0}
     assert {resources.stack_bytes for resources in kernel.cubin.kernels.values()} == {0}
 
@@ -221,7 +233,7 @@ def test_transforms_of_every_size_stay_in_registers(m, arch, name):
 @needs_nvrtc
 def test_vectors_are_copied_sixteen_bytes_at_a_time():
     tiles = {"tile_y": (-1, 2, 8, 4), "tile_x": (-1, 2, 16, 4), "tile_rc": (-1, 8)}
-    sass = build(LAYER, fetch="vectors", pipeline="async3", auto_unroll_max_step=1500, **tiles).sass
+    sass = build(LAYER, copy_order="vectorized", pipeline="async3", auto_unroll_max_step=1500, **tiles).sass
     assert "LDGSTS.E.BYPASS.128" in sass
     assert "LDGSTS.E " not in sass
     assert "LDS.128" in sass

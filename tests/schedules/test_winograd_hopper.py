@@ -51,7 +51,7 @@ def test_nothing_races():
 @pytest.mark.parametrize(("text", "m"), [(SMALL[0], 2), (SMALL[1], 2), (SMALL[1], 4)])
 def test_the_error_that_is_expected_is_the_one_there_is(text, m):
     workload = tc.parse(text.replace(",bias,relu", "").replace(",add", ""))
-    kernel = tc.build(workload, NAME, arch="sm_90", config={"tile_m": m})
+    kernel = tc.build(workload, NAME, arch="sm_90", config={"output_tile": m})
     assert emulate.error(kernel.lowered_module, workload) == pytest.approx(
         knobs.estimate_relative_error(m, 3, workload.dtype), rel=0.15
     )
@@ -80,5 +80,5 @@ def test_it_is_searched_where_it_is_estimated_not_to_be_slower():
 def test_transforms_stay_in_registers(dtype, vector):
     workload = tc.parse(f"conv2d:2x64x28x28,64x64x3x3,s1,p1,{dtype},nhwc,bias,add,silu")
     m = knobs.list_output_tile_sizes(workload)[-1]
-    kernel = tc.build(workload, NAME, arch="sm_90", config={"tile_m": m, "vector": vector})
+    kernel = tc.build(workload, NAME, arch="sm_90", config={"output_tile": m, "vector": vector})
     assert {(found.spills, found.stack_bytes) for found in kernel.cubin.kernels.values()} == {(0, 0)}

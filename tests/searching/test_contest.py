@@ -121,7 +121,7 @@ def test_no_config_is_proposed_twice_or_outside_of_its_space():
     assert all(ODD.is_legal(ODD.point_from_config(config)[None])[0] for name, config in proposed if name == "b")
 
 
-@pytest.mark.parametrize("tuner", ["xgb", "ga", "random", "grid"])
+@pytest.mark.parametrize("tuner", ["gp", "ga", "random", "grid"])
 @pytest.mark.parametrize("last", [False, True])
 def test_it_ends_with_the_last_config_of_the_last_space(tuner, last):
     contest = PortfolioSearch([entrant("a", SMALL, tuner=tuner), entrant("b", ODD, 0.5, tuner)])
@@ -206,7 +206,7 @@ def made_up_seconds(name, config):
 def test_the_same_calls_propose_the_same():
     found = []
     for _ in range(2):
-        contest = PortfolioSearch([entrant("a", tuner="xgb"), entrant("b", tuner="xgb")], [[("b", space().default)]])
+        contest = PortfolioSearch([entrant("a", tuner="gp"), entrant("b", tuner="gp")], [[("b", space().default)]])
         found.append([])
         for round_ in range(12):
             now = contest.ask(6, is_final_phase=round_ >= 9)

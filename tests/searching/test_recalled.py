@@ -55,7 +55,7 @@ def test_a_search_goes_on_after_a_time_in_which_nothing_ran(log, instant, opencl
     ]
     naive = made_up(WORKLOAD, "default", {}, opencl.name, times=(), error=ErrorKind.RUNTIME, message=CRASH)
     append(log, [naive, *failed])
-    tuned = search(log, trials=4, compare=True)
+    tuned = search(log, trials=4, measure_baseline=True)
     assert (tuned.status.num_trials, tuned.status.num_resumed, tuned.status.error_counts.total()) == (4, 0, 0)
     assert tuned.status.reference.ok
     assert len([record for record in trials_of(log) if record.ok]) == 5

@@ -20,7 +20,7 @@ def measured():
 
 
 def test_model_is_near_the_best_of_thousands_after_100_trials(measured):
-    searches = SimulationSummary("xgb", [simulate_search(measured, "xgb", 100, seed) for seed in range(3)])
+    searches = SimulationSummary("gp", [simulate_search(measured, "gp", 100, seed) for seed in range(3)])
     assert searches.get_throughput_after(50).mean() > 0.9
     assert searches.get_throughput_after(100).mean() > 0.97
     assert searches.mean_seconds < 15
@@ -45,7 +45,7 @@ def test_shares_are_of_the_speed_of_the_optimum():
 
 def test_a_summary_is_over_seeds():
     summary = SimulationSummary(
-        "xgb", [SimulatedSearch(np.array([0.5, 1.0]), 1.0), SimulatedSearch(np.array([0.25, 0.5]), 3.0)]
+        "gp", [SimulatedSearch(np.array([0.5, 1.0]), 1.0), SimulatedSearch(np.array([0.25, 0.5]), 3.0)]
     )
     assert summary.get_throughput_after(1).tolist() == [0.5, 0.25]
     assert summary.mean_seconds == 2

@@ -1,7 +1,7 @@
 import pytest
 
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.search.progress import RATE_SECONDS, Status
+from tvmconv.search.progress import RATE_SECONDS, SearchProgress
 from tvmconv.workloads import parse
 
 WORKLOAD = parse("conv2d:1x4x8x8,4x4x1x1")
@@ -15,7 +15,7 @@ def record(seconds=None, *, schedule="tiling", error=ErrorKind.RUNTIME, elapsed=
 
 def counted(records, **options):
     """The status after the records came in, one a second."""
-    status = Status(**{"max_trials": 100, "max_seconds": None, **options})
+    status = SearchProgress(**{"max_trials": 100, "max_seconds": None, **options})
     for elapsed, each in enumerate(records, 1):
         status.elapsed_seconds = float(elapsed)
         status.count_record(each)
@@ -29,7 +29,7 @@ def test_fastest_record_is_the_best_and_those_since_are_counted():
 
 
 def test_records_of_earlier_sessions_bring_time_but_no_rate():
-    status = Status(100, None)
+    status = SearchProgress(100, None)
     for elapsed in (3.0, 9.0, None):
         status.count_record(record(1.0, elapsed=elapsed), is_resumed=True)
     assert (status.num_trials, status.num_resumed, status.elapsed_seconds, status.trials_per_second) == (3, 3, 9.0, 0.0)
@@ -47,7 +47,7 @@ def test_the_time_left_is_that_of_the_limit_reached_first():
     assert counted(records, max_trials=50).remaining_seconds == pytest.approx(40.0)
     assert counted(records, max_trials=50, max_seconds=15.0).remaining_seconds == pytest.approx(5.0)
     assert counted(records, max_trials=None, max_seconds=5.0).remaining_seconds == 0.0
-    assert Status(100, None).remaining_seconds is None
+    assert SearchProgress(100, None).remaining_seconds is None
 
 
 def test_the_speedup_is_over_the_reference():

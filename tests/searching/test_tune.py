@@ -17,13 +17,13 @@ from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import Log, read_records
 from tvmconv.measure.measurer import Measurer
 from tvmconv.registry import low_priority_schedules
-from tvmconv.search.progress import Status
+from tvmconv.search.progress import SearchProgress
 from tvmconv.search.tuners import BayesianTuner
 
 
 @pytest.mark.usefixtures("shared_processes")
 def test_a_search_measures_verifies_and_confirms(log):
-    tuned = search(log, trials=4, compare=True, confirm=True)
+    tuned = search(log, trials=4, measure_baseline=True, remeasure_best=True)
     reference, *trials = trials_of(log)
     assert [record.schedule for record in trials] == ["tiling"] * 4
     assert once(trials)
@@ -31,11 +31,11 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert (tuned.status.num_trials, tuned.status.num_resumed, tuned.status.error_counts.total()) == (4, 0, 0)
     assert tuned.status.best == min(trials, key=lambda record: record.cost)
     assert tuned.status.speedup == reference.cost / tuned.status.best.cost
-    assert tuned.final.deviation < tuned.final.workload.tolerance
+    assert tuned.final.relative_error < tuned.final.workload.tolerance
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
     assert tuned.final == min(finals_of(log), key=lambda record: record.cost)
-    assert all(record.deviation < WORKLOAD.tolerance for record in finals_of(log))
+    assert all(record.relative_error < WORKLOAD.tolerance for record in finals_of(log))
     assert tuned.phases["verify"] > 0
     assert tuned.seconds > 0
 
@@ -98,7 +98,7 @@ def interrupted(log, after, **options):
         search(log, progress=progress, **options)
 
 
-@pytest.mark.parametrize("tuner", ["random", "grid", "ga", "xgb"])
+@pytest.mark.parametrize("tuner", ["random", "grid", "ga", "gp"])
 def test_the_same_call_goes_on_where_it_was_interrupted(log, instant, tuner):
     interrupted(log, 13, tuner=tuner, trials=30)
     status = search(log, tuner=tuner, trials=30).status
@@ -115,10 +115,10 @@ def test_the_time_adds_up_over_sessions(log, instant):
 
 
 def test_a_search_that_is_complete_measures_nothing_again(log, instant):
-    search(log, trials=5, compare=True)
+    search(log, trials=5, measure_baseline=True)
     before = log.read_bytes()
     instant.measured.clear()
-    tuned = search(log, trials=5, compare=True)
+    tuned = search(log, trials=5, measure_baseline=True)
     assert instant.measured == []
     assert log.read_bytes() == before
     assert (tuned.status.num_trials, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
@@ -179,7 +179,7 @@ def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant)
     orders = []
     for number, seed in enumerate((1, 1, 2)):
         instant.measured.clear()
-        search(tmp_path / f"{number}.jsonl", tuner="xgb", schedule=None, trials=60, seed=seed, confirm=True)
+        search(tmp_path / f"{number}.jsonl", tuner="gp", schedule=None, trials=60, seed=seed, remeasure_best=True)
         orders.append(list(instant.measured))
     assert orders[0] == orders[1] != orders[2]
     assert len({name for name, _ in orders[0]}) > 2
@@ -190,7 +190,7 @@ def test_model_learns_from_other_workloads_of_the_schedule(log, tmp_path, instan
     monkeypatch.setattr(BayesianTuner, "tell_transfer_trials", lambda self, space, records: learnt.append(records))
     for workload, schedule in ((OTHER, "tiling"), (WORKLOAD, "tiling"), (OTHER, "columns")):
         search(log, workload, schedule, trials=4)
-    search(tmp_path / "new.jsonl", tuner="xgb", trials=4, transfer=[log])
+    search(tmp_path / "new.jsonl", tuner="gp", trials=4, transfer_logs=[log])
     (records,) = learnt
     assert {(record.workload, record.schedule) for record in records} == {(OTHER, "tiling")}
     assert len(records) == 4
@@ -206,7 +206,9 @@ def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch
     others = *(dataclasses.replace(one, **it) for it in ({"target": "cuda -arch=sm_90"}, {"final": True})), filters
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f"{record.line()}\n" for record in others))
-    search(tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="xgb", trials=2, transfer=(path for path in [log, more]))
+    search(
+        tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="gp", trials=2, transfer_logs=(path for path in [log, more])
+    )
     (records,) = learnt
     assert {record.identity for record in records} <= {record.identity for record in read_records(log, InvalidLines())}
     assert len(records) == 2
@@ -230,12 +232,12 @@ def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text)
         [schedule.name for schedule in found(w, "opencl")]
         for found in (registry.schedules_to_tune, low_priority_schedules)
     )
-    tuned = search(log, w, None, "xgb", trials=len(chosen) + len(reserve))
+    tuned = search(log, w, None, "gp", trials=len(chosen) + len(reserve))
     assert schedules_measured(instant) == [*chosen, *reserve]
     assert tuned.status.best.schedule in schedules_measured(instant)
 
 
-@pytest.mark.parametrize("tuner", ["xgb", "ga"])
+@pytest.mark.parametrize("tuner", ["gp", "ga"])
 def test_defaults_come_first_and_then_what_other_workloads_found(log, instant, opencl, tuner):
     space = registry.find_schedule(OTHER, "tiling").space(OTHER)
     known = space.config_from_point(space.sample_legal(1, np.random.default_rng(3))[0])
@@ -252,10 +254,10 @@ def test_several_schedules_share_the_trials_and_the_time(log, instant, monkeypat
 
     def told(trials, seconds):
         asked.append((trials, seconds))
-        return Status(trials, None)
+        return SearchProgress(trials, None)
 
-    monkeypatch.setattr("tvmconv.search.search.Status", told)
-    tuned = search(log, schedule=None, tuner="xgb", trials=40, seconds=1000.0)
+    monkeypatch.setattr("tvmconv.search.search.SearchProgress", told)
+    tuned = search(log, schedule=None, tuner="gp", trials=40, seconds=1000.0)
     assert asked == [(40, 1000.0)]
     assert tuned.status.num_trials == len(records_of(log)) == 40
     assert {schedule.name for schedule in registry.schedules_to_tune(WORKLOAD, "opencl")} < set(

@@ -14,7 +14,7 @@ from tvmconv.errors import DeviceError, TuningError  # noqa: E402
 from tvmconv.torch.backend import backend  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
-TUNED = {"choose": "tuned", "then": "eager"}
+TUNED = {"choose": "tuned", "fallback_backend": "eager"}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def told(caplog):
 @torch.no_grad()
 def test_a_compiled_models_convolutions_run_by_fused_kernels(block, caplog):
     caplog.set_level(logging.INFO, "tvmconv.torch")
-    assert_same(compiled(block, then="aot_eager"), block)
+    assert_same(compiled(block, fallback_backend="aot_eager"), block)
     (report,) = told(caplog)
     assert report.count("p1,bias,relu ") == report.count("p1,bias,add,relu ") == report.count("p0,bias ") == 1
     assert "the whole model" in report
@@ -137,7 +137,7 @@ def test_a_graph_in_which_autocast_changes_is_left_alone(block, caplog):
 @torch.no_grad()
 def test_by_default_the_faster_runs_and_it_is_known_by_its_name(block):
     assert "tvmconv" in torch._dynamo.list_backends()
-    assert_same(torch.compile(block, backend="tvmconv", options={"then": "eager"}), block)
+    assert_same(torch.compile(block, backend="tvmconv", options={"fallback_backend": "eager"}), block)
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypat
 
 
 def test_an_option_that_there_is_not_is_refused():
-    with pytest.raises(TuningError, match="option 'second': expected one of seconds, log, choose, then"):
+    with pytest.raises(TuningError, match="option 'second': expected one of seconds, log, choose, fallback_backend"):
         backend(None, (), options={"second": 1})
     with pytest.raises(TuningError, match="choose='fast'"):
         backend(None, (), options={"choose": "fast"})

@@ -19,8 +19,8 @@ from tvmconv.errors import FallbackWarning, TuningError  # noqa: E402
 from tvmconv.logs.log import Log  # noqa: E402
 from tvmconv.measure.pipeline import MeasureCandidate  # noqa: E402
 from tvmconv.registry import find_schedule  # noqa: E402
-from tvmconv.search.progress import Status  # noqa: E402
-from tvmconv.search.search import Tuned  # noqa: E402
+from tvmconv.search.progress import SearchProgress  # noqa: E402
+from tvmconv.search.search import TuneResult  # noqa: E402
 from tvmconv.torch import kernels, timing  # noqa: E402
 from tvmconv.torch.optimize import optimize_within  # noqa: E402
 from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
@@ -74,7 +74,7 @@ def test_the_layers_that_cost_most_are_compared_first(clock, model, tmp_path, se
     optimized = optimize_within(Deadline.after(seconds), model, X, log=tmp_path / "log.jsonl", choose="tuned")
     assert list(runs(optimized).values()) == ours
     assert clock.added == ends <= seconds
-    left_out = [line.reason for line in optimized.report().lines if line.runs == PYTORCH_NAME]
+    left_out = [line.reason for line in optimized.report().lines if line.implementation == PYTORCH_NAME]
     assert [reason.partition(": ")[2] for reason in left_out] == ["no time left"] * ours.count(False)
     assert differ(optimized, model) < 1e-5
 
@@ -98,7 +98,9 @@ def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch):
     program = tc.build(w, "direct", device=opencl).executable
     config = find_schedule(w, "direct").space(w, opencl.limits).default
     record = made_up(w, "direct", config, opencl.name)
-    tuned = Tuned(Status(None, 1.0), record, {}, 1.0, built=[MeasureCandidate("direct", config, executable=program)])
+    tuned = TuneResult(
+        SearchProgress(None, 1.0), record, {}, 1.0, built=[MeasureCandidate("direct", config, executable=program)]
+    )
 
     def search(told):
         Log(log).append(record)

@@ -230,7 +230,7 @@ def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
     ours = optimized(model, x)
     (line,) = ours.report().lines
     assert why in line.reason
-    assert line.runs == PYTORCH_NAME
+    assert line.implementation == PYTORCH_NAME
     assert differ(ours, model, x) == 0
 
 
@@ -278,7 +278,7 @@ def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, 
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
     monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: 1 / 0)
     again = optimized(model, seconds=300, log=log)
-    assert [line.origin for line in again.report().lines] == ["tuned"]
+    assert [line.config_source for line in again.report().lines] == ["tuned"]
     assert differ(again, model) < 1e-5
 
 
@@ -296,7 +296,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
     count = itertools.count(1)
     monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: float(next(count)))
-    befores = [optimized(Repeating(times).eval()).report().before for times in (1, 2, 1)]
+    befores = [optimized(Repeating(times).eval()).report().pytorch_seconds for times in (1, 2, 1)]
     assert befores[0] == befores[2] != befores[1]
 
 
@@ -309,7 +309,7 @@ def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     (file,) = tmp_path.glob("times-*.json")
     names = json.loads(read_checked(file))
     write_checked(file, ("{" + ", ".join(f"{json.dumps(name)}: {time}" for name in names) + "}").encode())
-    assert optimized(model).report().before == 0.25
+    assert optimized(model).report().pytorch_seconds == 0.25
 
 
 def test_by_default_what_is_faster_runs(block):
@@ -317,8 +317,8 @@ def test_by_default_what_is_faster_runs(block):
     report = model.report()
     left = any("PyTorch runs all layers" in note for note in report.notes)  # for the whole took longer after all
     for line in report.lines:
-        assert (line.runs != PYTORCH_NAME) == (line.after < line.before and not left)
-    assert report.after <= report.before
+        assert (line.implementation != PYTORCH_NAME) == (line.tvmconv_seconds < line.pytorch_seconds and not left)
+    assert report.tvmconv_seconds <= report.pytorch_seconds
 
 
 def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):

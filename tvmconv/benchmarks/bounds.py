@@ -1,14 +1,14 @@
 r"""Compare the predicted times and the lower bounds of the units, from the code of kernels, with measured records.
 
     tvmconv bench bounds tuning_logs/*/*.jsonl.gz --schedule direct -o results \
-        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --held-out conv2d:1x256x20x20,256x256x3x3,s1,p1
+        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --validation-workload conv2d:1x256x20x20,256x256x3x3,s1,p1
     tvmconv bench bounds --from results/bounds-direct.json -o results
 
 For each workload, N random measured configs are built for the architecture of the log's device. The table compares the
 largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
 (tvmconv.analysis.predicted_time) with the measured times. The only fitted constant, `OVERLAP_EXPONENT`, is fitted to
-the workloads of --workload, not to those of --held-out, and the fit is printed. Results are in bounds-SCHEDULE.json,
-.md and .png. The JSON has all counts, so that --from does not build kernels.
+the workloads of --workload, not to those of --validation-workload, and the fit is printed. Results are in
+bounds-SCHEDULE.json, .md and .png. The JSON has all counts, so that --from does not build kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tvmconv.analysis.predicted_time import OVERLAP_EXPONENT, predict_time
 from tvmconv.analysis.speed_of_light import compute_unit_times
 from tvmconv.benchmarks.common import add_output
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import add_page, parse_count, update_page
+from tvmconv.cli.options import add_page, add_renamed_option, parse_count, update_page
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.cost_model.train import find_record_device_spec, read_valid_records
@@ -54,11 +54,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", action="append", default=[], metavar="W", help="Workload that the overlap exponent is fitted to."
     )
-    parser.add_argument("--held-out", action="append", default=[], metavar="W", help="Workload excluded from the fit.")
+    add_renamed_option(
+        parser,
+        "--validation-workload",
+        "--held-out",
+        action="append",
+        default=[],
+        metavar="W",
+        help="Workload excluded from the fit.",
+    )
     parser.add_argument("--schedule", default="direct", metavar="S", help="Schedule (default: %(default)s).")
-    for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
-        shown = f"Number of configs of each {text} (default: %(default)s)."
-        parser.add_argument(f"--{name}", type=parse_count, default=configs, metavar="N", help=shown)
+    parser.add_argument(
+        "--configs",
+        type=parse_count,
+        default=150,
+        metavar="N",
+        help="Number of configs of each workload (default: %(default)s).",
+    )
+    add_renamed_option(
+        parser,
+        "--validation-configs",
+        "--held-configs",
+        type=parse_count,
+        default=50,
+        metavar="N",
+        help="Number of configs of each validation workload (default: %(default)s).",
+    )
     parser.add_argument(
         "--from", "--again", dest="file", type=Path, metavar="FILE", help="File bounds-SCHEDULE.json to read, not logs."
     )
@@ -106,7 +127,7 @@ def _again(file: Path) -> dict[str, Any]:
 def _counted(args: argparse.Namespace) -> dict[str, Any]:
     """Build the kernels of the workloads' records, and return their counts."""
     wanted = {tc.parse(text).text: args.configs for text in args.workload}
-    held = {tc.parse(text).text: args.held_configs for text in args.held_out}
+    held = {tc.parse(text).text: args.validation_configs for text in args.validation_workload}
     records: dict[str, dict[str, Record]] = {text: {} for text in (*wanted, *held)}
     for log in args.logs:
         for record in read_valid_records(log):

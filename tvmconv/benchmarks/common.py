@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.cli.options import parse_count, print_auto_device, update_page
+from tvmconv.cli.options import add_renamed_option, parse_count, print_auto_device, update_page
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
@@ -50,7 +50,8 @@ def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, 
 
 def add_archive(parser: argparse.ArgumentParser) -> None:
     """Add `--kernel-archive`, and its old name `--archive`, for a file of `tvmconv bench prebuild`."""
-    parser.add_argument(
+    add_renamed_option(
+        parser,
         "--kernel-archive",
         "--archive",
         dest="archive",
@@ -67,7 +68,8 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
     """Add `--min-configs`, and its old name `--least`."""
-    parser.add_argument(
+    add_renamed_option(
+        parser,
         "--min-configs",
         "--least",
         dest="min_configs",
@@ -79,8 +81,10 @@ def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--rounds`, the number of times that each kernel is timed."""
-    parser.add_argument(
+    """Add `--repetitions`, the number of times that each kernel is timed."""
+    add_renamed_option(
+        parser,
+        "--repetitions",
         "--rounds",
         type=parse_count,
         default=default,

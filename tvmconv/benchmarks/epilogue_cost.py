@@ -182,7 +182,7 @@ def _measure(
     on_progress("timing")
     turns = [
         [kernel.time(problem, cold=cold, seconds=KERNEL_SECONDS).median for kernel, problem in kernels.values()]
-        for _ in range(args.rounds)
+        for _ in range(args.repetitions)
     ]
     for (name, config), seconds in zip(kernels, zip(*turns, strict=True), strict=True):
         median = statistics.median(seconds)

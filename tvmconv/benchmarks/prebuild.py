@@ -147,7 +147,7 @@ def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
         chosen = [registry.find_schedule(workload, name) for name in args.schedule or ()]
         for schedule in chosen or registry.schedules_to_tune(workload, "cuda", args.arch):
             space = schedule.space(workload, limits)
-            tuner = create_tuner("xgb", space, seed=0)
+            tuner = create_tuner("gp", space, seed=0)
             if args.log:
                 records = read_records(args.log, InvalidLines())
                 tuner.tell(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))

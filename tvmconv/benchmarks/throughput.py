@@ -114,7 +114,7 @@ def measure_ours(
             device=device,
             seed=args.seed,
             workers=args.workers,
-            compare=False,
+            measure_baseline=False,
             progress=lambda status: show(format_progress(status)),
         )
     status = tuned.status

@@ -1,7 +1,7 @@
 r"""Make a table of how soon searches reach the speed of a library, and nearly their best speed, from their logs.
 
-    tvmconv bench time-to-target with.jsonl without.jsonl --beside tuning_logs/nvidia-h200/yolov8s-tuned.json
-    tvmconv bench time-to-target tuning_logs/searches/*.gz --beside tuning_logs/*/*-tuned.json \
+    tvmconv bench time-to-target with.jsonl without.jsonl --comparisons tuning_logs/nvidia-h200/yolov8s-tuned.json
+    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*-tuned.json \
         --update-page docs/knowledge.md
 
 A log is a complete one of `tvmconv tune` or `tvmconv bench tune-suite`, possibly packed by `scripts/pack_logs.py`. A
@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
-from tvmconv.cli.options import add_page
+from tvmconv.cli.options import add_page, add_renamed_option
 from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_target_table
@@ -30,8 +30,15 @@ LEGEND = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs of searches, also .gz.")
-    parser.add_argument(
-        "--beside", nargs="+", required=True, type=Path, metavar="FILE", help="Files NAME-tuned.json to compare with."
+    add_renamed_option(
+        parser,
+        "--comparisons",
+        "--beside",
+        nargs="+",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="Files NAME-tuned.json to compare with.",
     )
     parser.add_argument(
         "--library", default="cudnn", metavar="L", help="Library whose speed is the target (default: %(default)s)."
@@ -42,6 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read logs and comparisons, print the table and write it into a page."""
     searches = {log.name.partition(".")[0]: list(read_valid_records(log)) for log in args.logs}
-    table = make_time_to_target_table(searches, [Sweep.read(file) for file in args.beside], args.library)
+    table = make_time_to_target_table(searches, [Sweep.read(file) for file in args.comparisons], args.library)
     show(table, args, SECTION, LEGEND)
     return 0

@@ -23,7 +23,7 @@ from typing import Any
 from tvmconv import devices
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import parse_count, parse_positive
+from tvmconv.cli.options import add_renamed_option, parse_count, parse_positive
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
@@ -61,7 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("networks", nargs="+", metavar="NAME", help=f"Networks of torchvision, or {', '.join(OWN)}.")
     parser.add_argument("--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="Dtype (default: %(default)s).")
     parser.add_argument("--batch", type=parse_count, default=1, metavar="N", help="Batch size (default: %(default)s).")
-    parser.add_argument("--side", type=parse_count, metavar="N", help="Height and width of the images.")
+    add_renamed_option(
+        parser, "--image-size", "--side", type=parse_count, metavar="N", help="Height and width of the images."
+    )
     parser.add_argument("--seconds", type=parse_positive, metavar="S", help="Seconds of tuning for each network.")
     parser.add_argument("--compile", action="append", default=[], metavar="MODE", help="A mode of torch.compile.")
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
@@ -121,8 +123,8 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
     torch.backends.cudnn.benchmark = True
     dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
     model, shape = _made(name)
-    if args.side:
-        shape = (shape[0], args.side, args.side)
+    if args.image_size:
+        shape = (shape[0], args.image_size, args.image_size)
     torch.manual_seed(0)
     model = _settled(model.to(torch_device), shape)
     x = torch.randn(args.batch, *shape).to(torch_device, dtype)

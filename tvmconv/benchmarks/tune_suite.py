@@ -82,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Library to compare with, or none; may be given several times (default: cudnn).",
     )
     parser.add_argument(
+        "--all-schedules",
         "--ladder",
         action=argparse.BooleanOptionalAction,
         help="Compare the naive schedule and the best one without tuning as well (default: unless the naive schedule "
@@ -106,7 +107,7 @@ def _tune(args: argparse.Namespace, selection: LayerSelection, workloads: Sequen
         print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
 
     counts = {workload: selection.network.get(workload, 1) for workload in workloads}
-    results = search_all(args, counts, show_layer, compare=False)  # the comparison follows
+    results = search_all(args, counts, show_layer, measure_baseline=False)  # the comparison follows
     print(make_results_table(results, selection.network).format_text())
     print("\n".join(describe_phases(results)), end="\n\n", flush=True)
 
@@ -116,11 +117,11 @@ def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Seq
     device = devices.find_device(args.device)
     print_auto_device(args.device, device)
     workloads = selection.workloads
-    ladder = args.ladder
+    ladder = args.all_schedules
     if ladder is None:
         ladder = all(naive_cost.is_affordable(workload, device) for workload in workloads.values())
         if not ladder:
-            print_note("schedules without tuning are left out; --ladder compares them as well")
+            print_note("schedules without tuning are left out; --all-schedules compares them as well")
     name = f"{selection.name}-tuned"
     with report_fallbacks():
         sweep = measure_sweep(

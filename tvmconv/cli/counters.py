@@ -16,6 +16,7 @@ from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_device_options,
     add_page,
+    add_renamed_option,
     find_target_device,
     report_fallbacks,
     update_page,
@@ -43,8 +44,8 @@ def add_parser(commands: Any) -> None:
         description="Compare sectors, requests, wavefronts and occupancy that are counted from the code of kernels "
         "with those that Nsight Compute (ncu) measures, for each kernel and each of its accesses. Each kernel is "
         "launched once for each of both. With --arch, kernels are built and counted without a GPU and written to the "
-        "file of --programs, which is measured on a host with a GPU. With --stalls, the counters show why one schedule "
-        "is faster than another: how busy each unit is, how many bytes move, and what warps wait for.",
+        "file of --kernel-archive, which is measured on a host with a GPU. With --stalls, the counters show why one "
+        "schedule is faster than another: how busy each unit is, how many bytes move, and what warps wait for.",
     )
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"Workloads, such as {EXAMPLE_WORKLOAD}.")
     parser.add_argument("--schedules", metavar="A,B", help="Schedules to measure (default: all that apply).")
@@ -55,7 +56,14 @@ def add_parser(commands: Any) -> None:
         action="append",
         help="Log, or folder of logs, whose fastest kernel is measured as well; may be given several times.",
     )
-    parser.add_argument("--programs", metavar="F", type=Path, help="File of kernels: written with --arch, else read.")
+    add_renamed_option(
+        parser,
+        "--kernel-archive",
+        "--programs",
+        metavar="F",
+        type=Path,
+        help="File of kernels: written with --arch, else read.",
+    )
     parser.add_argument(
         "--from",
         dest="files",
@@ -240,13 +248,15 @@ def _recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[Co
 def _save_programs(args: argparse.Namespace, device: Device) -> int:
     from tvmconv.measure import kernel_archive
 
-    if not (args.programs and args.workloads):
-        raise UsageError(f"{device.text} can only be compiled for: expected workloads and --programs FILE to write to")
+    if not (args.kernel_archive and args.workloads):
+        raise UsageError(
+            f"{device.text} can only be compiled for: expected workloads and --kernel-archive FILE to write to"
+        )
     try:
-        kernel_archive.save_kernels(args.programs, _build_kernels(args, device))
+        kernel_archive.save_kernels(args.kernel_archive, _build_kernels(args, device))
     except OSError as error:
-        raise UsageError(f"cannot write {args.programs}: {error.strerror}") from error
-    print(f"measure the kernels on a GPU with: tvmconv counters --programs {args.programs} --device cuda:0")
+        raise UsageError(f"cannot write {args.kernel_archive}: {error.strerror}") from error
+    print(f"measure the kernels on a GPU with: tvmconv counters --kernel-archive {args.kernel_archive} --device cuda:0")
     return 0
 
 
@@ -256,12 +266,12 @@ def _measure(args: argparse.Namespace, device: Device) -> Any:
     from tvmconv.experiments.provenance import describe_provenance
     from tvmconv.measure import kernel_archive
 
-    if bool(args.workloads) == bool(args.programs):
-        raise UsageError("expected workloads, or --programs FILE with compiled kernels")
+    if bool(args.workloads) == bool(args.kernel_archive):
+        raise UsageError("expected workloads, or --kernel-archive FILE with compiled kernels")
     described_programs = list(
-        kernel_archive.load_kernels(args.programs) if args.programs else _build_kernels(args, device)
+        kernel_archive.load_kernels(args.kernel_archive) if args.kernel_archive else _build_kernels(args, device)
     )
-    words = [*_words(args), *(["--programs", str(args.programs)] if args.programs else [])]
+    words = [*_words(args), *(["--kernel-archive", str(args.kernel_archive)] if args.kernel_archive else [])]
     provenance_text = describe_provenance(device, shlex.join(["tvmconv", "counters", *words, "--device", device.text]))
     return KernelMetricsFile(FILE_STEM, provenance_text, measure_counters(described_programs, device))
 

@@ -11,6 +11,7 @@ from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_ke
 from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_device_options,
+    add_renamed_option,
     add_set_option,
     find_target_device,
     print_device,
@@ -41,8 +42,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "schedules", metavar="SCHEDULE", nargs="+", help=f"{KERNEL_NAME_HELP}; several kernels are compared."
     )
-    parser.add_argument(
-        "--steps", action="store_true", help="Show for one schedule what the neighbouring values of each knob change."
+    add_renamed_option(
+        parser,
+        "--sensitivity",
+        "--steps",
+        action="store_true",
+        help="Show for one schedule what the neighbouring values of each knob change.",
     )
     parser.add_argument(
         "--waterfall",
@@ -65,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     if device.arch is None:
         raise UsageError(f"{device.text} is not an NVIDIA architecture, which explain needs: choose one with --arch")
     device_spec = find_device_spec(device)
-    for option in ("steps", "waterfall"):
+    for option in ("sensitivity", "waterfall"):
         if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
             raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
-    if args.waterfall and args.steps:
-        raise UsageError("--steps and --waterfall exclude each other: expected one of them")
+    if args.waterfall and args.sensitivity:
+        raise UsageError("--sensitivity and --waterfall exclude each other: expected one of them")
     if args.waterfall and device_spec:
         _print_waterfall(args, workload, device, device_spec)
         print_device(args, device)
@@ -96,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         if len(built_kernels) == 1
         else compare_kernels(built_kernels, device_spec, names)
     )
-    if args.steps and device_spec:
+    if args.sensitivity and device_spec:
         with progress_line("explain: ") as show:
             table = make_sensitivity_report(built_kernels[0], device_spec, show)
         print(f"\n{table}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tvmconv import kernel, registry
 from tvmconv.cli.options import parse_assignment, report_fallbacks
+from tvmconv.compat import rename_requested_config as _rename
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -63,11 +64,15 @@ def build_named_kernel(
     else:
         config = dict(map(_parse_assignment, config_text.split(":"))) if config_text else {}
         return kernel.build(
-            workload, registry.find_schedule(workload, schedule), device=device, config={**config, **knobs}
+            workload,
+            registry.find_schedule(workload, schedule),
+            device=device,
+            config={**_rename(schedule, config), **_rename(schedule, knobs)},
         )
     if not knobs:
         return named_kernel
-    return kernel.build(workload, named_kernel.schedule, device=device, config={**named_kernel.config, **knobs})
+    renamed_knobs = _rename(named_kernel.schedule.name, knobs)
+    return kernel.build(workload, named_kernel.schedule, device=device, config={**named_kernel.config, **renamed_knobs})
 
 
 def _build_tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:

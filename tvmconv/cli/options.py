@@ -37,6 +37,11 @@ WORKERS_PER_CORE = 8
 DEFAULT_ARCH = "sm_90"  # the target of the compiler where there is no GPU
 
 
+def add_renamed_option(parser: argparse.ArgumentParser, name: str, former_name: str, **options: Any) -> None:
+    """Add an option that is accepted by its former name, too; help and messages have the current one only."""
+    parser.add_argument(name, former_name, **options).option_strings = [name]
+
+
 def add_set_option(parser: argparse.ArgumentParser) -> None:
     """Add `--set KNOB=VALUE`, which may be repeated; `args.set` lists the pairs, and the last one of a knob counts."""
     parser.add_argument(
@@ -185,7 +190,8 @@ def timing_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_page(parser: argparse.ArgumentParser) -> None:
     """Add `--update-page`, and its old name `--into`, for `update_page`."""
-    parser.add_argument(
+    add_renamed_option(
+        parser,
         "--update-page",
         "--into",
         dest="page",
@@ -202,8 +208,10 @@ def update_page(page: Path | None, section: str, text: str) -> None:
 
 
 def add_cost_model_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--knowledge`, which takes effect when it is parsed."""
-    parser.add_argument(
+    """Add `--cost-model`, which takes effect when it is parsed."""
+    add_renamed_option(
+        parser,
+        "--cost-model",
         "--knowledge",
         metavar="F",
         type=_use_cost_model,

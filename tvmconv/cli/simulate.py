@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import make_count_parser, parse_count, parse_image_path
+from tvmconv.cli.options import add_renamed_option, make_count_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
+from tvmconv.compat import rename_tuner
 from tvmconv.errors import escape_unprintable
 from tvmconv.reports.simulation import (
     TunerComparison,
@@ -42,7 +43,11 @@ def add_parser(commands: Any) -> None:
         help="Cache file of Kernel Tuner or T4 results (also .gz), tuning log (.jsonl), or folder of such files.",
     )
     parser.add_argument(
-        "--tuner", choices=TUNERS, action="append", help="Tuner to run; may be given several times (default: all)."
+        "--tuner",
+        type=rename_tuner,
+        choices=TUNERS,
+        action="append",
+        help="Tuner to run; may be given several times (default: all).",
     )
     parser.add_argument(
         "--trials",
@@ -58,7 +63,9 @@ def add_parser(commands: Any) -> None:
         default=10,
         help="Number of searches by each tuner, with different seeds (default: %(default)s).",
     )
-    parser.add_argument(
+    add_renamed_option(
+        parser,
+        "--min-configs",
         "--fewest",
         metavar="N",
         type=parse_count,
@@ -75,7 +82,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the tuners, print tables or a JSON object, and draw the searches."""
     import_tvm()
-    spaces = dict(find_recorded_spaces(args.files, args.fewest))
+    spaces = dict(find_recorded_spaces(args.files, args.min_configs))
     tuners = list(dict.fromkeys(args.tuner or TUNERS))
     comparisons = []
     for space_number, (name, recording) in enumerate(spaces.items(), start=1):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvmconv.cli.options import add_renamed_option
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.cost_model.train import collect_samples, find_record_device_spec, read_valid_records, train
@@ -27,7 +28,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train the cost model from tuning logs",
-        description="Train the cost model from tuning logs, and write it to a file for --knowledge. The logs "
+        description="Train the cost model from tuning logs, and write it to a file for --cost-model. The logs "
         "that come with tvmconv are used as well.",
     )
     parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz).")
@@ -35,7 +36,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--device", metavar="NAME", help="Name of the device whose records are used (default: that of most records)."
     )
-    parser.add_argument(
+    add_renamed_option(
+        parser,
+        "--hold-out",
         "--without",
         metavar="SUITE",
         action="append",
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if not logs:
         raise Error("no logs to learn from")
     records = _read_records(logs, args.device)
-    excluded_layers = {layer_key(layer.workload) for name in args.without for layer in suite(name)}
+    excluded_layers = {layer_key(layer.workload) for name in args.hold_out for layer in suite(name)}
     kept_records = [record for record in records if layer_key(record.workload) not in excluded_layers]
     device_spec = find_record_device_spec(records[0])
     date = time.strftime("%Y-%m-%d")
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def _make_command(args: argparse.Namespace) -> str:
     """Return the command that trains the same model from the same logs."""
     options = [f"--device={args.device}"] if args.device else []
-    options += [f"--without={name}" for name in args.without]
+    options += [f"--hold-out={name}" for name in args.hold_out]
     options += ["--no-shipped"] if args.no_shipped else []
     return shlex.join(["tvmconv", "train", *map(str, args.logs), *options])
 

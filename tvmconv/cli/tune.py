@@ -17,6 +17,7 @@ from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.options import (
     EXAMPLE_WORKLOAD,
     add_cost_model_option,
+    add_renamed_option,
     add_suite_options,
     add_tracker_option,
     add_verify_option,
@@ -30,6 +31,7 @@ from tvmconv.cli.options import (
     reject_layer_options,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.compat import rename_tuner
 from tvmconv.deadline import Deadline, get_process_start
 from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
 from tvmconv.search.tuners import TUNERS
@@ -39,8 +41,8 @@ from tvmconv.workloads import Workload
 if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.measure.results import ErrorKind
-    from tvmconv.search.progress import Status
-    from tvmconv.search.search import Tuned
+    from tvmconv.search.progress import SearchProgress
+    from tvmconv.search.search import TuneResult
 
 DEFAULT_LOG = "tuning.jsonl"
 FAILED_STATUS = 1
@@ -72,7 +74,9 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="Schedule whose knobs are searched; may be given several times, and applies to the layers that it can "
         "compute (default: all schedules that may be the fastest; tvmconv schedules WORKLOAD lists them).",
     )
-    parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="Search algorithm (default: %(default)s).")
+    parser.add_argument(
+        "--tuner", type=rename_tuner, choices=TUNERS, default="gp", help="Search algorithm (default: %(default)s)."
+    )
     parser.add_argument(
         "--trials",
         metavar="N",
@@ -102,8 +106,11 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         default=Path(DEFAULT_LOG),
         help="Log to resume from and to append to (default: %(default)s).",
     )
-    parser.add_argument(
+    add_renamed_option(
+        parser,
+        "--transfer-log",
         "--transfer",
+        dest="transfer_logs",
         metavar="F",
         type=Path,
         action="append",
@@ -153,7 +160,7 @@ def search_all(
     network: Mapping[Workload, int],
     on_workload: Callable[[int, Workload], None] | None = None,
     **option_values: Any,
-) -> list[tuple[Workload, str, Tuned]]:
+) -> list[tuple[Workload, str, TuneResult]]:
     """Tune workloads one after another, with worker processes that start once.
 
     The time limit of the first workload counts from the start of the command. With `--seconds-total`, the workloads
@@ -178,7 +185,7 @@ def search_all(
     deadline = None if args.seconds_total is None else Deadline.after(args.seconds_total, started_at)
     parsed_options = {
         name: getattr(args, name)
-        for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers", "verify")
+        for name in ("tuner", "trials", "log", "seed", "patience", "transfer_logs", "workers", "verify")
     }
     tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
     with keep_workers_alive():
@@ -187,7 +194,7 @@ def search_all(
         prestart_workers(args.workers, measuring_devices)  # the workers load their libraries during this import
         import_tvm()
         schedule_names = assign_schedules(args.schedule or (), [*network])
-        if tune_options.compare:
+        if tune_options.measure_baseline:
             _print_omitted_naive(network, schedule_names, measuring_devices[0])
         searches = tune_tasks(
             network, measuring_devices, tune_options, schedule_names=schedule_names, deadline=deadline
@@ -234,7 +241,7 @@ def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload])
     return names_by_workload
 
 
-def format_progress(progress: Status) -> str:
+def format_progress(progress: SearchProgress) -> str:
     """Return one line on the progress of a search."""
     max_text = f"/{progress.max_trials:,}" if progress.max_trials is not None else ""
     parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
@@ -260,7 +267,7 @@ def format_error_kind(kind: ErrorKind) -> str:
 
 
 def make_results_table(
-    results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int] | None = None
+    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int] | None = None
 ) -> Table:
     """Return a table with one row per search, and for a network a last row with the time of all its layers.
 
@@ -282,7 +289,7 @@ def make_results_table(
             format_significant(best.gflops) if best else EMPTY_CELL,
             format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
             format_significant(result.speedup) if result.speedup else EMPTY_CELL,
-            f"{best.deviation:.1e}" if best and best.deviation is not None else EMPTY_CELL,
+            f"{best.relative_error:.1e}" if best and best.relative_error is not None else EMPTY_CELL,
             f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
         )
         rows.append((workload.text, schedule_name, *counts, *cells))
@@ -294,7 +301,9 @@ def make_results_table(
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
 
 
-def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int]) -> float | None:
+def _network_seconds(
+    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int]
+) -> float | None:
     """Return the total seconds of all layers, each by its fastest kernel; None if a layer has no valid kernel."""
     best_seconds: dict[Workload, float] = {}
     for workload, _, result in results:
@@ -303,7 +312,7 @@ def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Ma
     return sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
 
 
-def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_unconfirmed(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return one line for each search whose result is a trial, because it has no valid final timing."""
     return [
         f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
@@ -312,7 +321,7 @@ def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list
     ]
 
 
-def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_skipped(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return at most one line, which lists the phases that were skipped for lack of time."""
     counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
     if not counts:
@@ -325,7 +334,7 @@ def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str
     return [f"No time was left for {', '.join(skipped_texts)}."]
 
 
-def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_phases(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return the mean milliseconds of each phase of a trial, one line for each search that measured a config."""
     return [
         f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
@@ -334,7 +343,7 @@ def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]
     ]
 
 
-def describe_failures(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_failures(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
     """Return a line for each search in which no config ran, with the most frequent error message."""
     lines = []
     for workload, _, result in results:

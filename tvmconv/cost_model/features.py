@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.compat import split_feature
 from tvmconv.space.search_space import Space
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_numpy_dtype
@@ -70,8 +72,23 @@ def compute_features(
     return columns_by_name
 
 
-def build_matrix(columns_by_name: dict[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
-    """Return the features of `names` as a matrix, float32 (n, names), with `MISSING` for missing ones."""
+def build_matrix(
+    columns_by_name: dict[str, np.ndarray], names: tuple[str, ...], knobs: Collection[str] = ()
+) -> np.ndarray:
+    """Return the features of `names` as a matrix, float32 (n, names).
+
+    Args:
+        columns_by_name: Features of configs, as `compute_features` returns them.
+        names: Names of features, in the order of the columns.
+        knobs: Names of knobs that the schedule has for some workload. If this workload does not have one of them, the
+            features of the knob are `MISSING`.
+
+    Raises:
+        ValueError: A feature is missing, and does not belong to any of `knobs`.
+    """
+    unknown = [name for name in names if name not in columns_by_name and split_feature(name)[0] not in knobs]
+    if unknown:
+        raise ValueError(f"the cost model has features that its schedule does not produce: {', '.join(unknown)}")
     num_points = len(next(iter(columns_by_name.values())))
     missing = np.full(num_points, MISSING, np.float32)
     return np.stack([columns_by_name.get(name, missing) for name in names], axis=1)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv import jsonfile
+from tvmconv import compat, jsonfile
 from tvmconv.cost_model.features import DeviceSpec, build_matrix, compute_features
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.cost_model.trees import Trees
@@ -84,7 +84,7 @@ class ScheduleModel:
 
     def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec) -> np.ndarray:
         """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
-        inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names)
+        inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names, self.knobs)
         return np.stack([member.predict(inputs) for member in self.members])
 
 
@@ -191,8 +191,10 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
         Trees(**{name: arrays[f"{model_index}.{member_index}.{name}"] for name in _TREE_ARRAYS}, **member_data)
         for member_index, member_data in enumerate(data["members"])
     )
+    schedule = str(data["schedule"])
     examples = tuple(
-        MeasuredExample(text, _parse_config(config), throughput) for text, config, throughput in data["examples"]
+        MeasuredExample(text, compat.rename_config(schedule, _parse_config(config)), throughput)
+        for text, config, throughput in data["examples"]
     )
     is_convolution = all(example.workload.startswith(_WORKLOAD_PREFIXES) for example in examples)
     if not (members and data["names"] and is_convolution):
@@ -200,12 +202,12 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
     for trees in members:
         trees.check(len(data["names"]))
     return ScheduleModel(
-        str(data["schedule"]),
-        tuple(map(str, data["knobs"])),
+        schedule,
+        tuple(compat.rename_knob(schedule, str(name)) for name in data["knobs"]),
         tuple(map(str, data["kinds"])),
-        tuple(map(str, data["names"])),
+        tuple(compat.rename_feature(schedule, str(name)) for name in data["names"]),  # trees go by their positions
         members,
-        tuple(map(_parse_config, data["portfolio"])),
+        tuple(compat.rename_config(schedule, _parse_config(config)) for config in data["portfolio"]),
         examples,
     )
 

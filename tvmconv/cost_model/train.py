@@ -189,7 +189,8 @@ def _train_schedule_model(
 ) -> ScheduleModel:
     columns = [compute_features(sample.workload, sample.space, sample.points, device_spec) for sample in own_samples]
     names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
-    inputs = np.concatenate([build_matrix(sample_columns, names) for sample_columns in columns])
+    knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
+    inputs = np.concatenate([build_matrix(sample_columns, names, knobs) for sample_columns in columns])
     log2_slowdowns = np.concatenate(
         [np.log2(sample.seconds / device_spec.roofline_seconds(sample.workload)) for sample in own_samples]
     )
@@ -203,7 +204,6 @@ def _train_schedule_model(
             sample_counts = np.bincount(rng.integers(num_samples, size=num_samples), minlength=num_samples)
         counts = np.maximum(sample_counts, 0.1)[sample_index]
         members.append(_train_trees(inputs, log2_slowdowns, weights * counts, index))
-    knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
     kinds = _select_kinds(own_samples)
     schedule_model = ScheduleModel(
         schedule, knobs, kinds, names, tuple(members), examples=tuple(_iterate_examples(own_samples))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tvmconv import jsonfile
+from tvmconv import compat, jsonfile
 
 RowT = TypeVar("RowT")  # a dataclass of JSON values
 
@@ -63,6 +63,14 @@ class KernelMetricsFile(Generic[RowT]):
             return cls(
                 data["name"].decode(str),
                 data["provenance"].decode(str),
-                data["kernels"].decode(list[row]),  # type: ignore[valid-type]
+                [*map(_rename_knobs, data["kernels"].decode(list[row]))],  # type: ignore[valid-type]
                 totals.decode(dict[str, list[float]]) if totals else {},
             )
+
+
+def _rename_knobs(row: Any) -> Any:
+    """Return a row with the current names of the knobs of its config, if it has one."""
+    schedule, config = getattr(row, "schedule", None), getattr(row, "config", None)
+    if not isinstance(schedule, str) or not isinstance(config, dict):
+        return row
+    return replace(row, config=compat.rename_config(schedule, config))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tvmconv import jsonfile
+from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
+from tvmconv.errors import KnobError
 from tvmconv.space import JSON_VALUE_TYPES, Config
 from tvmconv.workloads import Workload, parse
 
@@ -95,6 +96,10 @@ class ResultRow:
         """Return the row that `to_json` wrote; raise `JsonError` for other data."""
         config = {name: value.decode(JSON_VALUE_TYPES) for name, value in data["config"].members().items()}
         row: ResultRow = data.decode(cls, provided_fields={"timing": _parse_timing(data["timing"]), "config": config})
+        try:
+            row = replace(row, config=compat.rename_config(row.schedule or row.name, row.config))
+        except KnobError:
+            data["config"].check(False, "each knob once, by its former or its current name")
         data["name"].decode_line()
         for name in NON_NEGATIVE_FIELDS:
             if getattr(row, name) is not None:

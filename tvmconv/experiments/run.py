@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvmconv import baselines as libraries
-from tvmconv import naive_cost, registry
+from tvmconv import compat, naive_cost, registry
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.default_kernel import build_fastest_default, default_candidate_schedules, fastest_default_name
@@ -298,10 +298,12 @@ def distribute_config(
         return configs
     knob_names = dict.fromkeys(name for own_knobs in knobs.values() for name in own_knobs)
     for name in config:
-        if name not in knob_names:
+        if not any(compat.rename_knob(schedule, name) in own_knobs for schedule, own_knobs in knobs.items()):
             raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(knob_names) or 'none'}")
     for name, own_knobs in knobs.items():
-        configs[name] = {knob: value for knob, value in config.items() if knob in own_knobs}
+        configs[name] = compat.rename_requested_config(
+            name, {knob: value for knob, value in config.items() if compat.rename_knob(name, knob) in own_knobs}
+        )
     _check_values(workload, [schedule for schedule in receivers if schedule.name in knobs], configs)
     return configs
 

@@ -94,12 +94,12 @@ def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[s
     """Return the content of `kernel.json`, which describes the call and the origin of a kernel.
 
     `arguments` are those of the library's `main` in order, each with its memory scope ("space": `global`, `constant` or
-    `texture`) and, for CUDA's constant memory, the symbol to fill. `steps` are the device functions in launch order.
-    Their `parameters` name the arguments and `scratch` buffers whose addresses or texture objects they take, in order;
-    `tensor_maps` lists the positions that take a tensor map instead (`tvmconv.tensor_map`). The first `prepared` device
-    functions read only weights, so that later calls with the same weights can skip them. The entries of a single device
-    function are repeated at the top level. `target.code` is the architecture to compile `kernel.cu` for. Times are in
-    seconds.
+    `texture`) and, for CUDA's constant memory, the symbol to fill. `kernels` are the device functions in launch order.
+    Their `parameters` name the arguments and `workspace` buffers whose addresses or texture objects they take, in
+    order; `tensor_maps` lists the positions that take a tensor map instead (`tvmconv.tensor_map`). The first
+    `num_prepack_kernels` device functions read only weights, so that later calls with the same weights can skip them.
+    The entries of a single device function are repeated at the top level. `target.code` is the architecture to compile
+    `kernel.cu` for. Times are in seconds.
     """
     from importlib import metadata
 
@@ -123,19 +123,19 @@ def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[s
             }
             for i, (name, array) in enumerate(zip(workload.argument_names, executable.arrays, strict=True))
         ],
-        "scratch": [
+        "workspace": [
             {"name": name, "bytes": array.nbytes}
             for name, array in zip(names[len(executable.arrays) :], executable.workspace, strict=True)
         ],
-        "steps": kernel_descriptions,
-        "prepared": executable.num_prepack_kernels,
+        "kernels": kernel_descriptions,
+        "num_prepack_kernels": executable.num_prepack_kernels,
         **(kernel_descriptions[0] if len(kernel_descriptions) == 1 else {}),
         "measured": record
         and {
             "device": record.device,
             "seconds": record.cost,
             "gflops": record.gflops,
-            "relative_error": record.deviation,
+            "relative_error": record.relative_error,
             "timestamp": record.timestamp,
         },
         "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},

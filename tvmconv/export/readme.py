@@ -78,10 +78,10 @@ def _format_arguments(description: Mapping[str, Any]) -> str:
 
 def _format_launch(description: Mapping[str, Any]) -> str:
     textures = [argument["name"] for argument in description["arguments"] if argument["space"] == "texture"]
-    lines = [_format_kernel(kernel, textures) for kernel in description["steps"]]
+    lines = [_format_kernel(kernel, textures) for kernel in description["kernels"]]
     if len(lines) > 1:
         lines = [f"{number}. {kernel}" for number, kernel in enumerate(lines, 1)]
-        buffer = [f"{buffer['name']} ({buffer['bytes']:,} bytes)" for buffer in description["scratch"]]
+        buffer = [f"{buffer['name']} ({buffer['bytes']:,} bytes)" for buffer in description["workspace"]]
         workspace_note = f" They share device memory: {', '.join(buffer)}." if buffer else ""
         lines.insert(0, f"{len(lines)} device functions are launched one after another.{workspace_note}\n")
     knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in description["config"].items())

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv import compat
 from tvmconv.errors import RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.lines import InvalidLines, LogLine, read_lines
@@ -95,7 +96,8 @@ class HeaderScanner(Generic[T]):
 
     def __init__(self, make_header: Callable[[RecordKey], T]) -> None:
         self._make_header = make_header
-        self._headers: dict[bytes, T | RecordError] = {}  # by the bytes up to the end of `_CONFIG`
+        # header and name of the schedule, by the bytes up to the end of `_CONFIG`
+        self._headers: dict[bytes, tuple[T, str] | RecordError] = {}
         self._last_head = _CONFIG  # head of the previous line, which the next line probably repeats
 
     def scan_line(self, line: bytes) -> ScannedLine[T] | None:
@@ -115,25 +117,27 @@ class HeaderScanner(Generic[T]):
         match = _RESULT.match(line, end)
         if match is None or _REPEATED_KEY.search(line, match.end()):
             return None
-        header = self._headers.get(head)
-        if header is None:
-            header = self._read_head(head)
+        entry = self._headers.get(head)
+        if entry is None:
+            entry = self._read_head(head)
         self._last_head = head
-        if isinstance(header, RecordError):
-            raise header.with_traceback(None)  # the traceback would grow with each raise
+        if isinstance(entry, RecordError):
+            raise entry.with_traceback(None)  # the traceback would grow with each raise
+        header, schedule = entry
         costs, error_no, timestamp = match.groups()
-        return ScannedLine(header, _ERRORS[error_no], costs, line[line.find(_ENTITY, len(head)) : end], timestamp, line)
+        config = compat.rename_config_text(schedule, line[line.find(_ENTITY, len(head)) : end])
+        return ScannedLine(header, _ERRORS[error_no], costs, config, timestamp, line)
 
-    def _read_head(self, head: bytes) -> T | RecordError:
+    def _read_head(self, head: bytes) -> tuple[T, str] | RecordError:
         if len(self._headers) >= _MAX_HEADS:  # bounds the memory for files that are not logs
             self._headers.clear()
         try:
             key = RecordKey.from_json(json_checks.parse_object(head.removesuffix(_CONFIG) + b"}"))
-            header: T | RecordError = self._make_header(key)
+            entry: tuple[T, str] | RecordError = self._make_header(key), key.schedule
         except RecordError as error:
-            header = error
-        self._headers[head] = header
-        return header
+            entry = error
+        self._headers[head] = entry
+        return entry
 
 
 def scan_log(

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvmconv.errors import RecordError
+from tvmconv import compat
+from tvmconv.errors import KnobError, RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.record_key import RecordKey
 from tvmconv.measure.results import ErrorKind, MeasureResult, compute_cost_seconds
@@ -42,7 +43,7 @@ class Record:
         times: Seconds per launch of each repeat; empty for an error.
         error: Kind of error, `ErrorKind.NONE` for a valid measurement.
         message: Message of an error, in one line.
-        deviation: Relative L2 error against the float64 reference; None if it is unknown or not finite.
+        relative_error: Relative L2 error against the float64 reference; None if it is unknown or not finite.
         cost_seconds: Seconds of wall-clock time to build and to run.
         timestamp: Time of the measurement, in seconds since 1970.
         elapsed: Seconds of tuning of this workload up to the record, earlier sessions included.
@@ -70,7 +71,7 @@ class Record:
     times: tuple[float, ...] = ()
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    deviation: float | None = None
+    relative_error: float | None = None
     cost_seconds: float = 0.0
     timestamp: float = 0.0
     elapsed: float | None = None
@@ -84,6 +85,8 @@ class Record:
         description = " ".join(filter(None, [self.schedule, config]))
         result_text = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
         return f"<Record {self.workload} by {description} on {self.device}: {result_text}>"
+
+    deviation = compat.former_attribute("relative_error")
 
     @property
     def ok(self) -> bool:
@@ -115,7 +118,7 @@ class Record:
         return replace(
             self,
             times=tuple(float(f"{seconds:.5g}") for seconds in self.times),
-            deviation=None if self.deviation is None else float(f"{self.deviation:.1e}"),
+            relative_error=None if self.relative_error is None else float(f"{self.relative_error:.1e}"),
             cost_seconds=round(self.cost_seconds, 2),
             timestamp=float(round(self.timestamp)),
             elapsed=None if self.elapsed is None else round(self.elapsed, 2),
@@ -133,13 +136,13 @@ class Record:
         return cls(
             measurement.workload,
             measurement.schedule,
-            measurement.config,
+            compat.rename_config(measurement.schedule, measurement.config),
             measurement.device,
             measurement.target,
             times=outcome.times,
             error=outcome.error,
             message=outcome.message,
-            deviation=outcome.deviation,
+            relative_error=outcome.relative_error,
             cost_seconds=measurement.seconds,
             timestamp=measurement.timestamp,
             elapsed=elapsed_seconds,
@@ -160,7 +163,7 @@ class Record:
             "version": VERSION,
             "tvm_version": versions.pop("tvm", None),
             "message": self.message or None,
-            "deviation": self.deviation if self.deviation is not None and math.isfinite(self.deviation) else None,
+            "relative_error": self.relative_error if math.isfinite(self.relative_error or 0) else None,
             "elapsed": self.elapsed,
             "resources": dict(self.resources) or None,
             "versions": versions or None,
@@ -186,6 +189,7 @@ class Record:
             raise RecordError("the line is in AutoTVM's log format 0.1: expected 0.2")
         if data.get("version", VERSION) != VERSION:
             raise RecordError(f"the log format is not {VERSION}", json_checks.abbreviate(data["version"]))
+        data = _rename_keys(data)
         key = RecordKey.from_json(data)
         config = json_checks.check_object(data.get("config"), "config")
         costs, error_no, cost_seconds, timestamp = json_checks.check_list(data.get("result"), "result", 4)
@@ -193,12 +197,12 @@ class Record:
         costs = json_checks.check_list(costs, "the costs")
         return cls(
             *key[:2],
-            autotvm.decode_config(config.get("entity")),
+            _parse_config(key.schedule, config.get("entity")),
             *key[2:],
             times=() if error else _parse_times(costs),
             error=error,
             message=_parse_message(data, costs if error else ()),
-            deviation=_parse_optional_number(data, "deviation"),
+            relative_error=_parse_optional_number(data, "relative_error"),
             cost_seconds=json_checks.check_number(cost_seconds, "all_cost"),
             timestamp=json_checks.check_number(timestamp, "timestamp"),
             elapsed=_parse_elapsed(data),
@@ -207,6 +211,20 @@ class Record:
             index=json_checks.check_integer(config.get("index", 0), "the config's index"),
             final=data.get("final") is True,
         )
+
+
+def _rename_keys(data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return compat.rename_keys(data, compat.RECORD_KEYS)
+    except ValueError as error:
+        raise RecordError("the line has a key twice", str(error)) from error
+
+
+def _parse_config(schedule: str, entities: object) -> Config:
+    try:
+        return compat.rename_config(schedule, autotvm.decode_config(entities))
+    except KnobError as error:
+        raise RecordError("the config has a knob twice", str(error)) from error
 
 
 def _parse_error_kind(value: object) -> ErrorKind:

@@ -40,7 +40,7 @@ class RunnerResult:
 
     Attributes:
         times: Seconds per launch, one number per repeat; empty after an error.
-        deviation: Relative L2 error against the float64 reference; None if the kernel did not finish.
+        relative_error: Relative L2 error against the float64 reference; None if the kernel did not finish.
         error: Kind of error.
         message: One-line message of the error.
         phases: Milliseconds by phase ("load", "verify", "time").
@@ -48,7 +48,7 @@ class RunnerResult:
     """
 
     times: tuple[float, ...] = ()
-    deviation: float | None = None
+    relative_error: float | None = None
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)

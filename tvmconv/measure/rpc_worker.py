@@ -41,8 +41,8 @@ class WorkerSession:
     def open(self, request_text: str) -> None:
         """Start a runner process for an encoded `serialization.SessionRequest`."""
         request = serialization.SessionRequest.decode(request_text)
-        problem = Problem(workloads.parse(request.workload), request.seed, mode=request.verify)
-        self._runner = LocalRunner(self._device, problem, request.timeout, request.memory_limit)
+        problem = Problem(workloads.parse(request.workload), request.seed, mode=request.verification_mode)
+        self._runner = LocalRunner(self._device, problem, request.timeout_seconds, request.memory_limit_bytes)
 
     def measure(self, header: str, code: bytes) -> str:
         """Measure an executable (`serialization.encode_executable`) and return its encoded result."""

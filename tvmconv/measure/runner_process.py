@@ -91,7 +91,7 @@ def measure_executable(
             return make_result(
                 error=ErrorKind.WRONG_ANSWER,
                 message=comparison.describe_mismatch(tolerance),
-                deviation=comparison.relative_error,
+                relative_error=comparison.relative_error,
             )
         with phase_timer.phase("time"):
             times = benchmark.time_final(kernel) if best_seconds is None else benchmark.time(kernel, best_seconds)
@@ -101,7 +101,7 @@ def measure_executable(
         return make_result(error=ErrorKind.COMPILE_DEVICE, message=get_first_line(error))
     except Exception as error:  # drivers may raise any exception
         return make_result(error=ErrorKind.RUNTIME, message=describe_error(error))
-    return make_result(times=times, deviation=comparison.relative_error)
+    return make_result(times=times, relative_error=comparison.relative_error)
 
 
 def main(connection: Connection) -> None:

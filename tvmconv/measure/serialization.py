@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from tvmconv import jsonfile
+from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
 from tvmconv.errors import DeviceError
 from tvmconv.jsonfile import JsonValue
@@ -33,16 +33,16 @@ class SessionRequest:
     Attributes:
         workload: Text of the workload.
         seed: Seed from which the worker generates the inputs, and computes the reference.
-        timeout: Time limit of one executable in seconds.
-        memory_limit: Host memory that the worker's runner process may use, in bytes.
-        verify: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
+        timeout_seconds: Time limit of one executable in seconds.
+        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
+        verification_mode: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
     """
 
     workload: str
     seed: int
-    timeout: float
-    memory_limit: int
-    verify: str = "auto"
+    timeout_seconds: float
+    memory_limit_bytes: int
+    verification_mode: str = "auto"
 
     def encode(self) -> str:
         """Return the request as JSON."""
@@ -59,8 +59,8 @@ class SessionRequest:
             data = jsonfile.parse_json(text)
             request: SessionRequest = data.decode(cls)
             data["seed"].decode_integer(0)
-            data["timeout"].decode_number(MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS)
-            data["memory_limit"].decode_integer(1)
+            data["timeout_seconds"].decode_number(MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS)
+            data["memory_limit_bytes"].decode_integer(1)
             return request
 
 
@@ -72,10 +72,10 @@ def encode_executable(executable: Executable, best_seconds: float | None) -> tup
     codes = list(dict.fromkeys(kernel.code for kernel in executable.kernels))
     header = {
         "codes": [len(code) for code in codes],
-        "steps": [{**_kernel_to_dict(kernel), "code": codes.index(kernel.code)} for kernel in executable.kernels],
+        "kernels": [{**_kernel_to_dict(kernel), "code": codes.index(kernel.code)} for kernel in executable.kernels],
         "arrays": [(array.shape, array.dtype) for array in executable.arrays],
-        "scratch": [(array.shape, array.dtype) for array in executable.workspace],
-        "prepared": executable.num_prepack_kernels,
+        "workspace": [(array.shape, array.dtype) for array in executable.workspace],
+        "num_prepack_kernels": executable.num_prepack_kernels,
         "best": best_seconds if best_seconds is not None and math.isfinite(best_seconds) else None,
         "final": best_seconds is None,
     }
@@ -95,7 +95,7 @@ def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
         "constants": kernel.constants,
         "textures": kernel.textures,
         "tensor_maps": [(position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps],
-        "overlaps": kernel.uses_pdl,
+        "uses_pdl": kernel.uses_pdl,
     }
 
 
@@ -112,18 +112,19 @@ def decode_executable(header: str, code: bytes) -> tuple[Executable, float | Non
 
 
 def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float | None]:
+    header = header.rename_members(compat.EXECUTABLE_KEYS)
     sizes = [size.decode_integer(0, len(code)) for size in header["codes"].elements()]
     if len(code) != sum(sizes):
         raise DeviceError(f"{len(code)} bytes of code: expected {sum(sizes)}")
     codes = [code[stop - size : stop] for stop, size in zip(accumulate(sizes), sizes, strict=True)]
-    arrays, workspace = _parse_array_types(header["arrays"]), _parse_array_types(header["scratch"])
+    arrays, workspace = _parse_array_types(header["arrays"]), _parse_array_types(header["workspace"])
     header["arrays"].check(bool(arrays), "at least one array")
     kernels = tuple(
         _parse_kernel(kernel_value, codes, len(arrays), len(arrays) + len(workspace))
-        for kernel_value in header["steps"].elements()
+        for kernel_value in header["kernels"].elements()
     )
-    header["steps"].check(bool(kernels), "at least one step")
-    prepack_count, is_final, best_seconds = (header.get(name) for name in ("prepared", "final", "best"))
+    header["kernels"].check(bool(kernels), "at least one step")
+    prepack_count, is_final, best_seconds = (header.get(name) for name in ("num_prepack_kernels", "final", "best"))
     num_prepack_kernels = prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
     executable = Executable(kernels, arrays, workspace, num_prepack_kernels)
     if is_final and is_final.decode(bool):
@@ -140,6 +141,7 @@ def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_
         num_arrays: Number of arguments of the executable.
         num_buffers: Number of arguments and workspace arrays.
     """
+    data = data.rename_members(compat.KERNEL_KEYS)
     name = data["name"].decode(str)
     arguments = tuple(index.decode_integer(0, num_buffers - 1) for index in data["arguments"].elements())
     tensor_maps = []
@@ -160,7 +162,7 @@ def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_
         constants=tuple((array.decode_integer(0, num_arrays - 1), symbol.decode(str)) for array, symbol in constants),
         textures=tuple(index.decode_integer(0, num_arrays - 1) for index in data["textures"].elements()),
         tensor_maps=tuple(tensor_maps),
-        uses_pdl=data["overlaps"].decode(bool),
+        uses_pdl=data["uses_pdl"].decode(bool),
     )
 
 
@@ -190,10 +192,10 @@ def _parse_array_type(data: JsonValue) -> ArrayType:
 
 
 def encode_result(result: RunnerResult) -> str:
-    """Return a result as JSON; a deviation that is not finite becomes null."""
+    """Return a result as JSON; a relative error that is not finite becomes null."""
     data: dict[str, Any] = asdict(result)
-    if result.deviation is not None and not math.isfinite(result.deviation):
-        data["deviation"] = None
+    if result.relative_error is not None and not math.isfinite(result.relative_error):
+        data["relative_error"] = None
     return json.dumps(data, allow_nan=False)
 
 
@@ -206,7 +208,7 @@ def decode_result(text: str) -> RunnerResult:
     with jsonfile.translate_json_errors("the worker's answer is not a result of tvmconv", DeviceError):
         data = jsonfile.parse_json(text)
         result: RunnerResult = data.decode(RunnerResult)
-        for name, value in (("deviation", result.deviation), ("seconds", result.seconds)):
+        for name, value in (("relative_error", result.relative_error), ("seconds", result.seconds)):
             if value is not None:
                 data[name].check(value >= 0, "a number of at least 0")
         is_plausible = all(seconds > 0 for seconds in result.times)

@@ -24,7 +24,7 @@ class TuneOptions:
     """The options of a search.
 
     Attributes:
-        tuner: Search algorithm: "xgb", "ga", "random" or "grid".
+        tuner: Search algorithm: "gp", "ga", "random" or "grid".
         trials: Number of records of all schedules, those in the log included. The default is
             `tvmconv.search.search.DEFAULT_MAX_TRIALS` without `seconds`, else no limit.
         seconds: Time limit in seconds of wall-clock time, with final timings and earlier sessions included; see
@@ -32,11 +32,11 @@ class TuneOptions:
         log: File of records that is read first and then appended to.
         seed: Seed of the tuner, not negative.
         patience: Number of consecutive records without improvement after which the search ends.
-        transfer: Logs, or folders of logs, of other workloads that the xgb tuner also learns from.
+        transfer_logs: Logs, or folders of logs, of other workloads that the gp tuner also learns from.
         workers: Number of builder processes. The default is the number of processors minus one.
-        compare: Whether the naive schedule is measured once, if the log does not have it and a launch takes at most
-            one second (`tvmconv.naive_cost`).
-        confirm: Whether the fastest configs are measured again at the end, on fresh inputs.
+        measure_baseline: Whether the naive schedule is measured once, if the log does not have it and a launch takes
+            at most one second (`tvmconv.naive_cost`).
+        remeasure_best: Whether the fastest configs are measured again at the end, on fresh inputs.
         started_at: Value of `time.monotonic` from which `seconds` counts. The default is the call of the search.
         verify: Outputs of a kernel that are verified, one of `tvmconv.verification.VERIFICATION_MODES`.
         hard_deadline: Time at which the search is cut off in any state, in addition to the limit of `seconds`.
@@ -47,16 +47,16 @@ class TuneOptions:
         TuningError: A value is out of its range, or has the wrong type.
     """
 
-    tuner: str = "xgb"
+    tuner: str = "gp"
     trials: int | None = None
     seconds: float | None = None
     log: str | os.PathLike[str] = "tuning.jsonl"
     seed: int = 0
     patience: int | None = None
-    transfer: Iterable[str | os.PathLike[str]] = ()
+    transfer_logs: Iterable[str | os.PathLike[str]] = ()
     workers: int | None = None
-    compare: bool = True
-    confirm: bool = True
+    measure_baseline: bool = True
+    remeasure_best: bool = True
     started_at: float | None = None
     verify: str = "auto"
     hard_deadline: Deadline = field(default_factory=Deadline)
@@ -79,22 +79,22 @@ class TuneOptions:
             raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
         if not isinstance(self.log, (str, os.PathLike)):
             raise TuningError(f"log has to be the path of a file, not {quote(self.log)}")
-        if not isinstance(self.transfer, (str, os.PathLike, Iterable)):
-            raise TuningError(f"transfer has to be the path of a log, or several, not {quote(self.transfer)}")
-        if not isinstance(self.transfer, (str, os.PathLike)):  # a search iterates over the logs more than once
-            object.__setattr__(self, "transfer", tuple(self.transfer))
+        if not isinstance(self.transfer_logs, (str, os.PathLike, Iterable)):
+            raise TuningError(f"transfer_logs has to be the path of a log, or several, not {quote(self.transfer_logs)}")
+        if not isinstance(self.transfer_logs, (str, os.PathLike)):  # a search iterates over the logs more than once
+            object.__setattr__(self, "transfer_logs", tuple(self.transfer_logs))
 
     def check_tuner(self) -> None:
         """Check that the tuner exists and supports the options.
 
         Raises:
             TunerError: There is no such tuner.
-            TuningError: `transfer` has logs, but the tuner does not learn from other workloads.
-            Error: A log of `transfer` does not exist.
+            TuningError: `transfer_logs` has logs, but the tuner does not learn from other workloads.
+            Error: A log of `transfer_logs` does not exist.
         """
         can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
-        if list_log_files(self.transfer) and not can_transfer:
-            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
+        if list_log_files(self.transfer_logs) and not can_transfer:
+            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected gp")
 
 
 def _is_integer(value: object) -> bool:

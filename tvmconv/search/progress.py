@@ -12,7 +12,7 @@ RATE_SECONDS = 20.0  # window of time over which the rate is measured
 
 
 @dataclass
-class Status:
+class SearchProgress:
     """The status of a search.
 
     Attributes:
@@ -45,7 +45,8 @@ class Status:
         max_text = f" of {self.max_trials}" if self.max_trials is not None else ""
         best_text = f", best {self.best.cost * 1e6:.4g} µs by {self.best.schedule}" if self.best else ""
         failed_text = f", {self.error_counts.total()} failed" if self.error_counts else ""
-        return f"<Status {self.num_trials}{max_text} configs in {self.elapsed_seconds:.1f} s{failed_text}{best_text}>"
+        counts_text = f"{self.num_trials}{max_text} configs in {self.elapsed_seconds:.1f} s"
+        return f"<SearchProgress {counts_text}{failed_text}{best_text}>"
 
     def count_record(self, record: Record, *, is_resumed: bool = False) -> None:
         """Count a record; `is_resumed` says whether it is of an earlier session."""
@@ -89,3 +90,6 @@ class Status:
         if self.best is None or self.reference is None or not self.reference.ok:
             return None
         return self.reference.cost / self.best.cost
+
+
+Status = SearchProgress  # the former name

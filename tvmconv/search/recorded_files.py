@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tvmconv import compat
 from tvmconv.errors import RecordingError
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -85,12 +86,12 @@ def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -
     trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
     for record in read_records(path, invalid_lines):
         if not record.final and record.config:
-            config = dict(sorted(record.config.items()))
+            config = dict(sorted(record.config.items(), key=lambda item: compat.former_knob(record.schedule, item[0])))
             knob_kinds = tuple((name, _value_kind(value)) for name, value in config.items())
             trials.setdefault(record.key, {}).setdefault(knob_kinds, []).append(RecordedTrial(config, record.cost))
     largest_trials = {key: max(trials_by_kind.values(), key=len) for key, trials_by_kind in trials.items()}
     recordings = {
-        key: RecordedSpaceRunner(key_trials)
+        key: RecordedSpaceRunner(key_trials, key.schedule)
         for key, key_trials in largest_trials.items()
         if len(key_trials) >= min_configs and any(math.isfinite(trial.cost) for trial in key_trials)
     }

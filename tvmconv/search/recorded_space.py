@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv import compat
 from tvmconv.errors import RecordingError
 from tvmconv.files import DamagedFileError, read_bytes
 from tvmconv.jsonfile import abbreviate_value
@@ -99,8 +100,10 @@ class RecordedSpaceRunner:
         best_seconds: Lowest recorded cost, in seconds.
     """
 
-    def __init__(self, trials: list[RecordedTrial]):
-        knobs = {name: _make_knob(name, [trial.config[name] for trial in trials]) for name in trials[0].config}
+    def __init__(self, trials: list[RecordedTrial], schedule: str | None = None):
+        knobs = {
+            name: _make_knob(name, [trial.config[name] for trial in trials], schedule) for name in trials[0].config
+        }
         points = _encode_points(knobs, trials)
         self._seconds_by_point = {point.tobytes(): trial.cost for point, trial in zip(points, trials, strict=True)}
         self.space = RecordedSpace(knobs, points=np.unique(points, axis=0))
@@ -116,9 +119,9 @@ class RecordedSpaceRunner:
         return sum(math.isinf(cost) for cost in self._seconds_by_point.values())
 
 
-def _make_knob(name: str, values: list[Value]) -> Knob:
+def _make_knob(name: str, values: list[Value], schedule: str | None = None) -> Knob:
     if not isinstance(values[0], tuple):
-        options = sorted(set(values))
+        options = sorted(set(values), key=lambda value: compat.former_value(schedule, name, value))
         return ChoiceKnob(name, tuple(options), options[0])
     splits = tuple(sorted({(-1, *value[1:]) for value in values}))
     extent = max(math.prod(split[1:]) for split in splits)

@@ -33,7 +33,7 @@ from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.search.history_filter import drop_environment_failures
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
-from tvmconv.search.progress import Status
+from tvmconv.search.progress import SearchProgress
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.workloads import Workload
 
@@ -56,7 +56,7 @@ class SkippedPhase(Enum):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """The result of a search.
 
     Attributes:
@@ -71,7 +71,7 @@ class Tuned:
         built: Fastest configs, with the kernels that this session built.
     """
 
-    status: Status
+    status: SearchProgress
     final: Record | None
     phases: dict[str, float]
     seconds: float
@@ -89,8 +89,8 @@ class Tuned:
     def __repr__(self) -> str:
         record = self.final or self.status.best
         if not record:
-            return f"<Tuned no config succeeded: {self.status}>"
-        return f"<Tuned {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
+            return f"<TuneResult no config succeeded: {self.status}>"
+        return f"<TuneResult {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
 
     @property
     def stages(self) -> dict[str, float]:
@@ -103,15 +103,18 @@ class Tuned:
         return self.final.cost if self.final else math.inf
 
 
+Tuned = TuneResult  # the former name
+
+
 def search(
     workload: Workload,
     selection: ScheduleSelection,
     devices: Sequence[Device],
     options: TuneOptions,
-    on_progress: Callable[[Status], None],
+    on_progress: Callable[[SearchProgress], None],
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Search for the fastest config of several schedules.
 
     Args:
@@ -145,11 +148,11 @@ def search(
     session = _SearchSession(workload, selection, devices, options, prefetcher or SearchPrefetcher(), prepare_next)
     session.load_history()
     seconds, phases, built_candidates = session.run_trials(started_at, on_progress)
-    if options.confirm:
+    if options.remeasure_best:
         session.remeasure_best(built_candidates, phases)
     final = session.find_result()
     skipped_phases, reference = frozenset(session.skipped_phases), session.find_reference(final)
-    return Tuned(session.progress, final, phases, seconds, reference, skipped_phases, built_candidates)
+    return TuneResult(session.progress, final, phases, seconds, reference, skipped_phases, built_candidates)
 
 
 def _check_writable(log: Path) -> None:
@@ -173,7 +176,7 @@ class _SearchSession:
         prepare_next: Callable[[], None] | None,
     ):
         max_trials = DEFAULT_MAX_TRIALS if options.trials is None and options.seconds is None else options.trials
-        self.progress = Status(max_trials, options.seconds)
+        self.progress = SearchProgress(max_trials, options.seconds)
         self._options = options
         self._workload = workload
         self._selection = selection
@@ -182,7 +185,7 @@ class _SearchSession:
         self._prepare_next = prepare_next
         reference = registry.get_baseline_schedule(workload)
         self._naive_schedule = None if reference and reference.name in self._schedules else reference
-        self._measures_baseline = options.compare and naive_cost.is_affordable(workload, devices[0])
+        self._measures_baseline = options.measure_baseline and naive_cost.is_affordable(workload, devices[0])
         self._portfolio: PortfolioSearch | None = None
         self._untold_records: list[Record] = []  # records that arrived before the portfolio was created
         self._log = Log(options.log)
@@ -202,7 +205,7 @@ class _SearchSession:
         self._count_records(drop_environment_failures(records, reference.name if reference else None), is_resumed=True)
 
     def run_trials(
-        self, started_at: float, on_progress: Callable[[Status], None]
+        self, started_at: float, on_progress: Callable[[SearchProgress], None]
     ) -> tuple[float, dict[str, float], list[MeasureCandidate]]:
         """Search until the end.
 
@@ -245,7 +248,7 @@ class _SearchSession:
                 self.skipped_phases.add(SkippedPhase.BASELINE)
             return time.monotonic() - measuring_started_at, measurer.phase_means, measurer.fastest_candidates
 
-    def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[Status], None]) -> None:
+    def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[SearchProgress], None]) -> None:
         """Propose, measure, log and learn until the end; `clock_start` is the time at which the search began."""
         progress, is_exhausted = self.progress, False
         while self._is_baseline_pending(measurer) or not (
@@ -265,7 +268,7 @@ class _SearchSession:
 
     def _prefetch(self) -> None:
         """Start computing the inputs of the final timings, and towards the end prepare the next search."""
-        if self._options.confirm:
+        if self._options.remeasure_best:
             self._prefetcher.problems.prefetch(self._workload, self._options.verify)
         if self._prepare_next and self._progress_fraction() >= LOCAL_SEARCH_START_FRACTION:
             prepare_next, self._prepare_next = self._prepare_next, None
@@ -332,7 +335,7 @@ class _SearchSession:
     def _search_seconds(self) -> float | None:
         """Time limit of the trials in seconds, which leaves time for the final timings; None without a limit."""
         seconds = self._options.seconds
-        if seconds is None or not self._options.confirm:
+        if seconds is None or not self._options.remeasure_best:
             return seconds
         return seconds - self._final_seconds
 
@@ -378,7 +381,7 @@ class _SearchSession:
         is_still_waiting = not self.progress.num_resumed and num_trials < (self._num_required_trials or 1)
         return (
             not is_still_waiting
-            or hard_deadline.reserve_seconds(MAX_FINAL_SECONDS if self._options.confirm else 0.0).has_passed
+            or hard_deadline.reserve_seconds(MAX_FINAL_SECONDS if self._options.remeasure_best else 0.0).has_passed
         )
 
     def find_result(self) -> Record | None:

@@ -75,7 +75,7 @@ def create_search(
         ScheduleError: All schedules fail.
         Error: A log cannot be read.
     """
-    transfer_logs = list_log_files(options.transfer)
+    transfer_logs = list_log_files(options.transfer_logs)
     members, failures = [], []
     for schedule in (*selection.high_priority, *selection.low_priority):
         try:
@@ -115,7 +115,7 @@ def _iterate_enqueued(
     predicted_configs = [(prediction.schedule, prediction.config) for prediction in predictions]
     yield [*predicted_configs[:NUM_LEADING_PREDICTIONS], *defaults[:num_high_priority]]
     own_log = Path(options.log)
-    logs = [*list_log_files(options.transfer), *([own_log] if own_log.exists() else []), *packaged_logs()]
+    logs = [*list_log_files(options.transfer_logs), *([own_log] if own_log.exists() else []), *packaged_logs()]
     yield [
         *predicted_configs[NUM_LEADING_PREDICTIONS:],
         *find_nearest_workload_configs(logs, workload, list(spaces), device.kind, NUM_WARM_START_WORKLOADS),

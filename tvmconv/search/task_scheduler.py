@@ -10,7 +10,7 @@ from dataclasses import replace
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import Tuned
+from tvmconv.search.search import TuneResult
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.search.time_budget import MIN_SECONDS_TO_REMEASURE, allocate_seconds, select_affordable, sort_by_cost
 from tvmconv.search.tune import ProgressCallback, tune_all
@@ -26,7 +26,7 @@ def tune_tasks(
     *,
     schedule_names: Mapping[Workload, Sequence[str]] | None = None,
     deadline: Deadline | None = None,
-) -> Iterator[tuple[Workload, Callable[[ProgressCallback], Tuned]]]:
+) -> Iterator[tuple[Workload, Callable[[ProgressCallback], TuneResult]]]:
     """Yield the searches of a network's workloads; each search has to end before the next one is requested.
 
     A running search prepares the next one. Inside `keep_workers_alive()`, all searches use the same processes.
@@ -59,7 +59,7 @@ def tune_tasks(
             task_options = replace(
                 options,
                 seconds=seconds,
-                confirm=options.confirm and seconds >= MIN_SECONDS_TO_REMEASURE,
+                remeasure_best=options.remeasure_best and seconds >= MIN_SECONDS_TO_REMEASURE,
                 started_at=time.monotonic(),
                 hard_deadline=hard_deadline,
                 waits_for_first_trials=len(affordable) == 1,  # the last search may use the slack of the network

@@ -6,27 +6,28 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from tvmconv import devices, registry
+from tvmconv import compat, devices, registry
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_fork_server
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.progress import Status
-from tvmconv.search.search import Tuned, search
+from tvmconv.search.progress import SearchProgress
+from tvmconv.search.search import TuneResult, search
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.tvm_import import can_leave_out_torch, import_tvm
 from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
-ProgressCallback = Callable[[Status], None]
+ProgressCallback = Callable[[SearchProgress], None]
 
 
+@compat.accept_former_keywords(compare="measure_baseline", confirm="remeasure_best", transfer="transfer_logs")
 def tune(
     workload: Workload | str,
     schedule: str | registry.Schedule | None = None,
-    tuner: str = "xgb",
+    tuner: str = "gp",
     *,
     trials: int | None = None,
     seconds: float | None = None,
@@ -34,13 +35,13 @@ def tune(
     device: str | Device | Sequence[str | Device] = "auto",
     seed: int = 0,
     patience: int | None = None,
-    transfer: Iterable[str | os.PathLike[str]] = (),
+    transfer_logs: Iterable[str | os.PathLike[str]] = (),
     workers: int | None = None,
-    compare: bool = True,
-    confirm: bool = True,
+    measure_baseline: bool = True,
+    remeasure_best: bool = True,
     progress: ProgressCallback | None = None,
     verify: str = "auto",
-) -> Tuned:
+) -> TuneResult:
     """Search for the fastest config of a workload, and append every measurement to a log.
 
     A measurement is written to the log before it counts. The records that the log already has of this workload,
@@ -51,7 +52,7 @@ def tune(
         schedule: Schedule whose knobs are searched, or its name. By default, all schedules of
             `tvmconv.registry.schedules_to_tune` are searched together, and the default configs of the other schedules
             are measured as well.
-        tuner: Search algorithm: "xgb", "ga", "random" or "grid".
+        tuner: Search algorithm: "gp", "ga", "random" or "grid".
         trials: Number of records, those in the log included. The default is 512 without `seconds`, else no limit.
         seconds: Time limit in seconds of wall-clock time, with final timings and earlier sessions included. If the
             first configs, two for each builder process, are not measured by then, the search waits some seconds longer
@@ -61,11 +62,11 @@ def tune(
             "auto" for these GPUs or, without one, for the first OpenCL device.
         seed: Seed of the tuner, not negative.
         patience: Number of consecutive records without improvement after which the search ends.
-        transfer: Logs, or folders of logs, of other workloads that the xgb tuner also learns from.
+        transfer_logs: Logs, or folders of logs, of other workloads that the gp tuner also learns from.
         workers: Number of builder processes. The default is the number of processors minus one.
-        compare: Whether the naive schedule is measured once, if the log does not have it and a launch takes at most
-            one second.
-        confirm: Whether the fastest configs are measured again at the end, on fresh inputs.
+        measure_baseline: Whether the naive schedule is measured once, if the log does not have it and a launch takes
+            at most one second.
+        remeasure_best: Whether the fastest configs are measured again at the end, on fresh inputs.
         progress: Function that is called with the status about ten times per second.
         verify: Outputs of a kernel that are compared with float64 results: "full" for all, "sample" for a random
             sample, "auto" for a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
@@ -84,7 +85,18 @@ def tune(
     """
     started_at = time.monotonic()
     options = TuneOptions(
-        tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, started_at, verify
+        tuner,
+        trials,
+        seconds,
+        log,
+        seed,
+        patience,
+        transfer_logs,
+        workers,
+        measure_baseline,
+        remeasure_best,
+        started_at,
+        verify,
     )
     schedule_names = [] if schedule is None else [schedule]
     parsed_workload = as_workload(workload)
@@ -106,7 +118,7 @@ def tune_all(
     on_progress: ProgressCallback,
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Search several schedules together. It raises the errors of `tune`.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tvmconv import devices, jsonfile
+from tvmconv import compat, devices, jsonfile
 from tvmconv.compiler.executable import ArrayType, Executable
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error, ModelError, translate_to_model_error
@@ -27,7 +27,8 @@ from tvmconv.torch import operator
 from tvmconv.torch.launch import make_launcher
 from tvmconv.torch.signature import parse_signature
 
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, 2)  # version 1 has former names of keys
 MAX_NAME = 100  # largest length of the name of a device or an architecture
 HEADER_FILE, MODEL_FILE, CODE_FILE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
 
@@ -62,7 +63,7 @@ def save(
         kernels.append((name, *encode_executable(launcher.program, None)))
     header = {
         "version": VERSION,
-        "place": str(torch_device),
+        "torch_device": str(torch_device),
         "device": None if device is None else {"name": device.name, "arch": device.arch},
         "kernels": [{"workload": name, "program": header} for name, header, _ in kernels],
     }
@@ -148,7 +149,7 @@ def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             check_archive(archive, _memory_bytes())
             header = jsonfile.parse_json(archive.read(HEADER_FILE))
-            if header["version"].value != VERSION:
+            if header["version"].value not in READABLE_VERSIONS:
                 version = header["version"].decode(int)
                 raise ModelError(f"{path_text} has version {version}, expected {VERSION}: save the model again")
             device, arch = None, None
@@ -162,7 +163,11 @@ def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
                 for kernel_data, code in zip(header["kernels"].elements(), codes, strict=False)
             ]
             return _ArchivedModel(
-                header["place"].decode_line(MAX_NAME), device, arch, kernels, archive.read(MODEL_FILE)
+                header.rename_members(compat.TORCH_ARCHIVE_KEYS)["torch_device"].decode_line(MAX_NAME),
+                device,
+                arch,
+                kernels,
+                archive.read(MODEL_FILE),
             )
     except ModelError:
         raise

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tvmconv import compat
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
@@ -38,7 +39,7 @@ from tvmconv.torch.timing import time_call
 from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
 
 CompiledFunction = Callable[..., Any]
-OPTION_NAMES = ("seconds", "log", "choose", "then")  # `then` names the backend for the rest of the graph
+OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
 DEFAULT_FALLBACK_BACKEND = "inductor"
 REPLACED_NODE_KEY = "tvmconv"  # key of a node's metadata with the name of the node that it replaces
 CONVOLUTION_MODULES = {torch.conv1d: torch.nn.Conv1d, torch.conv2d: torch.nn.Conv2d, torch.conv3d: torch.nn.Conv3d}
@@ -65,9 +66,9 @@ def backend(
     Args:
         gm: The graph.
         example_inputs: Its inputs, parameters included.
-        options: `seconds`, `log` and `choose` as of `optimize`, and `then`, the name of the backend for the rest of the
-            graph, by default "inductor". The time that the other backend takes counts towards `seconds`; it is
-            estimated by its time for the graph without tvmconv's kernels.
+        options: `seconds`, `log` and `choose` as of `optimize`, and `fallback_backend`, the name of the backend for the
+            rest of the graph, by default "inductor". The time that the other backend takes counts towards `seconds`;
+            it is estimated by its time for the graph without tvmconv's kernels.
 
     Returns:
         The compiled function.
@@ -76,7 +77,7 @@ def backend(
         TuningError: An option or the value of `choose` is unknown.
         Error: The log cannot be read or written.
     """
-    option_values, started_at = dict(options or {}), time.monotonic()
+    option_values, started_at = compat.rename_options(options or {}, {"then": "fallback_backend"}), time.monotonic()
     for name in option_values:
         if name not in OPTION_NAMES:
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTION_NAMES)}")
@@ -84,7 +85,7 @@ def backend(
     seconds = option_values.get("seconds")
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds, started_at)
-    compile_rest = torch._dynamo.lookup_backend(option_values.get("then", DEFAULT_FALLBACK_BACKEND))
+    compile_rest = torch._dynamo.lookup_backend(option_values.get("fallback_backend", DEFAULT_FALLBACK_BACKEND))
     fallback_run = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     fallback_compile_seconds = time.monotonic() - started_at  # the graph with tvmconv's kernels takes as long
     torch_device = _find_torch_device(example_inputs)
@@ -116,7 +117,7 @@ def backend(
     pytorch_seconds, tvmconv_seconds = (
         _time_call(run, example_inputs, torch_device) for run in (fallback_run, replaced_run)
     )
-    _logger.info("%s", replace(report, before=pytorch_seconds, after=tvmconv_seconds))
+    _logger.info("%s", replace(report, pytorch_seconds=pytorch_seconds, tvmconv_seconds=tvmconv_seconds))
     if tvmconv_seconds >= pytorch_seconds and choose_mode != "tuned":
         return fallback_run
     fixed_inputs = _find_packed_inputs(selected_sites, example_inputs)

@@ -30,7 +30,7 @@ from tvmconv.measure.serialization import encode_executable
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import SkippedPhase, Tuned
+from tvmconv.search.search import SkippedPhase, TuneResult
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.space import Config
@@ -166,7 +166,7 @@ class KernelProvider:
         if not remaining:
             return
         prestart_workers(None, [self.device])
-        tune_options = TuneOptions(log=log, compare=False)
+        tune_options = TuneOptions(log=log, measure_baseline=False)
         building_seconds = min(
             deadline.remaining_seconds / 3,
             BUILDER_HANDOVER_SECONDS + BUILD_SECONDS * math.ceil(len(remaining) / resolve_num_workers(None)),
@@ -186,7 +186,7 @@ class KernelProvider:
             else:
                 self._keep_search_result(workload, result)
 
-    def _keep_search_result(self, workload: Workload, result: Tuned) -> None:
+    def _keep_search_result(self, workload: Workload, result: TuneResult) -> None:
         """Store the executables that a search built."""
         if SkippedPhase.SEARCH in result.omitted:
             self.unsearched_workloads.append(workload.text)

@@ -168,7 +168,7 @@ def _optimize_on_device(
         timing_cache.mark_idle()
         kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
         layer_reports = select_kernels(kernel_selector, matches, counts, provider.device)
-        report = Report(layer_reports, before=pytorch_seconds, notes=tuple(notes))
+        report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
         report = kernel_selector.select_whole_model(optimized, partitions, arguments, report, has_time=has_time)
     difference = _find_largest_difference(_run_model(optimized, example), expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvmconv.compat import former_attribute
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 PYTORCH_NAME = "PyTorch"
@@ -18,28 +19,33 @@ class LayerReport:
     Attributes:
         path: Path of the convolution's module in the model.
         workload: Text of the workload, epilogue included; "" if there is no such workload.
-        runs: Schedule of the kernel that runs, or `PYTORCH_NAME`.
+        implementation: Schedule of the kernel that runs, or `PYTORCH_NAME`.
         reason: Reason why PyTorch runs the layer.
-        before: Seconds with PyTorch; None if it was not timed.
-        after: Seconds with tvmconv's kernel; None if it was not timed.
-        origin: Source of the kernel's config: "tuned", "predicted" or "default".
+        pytorch_seconds: Seconds with PyTorch; None if it was not timed.
+        tvmconv_seconds: Seconds with tvmconv's kernel; None if it was not timed.
+        config_source: Source of the kernel's config: "tuned", "predicted" or "default".
         followed_by: PyTorch's name of an activation or normalization that follows and that no kernel computes.
     """
 
     path: str
     workload: str
-    runs: str
+    implementation: str
     reason: str = ""
-    before: float | None = None
-    after: float | None = None
-    origin: str = ""
+    pytorch_seconds: float | None = None
+    tvmconv_seconds: float | None = None
+    config_source: str = ""
     followed_by: str = ""
+
+    runs = former_attribute("implementation")
+    before = former_attribute("pytorch_seconds")
+    after = former_attribute("tvmconv_seconds")
+    origin = former_attribute("config_source")
 
     @property
     def explanation(self) -> str:
         """Source of the kernel's config or the reason why PyTorch runs, and the operation that is left to PyTorch."""
         unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
-        return "; ".join(filter(None, (self.reason or self.origin, unfused_note)))
+        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
 
 
 @dataclass(frozen=True)
@@ -48,18 +54,21 @@ class Report:
 
     Attributes:
         lines: One report per convolution.
-        before: Seconds of the whole model with PyTorch; None if it was not timed.
-        after: Seconds of the optimized model; None if it was not timed.
+        pytorch_seconds: Seconds of the whole model with PyTorch; None if it was not timed.
+        tvmconv_seconds: Seconds of the optimized model; None if it was not timed.
         difference: Largest relative L2 difference of the outputs for the example from PyTorch's; None if no output is a
             tensor.
         notes: Further remarks, one sentence each.
     """
 
     lines: tuple[LayerReport, ...]
-    before: float | None = None
-    after: float | None = None
+    pytorch_seconds: float | None = None
+    tvmconv_seconds: float | None = None
     difference: float | None = None
     notes: tuple[str, ...] = ()
+
+    before = former_attribute("pytorch_seconds")
+    after = former_attribute("tvmconv_seconds")
 
     @property
     def table(self) -> Table:
@@ -69,14 +78,22 @@ class Report:
             (
                 line.path,
                 line.workload or EMPTY_CELL,
-                line.runs,
-                *_format_times(line.before, line.after),
+                line.implementation,
+                *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
                 line.explanation or EMPTY_CELL,
             )
             for line in self.lines
         ]
-        if self.before is not None:
-            rows.append((WHOLE_MODEL, EMPTY_CELL, EMPTY_CELL, *_format_times(self.before, self.after), EMPTY_CELL))
+        if self.pytorch_seconds is not None:
+            rows.append(
+                (
+                    WHOLE_MODEL,
+                    EMPTY_CELL,
+                    EMPTY_CELL,
+                    *_format_times(self.pytorch_seconds, self.tvmconv_seconds),
+                    EMPTY_CELL,
+                )
+            )
         return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:

@@ -128,8 +128,8 @@ class KernelSelector:
                 self._selection_seconds.append(time.monotonic() - started_at)
             layer_report = replace(
                 layer_report,
-                before=layer_selection.pytorch_seconds,
-                after=layer_selection.tvmconv_seconds,
+                pytorch_seconds=layer_selection.pytorch_seconds,
+                tvmconv_seconds=layer_selection.tvmconv_seconds,
                 reason=layer_selection.reason,
             )
             if layer_selection.kernel is None:
@@ -140,7 +140,11 @@ class KernelSelector:
             return replace(layer_report, reason=problem)
         self._assigned.append((module, key))
         self._kernel_digests.append(f"{conv_match.path} {layer_selection.kernel.digest}")
-        return replace(layer_report, runs=layer_selection.kernel.schedule, origin=layer_selection.kernel.config_source)
+        return replace(
+            layer_report,
+            implementation=layer_selection.kernel.schedule,
+            config_source=layer_selection.kernel.config_source,
+        )
 
     def _measure(
         self, conv_match: ConvMatch, selection_key: str, arguments: Sequence[torch.Tensor], expected: torch.Tensor
@@ -231,7 +235,7 @@ class KernelSelector:
         ]
         for partition in partitions:
             partition.module.use_eager(partition.module not in tuned_modules)
-        pytorch_seconds = report.before
+        pytorch_seconds = report.pytorch_seconds
         digest_of_kernels = hashlib.sha256("\n".join(self._kernel_digests).encode()).hexdigest()
         if tuned_modules and not has_time:
             note = "No time was left to time the whole model with tvmconv's kernels."
@@ -247,14 +251,14 @@ class KernelSelector:
             or tvmconv_seconds is None
             or tvmconv_seconds < pytorch_seconds
         ):
-            return replace(report, after=tvmconv_seconds)
+            return replace(report, tvmconv_seconds=tvmconv_seconds)
         for partition in partitions:
             partition.module.use_eager()
         model.restore_memory_format()
         if not tuned_modules:
-            return replace(report, after=pytorch_seconds)
+            return replace(report, tvmconv_seconds=pytorch_seconds)
         reason = "the whole model is no faster"
-        lines = [replace(line, runs=PYTORCH_NAME, reason=line.reason or reason) for line in report.lines]
+        lines = [replace(line, implementation=PYTORCH_NAME, reason=line.reason or reason) for line in report.lines]
         note = "PyTorch runs all layers, because the whole model was no faster with tvmconv's kernels."
         return Report(tuple(lines), pytorch_seconds, pytorch_seconds, notes=(OTHER_INPUTS_NOTE, note))
 

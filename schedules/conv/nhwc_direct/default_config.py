@@ -71,7 +71,7 @@ def compute_halo_ratio(w: Conv, thread_tile: ThreadTile) -> Any:
 
 
 def compute_config_usage(w: Conv, config: Any) -> ResourceUsage:
-    """Return the resources that configs use; `issued` is the estimated number of instructions per output."""
+    """Return the resources that configs use; instructions are estimated numbers per output."""
     thread_tile = config.thread_tile
     num_blocks = thread_tile.count_blocks(w)
     return ResourceUsage(
@@ -80,9 +80,9 @@ def compute_config_usage(w: Conv, config: Any) -> ResourceUsage:
         accumulators=thread_tile.num_accumulators,
         blocks=num_blocks,
         all_threads=num_blocks * thread_tile.num_threads,
-        held=config.estimate_live_registers(w),
-        issued=config.estimate_issued_instructions(w) / thread_tile.num_accumulators,
-        halo=compute_halo_ratio(w, thread_tile),
+        live_registers=config.estimate_live_registers(w),
+        issued_instructions=config.estimate_issued_instructions(w) / thread_tile.num_accumulators,
+        halo_read_ratio=compute_halo_ratio(w, thread_tile),
         estimate=config.estimate_cycles(w),
     )
 
@@ -228,7 +228,7 @@ def add_constraints(k: Knobs, w: Conv, configs: Callable[[Columns], Any]) -> Non
     )
     k.require(
         f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
-        lambda c: (c["weight"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+        lambda c: (c["weight_scope"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
     )
     k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.prune(

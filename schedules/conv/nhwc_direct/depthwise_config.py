@@ -53,7 +53,7 @@ class DepthwiseTileConfig:
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> DepthwiseTileConfig:
         """Return the configs of columns."""
-        return cls(ThreadTile.from_columns(w, columns), columns["unrolled"], columns["weight"])
+        return cls(ThreadTile.from_columns(w, columns), columns["unroll_scope"], columns["weight_scope"])
 
     def count_products(self, w: Conv) -> Any:
         """Return the number of multiplications per thread in the kernel's source."""
@@ -164,8 +164,8 @@ def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
     vector_choices = list_vector_choices(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
     defaults = _select_default(w, vector_choices)
     strip = declare_tile_knobs(k, w, vector_choices, defaults)
-    unroll_scope = k.choice("unrolled", UNROLL_SCOPES, defaults["unrolled"])
-    weight_scope = k.choice("weight", WEIGHT_SCOPES, defaults["weight"])
+    unroll_scope = k.choice("unroll_scope", UNROLL_SCOPES, defaults["unroll_scope"])
+    weight_scope = k.choice("weight_scope", WEIGHT_SCOPES, defaults["weight_scope"])
 
     add_constraints(k, w, lambda c: DepthwiseTileConfig.from_columns(w, c))
     k.require(
@@ -174,11 +174,11 @@ def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
     )
     k.require(
         "filters stay in registers only if the whole filter is unrolled",
-        lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
+        lambda c: (c["weight_scope"] != "registers") | (c["unroll_scope"] == "filter"),
     )
     k.require(  # TVM would omit the barrier, because it assumes that threads read what they stored themselves
         "filters in shared memory have more than one tap or channel per thread",
-        lambda c: (c["weight"] != "shared") | (math.prod(w.kernel) * c["vector"] > 1),
+        lambda c: (c["weight_scope"] != "shared") | (math.prod(w.kernel) * c["vector"] > 1),
     )
     return DepthwiseTileConfig(strip, unroll_scope, weight_scope)
 
@@ -191,7 +191,9 @@ def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
         for unrolled, weight in itertools.product(UNROLL_SCOPES, WEIGHT_SCOPES):
             config = DepthwiseTileConfig(strip, unrolled, weight)
             yield DefaultCandidates(
-                {"unrolled": unrolled, "weight": weight}, config.is_default_allowed(w), config.estimate_cycles(w)
+                {"unroll_scope": unrolled, "weight_scope": weight},
+                config.is_default_allowed(w),
+                config.estimate_cycles(w),
             )
 
     return select_fastest_default(w, vector_choices, list_variants)

@@ -53,7 +53,9 @@ class GroupedTileConfig:
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> GroupedTileConfig:
         """Return the configs of columns."""
-        return cls(ThreadTile.from_columns(w, columns), columns["depth"], columns["unrolled"], columns["weight"])
+        return cls(
+            ThreadTile.from_columns(w, columns), columns["block_k"], columns["unroll_scope"], columns["weight_scope"]
+        )
 
     def count_products(self, w: Conv) -> Any:
         """Return the number of multiplications per thread in the kernel's source."""
@@ -151,9 +153,9 @@ def declare_knobs(w: Conv, k: Knobs) -> GroupedTileConfig:
     vector_choices = list_vector_choices(w, lambda v: w.O // w.groups % v == 0)
     defaults = _select_default(w, vector_choices)
     strip = declare_tile_knobs(k, w, vector_choices, defaults)
-    block_k = k.choice("depth", list_block_k_choices(w), defaults["depth"])
-    unroll_scope = k.choice("unrolled", UNROLL_SCOPES, defaults["unrolled"])
-    weight_scope = k.choice("weight", WEIGHT_SCOPES, defaults["weight"])
+    block_k = k.choice("block_k", list_block_k_choices(w), defaults["block_k"])
+    unroll_scope = k.choice("unroll_scope", UNROLL_SCOPES, defaults["unroll_scope"])
+    weight_scope = k.choice("weight_scope", WEIGHT_SCOPES, defaults["weight_scope"])
 
     add_constraints(k, w, lambda c: GroupedTileConfig.from_columns(w, c))
     return GroupedTileConfig(strip, block_k, unroll_scope, weight_scope)
@@ -167,7 +169,7 @@ def _select_default(w: Conv, vector_choices: tuple[int, ...]) -> dict[str, Any]:
         for block_k, unrolled, weight in itertools.product(list_block_k_choices(w), UNROLL_SCOPES, WEIGHT_SCOPES):
             config = GroupedTileConfig(strip, block_k, unrolled, weight)
             yield DefaultCandidates(
-                {"depth": block_k, "unrolled": unrolled, "weight": weight},
+                {"block_k": block_k, "unroll_scope": unrolled, "weight_scope": weight},
                 config.is_default_allowed(w),
                 config.estimate_cycles(w),
             )

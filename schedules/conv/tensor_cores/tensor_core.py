@@ -11,7 +11,7 @@ channels. Each difference is one or two rewrites:
 * cp.async copies operands to shared memory, 16 bytes each and without registers, some k-tiles ahead: a software
   pipeline holds `stages` of them. Eight neighbouring lanes copy the same 16 bytes of eight rows, again to distinct
   banks. Sizes that the tiles do not divide are padded with zeros during the copy.
-* With `fragments` "ahead", registers are loaded one slice before they are multiplied, in an inner pipeline.
+* With `fragment_prefetch` 1, registers are loaded one slice before they are multiplied, in an inner pipeline.
 * The accumulators are stored through shared memory, so that neighbouring lanes store neighbouring outputs, after the
   epilogue.
 * `split_k` distributes a tile's reduction over several blocks, for small images with many channels, as in
@@ -151,7 +151,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
 
     # Copies run ahead of the products in software pipelines.
     last_stage = config.stages - 1
-    if config.fragments == PREFETCH:
+    if config.fragment_prefetch == PREFETCH:
         annotate_pipeline(s, mma_k_slice, stages=[0, 0, 1], order=[0, 1, 2])
         annotate_pipeline(s, k_tile, stages=[0, 0, last_stage - 1, last_stage, last_stage], order=[0, 1, 3, 2, 4])
     else:

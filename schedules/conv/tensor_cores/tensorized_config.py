@@ -28,7 +28,8 @@ ACCUMULATOR_ROW_PADDING_WORDS = 8
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # pixels or channels of a block's tile
 WARPS_CHOICES = (1, 2, 4, 8)
 STAGES_CHOICES = (2, 3, 4, 5, 6)
-NO_PREFETCH, PREFETCH = "now", "ahead"
+NO_PREFETCH, PREFETCH = 0, 1
+KNOB_NAMES = ("block_m", "block_n", "block_k", "warps_m", "warps_n", "stages", "fragment_prefetch", "split_k")
 
 MAX_ACCUMULATORS = 128
 OVERHEAD_REGISTERS = 40  # minimum number of registers per thread besides the accumulators
@@ -68,7 +69,7 @@ class TensorizedTileConfig(NamedTuple):
         warps_m: Warps along the pixels.
         warps_n: Warps along the output channels.
         stages: Number of pipeline stages in shared memory.
-        fragments: When registers are loaded: just before the product (`now`) or one slice earlier (`ahead`).
+        fragment_prefetch: When registers are loaded: just before the product (0) or one slice earlier (1).
         split_k: Number of blocks that share the reduction of a tile.
     """
 
@@ -78,7 +79,7 @@ class TensorizedTileConfig(NamedTuple):
     warps_m: Any
     warps_n: Any
     stages: Any
-    fragments: Any
+    fragment_prefetch: Any
     split_k: Any
 
     @property
@@ -125,7 +126,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
         warps_m=k.choice("warps_m", WARPS_CHOICES, default.warps_m),
         warps_n=k.choice("warps_n", WARPS_CHOICES, default.warps_n),
         stages=k.choice("stages", STAGES_CHOICES, default.stages),
-        fragments=k.choice("fragments", (NO_PREFETCH, PREFETCH), default.fragments),
+        fragment_prefetch=k.choice("fragment_prefetch", (NO_PREFETCH, PREFETCH), default.fragment_prefetch),
         split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
     )
 
@@ -138,7 +139,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
     )
     k.require(
         "fragments are loaded ahead only with two slices per k-tile, three stages and enough k-tiles",
-        lambda c: (c["fragments"] == NO_PREFETCH) | can_prefetch_fragments(w, config_from_columns(c)),
+        lambda c: (c["fragment_prefetch"] == NO_PREFETCH) | can_prefetch_fragments(w, config_from_columns(c)),
     )
     _, extent = get_reduction_extents(w)
     prune("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent)
@@ -161,7 +162,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
 
 def config_from_columns(columns: Columns) -> TensorizedTileConfig:
     """Return the configs of columns."""
-    return TensorizedTileConfig(**{name: columns[name] for name in TensorizedTileConfig._fields})
+    return TensorizedTileConfig(**{name: columns[name] for name in KNOB_NAMES})
 
 
 def can_prefetch_fragments(w: Conv, config: TensorizedTileConfig) -> Any:
@@ -223,7 +224,7 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
         selected = selected._replace(stages=stages)
         if stages <= selected.k_tiles_per_block(w) and selected.dynamic_smem_bytes(w) <= PORTABLE_SHARED_BYTES:
             break
-    return selected._replace(fragments=PREFETCH if can_prefetch_fragments(w, selected) else NO_PREFETCH)
+    return selected._replace(fragment_prefetch=PREFETCH if can_prefetch_fragments(w, selected) else NO_PREFETCH)
 
 
 def shrink_tile_side(extent: int, size: int, warps: int) -> tuple[int, int]:

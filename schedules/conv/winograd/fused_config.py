@@ -52,8 +52,18 @@ class WinogradTileConfig:
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> WinogradTileConfig:
         """Return the configs of columns."""
-        knob_names = ("places", "threads_y", "local_y", "threads_x", "local_x", "taps", "exchanged")
-        return cls(w, WinogradTileGrid.from_workload(w, columns["tile_m"]), *(columns[name] for name in knob_names))
+        knob_names = (
+            "points_per_thread",
+            "threads_y",
+            "local_y",
+            "threads_x",
+            "local_x",
+            "block_k",
+            "channels_per_exchange",
+        )
+        return cls(
+            w, WinogradTileGrid.from_workload(w, columns["output_tile"]), *(columns[name] for name in knob_names)
+        )
 
     @property
     def num_points(self) -> Any:
@@ -110,7 +120,7 @@ class WinogradTileConfig:
 
 def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     """Declare the knobs and return their values."""
-    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    m = k.choice("output_tile", list_output_tile_sizes(w), select_default_output_tile(w))
     grid = WinogradTileGrid.from_workload(w, m)
     alpha = grid.alpha
     points_choices = [
@@ -119,20 +129,20 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     config = WinogradTileConfig(
         w,
         grid,
-        points_per_thread=k.choice("places", POINTS_PER_THREAD_CHOICES, points_choices[0]),
+        points_per_thread=k.choice("points_per_thread", POINTS_PER_THREAD_CHOICES, points_choices[0]),
         threads_y=k.choice("threads_y", SIZE_CHOICES, 4),
         local_y=k.choice("local_y", SIZE_CHOICES, 8 if w.O >= 32 else 4),
         threads_x=k.choice("threads_x", SIZE_CHOICES, 4),
         local_x=k.choice("local_x", SIZE_CHOICES, 4 if alpha <= 6 else 2),
-        block_k=k.choice("taps", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2),
-        channels_per_exchange=k.choice("exchanged", SIZE_CHOICES[:-1], 1),
+        block_k=k.choice("block_k", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2),
+        channels_per_exchange=k.choice("channels_per_exchange", SIZE_CHOICES[:-1], 1),
     )
 
     def configs(columns: Columns) -> WinogradTileConfig:
         return WinogradTileConfig.from_columns(w, columns)
 
-    k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["places"] == 0)
-    k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["exchanged"] == 0)
+    k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["points_per_thread"] == 0)
+    k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["channels_per_exchange"] == 0)
     k.prune(
         f"at most {MAX_ACCUMULATORS} accumulators per thread",
         lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
@@ -147,7 +157,7 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     )
     k.prune(
         f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
-        lambda c: configs(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
+        lambda c: configs(c).num_accumulators * c["block_k"] <= MAX_PRODUCTS,
     )
     k.prune(
         "tiles are less than twice as large as the product",

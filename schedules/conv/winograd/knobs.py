@@ -32,7 +32,7 @@ from .cook_toom import compute_error_growth, make_winograd_matrices
 OUTPUT_TILE_SIZES = (2, 4, 6)
 POINT_LEVELS = ("block", "vthread", "thread", "local")  # of the α² points of a tile, all of which are blocks
 UNROLL_CHOICES = (0, 128, 1500)  # statements
-COPY_ORDERS = ("interleaved", "vectors", "blocked")
+COPY_ORDERS = ("coalesced", "vectorized", "contiguous")
 MAX_OVERHANG_FRACTION, MAX_FEW_TILES, MAX_OVERHANG_FRACTION_OF_FEW_TILES = 0.15, 1024, 0.35
 MAX_PADDING_FRACTION = 0.25  # maximum fraction of tiles and channels that are added so that blocks are whole
 MIN_SAVED_FLOPS_PER_BYTE = 10  # GPUs do 10 to 40 operations in the time of moving one byte
@@ -126,7 +126,7 @@ def make_product_workload(w: Conv2d) -> Conv2d:
 
 def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConfig]:
     """Declare the knobs, and return the grid of output tiles and the config of the product."""
-    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    m = k.choice("output_tile", list_output_tile_sizes(w), select_default_output_tile(w))
     grid = WinogradTileGrid.from_workload(w, m)
     k.tile("tile_b", grid.alpha**2, POINT_LEVELS)
     max_overhang_fraction = MAX_OVERHANG_FRACTION_OF_FEW_TILES if grid.count <= MAX_FEW_TILES else MAX_OVERHANG_FRACTION
@@ -144,28 +144,28 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConf
         reduction=(k.tile("tile_rc", w.C, REDUCTION_LEVELS, {"tap": 8}, exact=True),),
         max_unrolled_statements=k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0),
         unrolls_explicitly=k.choice("unroll_explicit", (0, 1), 0),
-        sliced_k=k.choice("slices", [n for n in SLICED_K_CHOICES if w.C % n == 0], 1),
+        sliced_k=k.choice("sliced_k", [n for n in SLICED_K_CHOICES if w.C % n == 0], 1),
         pipeline=k.choice("pipeline", tuple(PIPELINE_COPIES), "none"),
-        copy_order=k.choice("fetch", COPY_ORDERS, COPY_ORDERS[0]),
+        copy_order=k.choice("copy_order", COPY_ORDERS, COPY_ORDERS[0]),
         weight_layout="oihw",
         weight_pad_words=0,
     )
     k.prune(
         "tiles are less than twice as large as the product",
-        lambda c: c["tile_x"][:, 1:].prod(axis=1) < 2 * WinogradTileGrid.from_workload(w, c["tile_m"]).count,
+        lambda c: c["tile_x"][:, 1:].prod(axis=1) < 2 * WinogradTileGrid.from_workload(w, c["output_tile"]).count,
     )
     k.require("each point of a tile has its own blocks", lambda c: np.all(c["tile_b"][:, 1:] == 1, axis=1))
     config.add_constraints(k, lambda c: configs_from_columns(w, c)[1])
     k.require(
         f"vector copies need tiles and copies per thread in multiples of {VECTOR_ELEMENTS} elements",
-        lambda c: (c["fetch"] != "vectors") | _can_copy_vectors(configs_from_columns(w, c)[1]),
+        lambda c: (c["copy_order"] != "vectorized") | _can_copy_vectors(configs_from_columns(w, c)[1]),
     )
     return grid, dataclasses.replace(config, output=tuple(map(round_up_tile, config.output)))
 
 
 def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid, DirectTileConfig]:
     """Return the grids and the product configs of columns."""
-    grid = WinogradTileGrid.from_workload(w, columns["tile_m"])
+    grid = WinogradTileGrid.from_workload(w, columns["output_tile"])
     tiles = [
         Tile.from_column(extent, OUTPUT_LEVELS, columns[knob])
         for knob, extent in (("tile_y", w.O), ("tile_x", grid.count))
@@ -173,13 +173,13 @@ def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid,
     return grid, DirectTileConfig(
         output=tuple(map(round_up_tile, tiles)),
         reduction=(Tile.from_column(w.C, REDUCTION_LEVELS, columns["tile_rc"]),),
-        sliced_k=columns["slices"],
+        sliced_k=columns["sliced_k"],
         pipeline=columns["pipeline"],
-        copy_order=columns["fetch"],
+        copy_order=columns["copy_order"],
         max_unrolled_statements=columns["auto_unroll_max_step"],
         unrolls_explicitly=columns["unroll_explicit"],
         weight_layout="oihw",
-        weight_pad_words=0 * columns["slices"],
+        weight_pad_words=0 * columns["sliced_k"],
     )
 
 

@@ -11,9 +11,9 @@ auto_unroll_max_step and unroll_explicit have the meaning of AutoTVM's template 
 the α² points, tile_y output channels, tile_x output tiles, tile_rc input channels. With the other knobs at their
 defaults the kernels are AutoTVM's. The other knobs are:
 
-* tile_m: m; AutoTVM uses 4 if the image's height is divisible by 8, otherwise 2.
-* slices, pipeline: as in `direct`.
-* fetch: with `vectors`, a thread copies four neighbouring elements at once.
+* output_tile: m; AutoTVM uses 4 if the image's height is divisible by 8, otherwise 2.
+* sliced_k, pipeline: as in `direct`.
+* copy_order: with `vectorized`, a thread copies four neighbouring elements at once.
 
 If a tile of the product overhangs an axis, that axis is extended in memory, so that no guards are needed.
 """
@@ -84,7 +84,7 @@ def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
     blocks = split_reduction(s, products, s.fuse(u, v), [channel, tile], [channel_loop], config, stores_output=False)
     copies = [s.cache_read(blocks.multiply_block, operand, "shared") for operand in (0, 1)]
     nest = tile_output(s, blocks, config)
-    if config.copy_order == "vectors" and config.sliced_k == 1 and config.output[1].local % VECTOR_ELEMENTS == 0:
+    if config.copy_order == "vectorized" and config.sliced_k == 1 and config.output[1].local % VECTOR_ELEMENTS == 0:
         (store,) = s.get_consumers(blocks.multiply_block)
         s.vectorize(s.split(s.get_loops(store)[-1], [None, VECTOR_ELEMENTS])[1])
     pipeline_operand_copies(s, blocks.multiply_block, copies, [list, list], nest, config)

@@ -43,7 +43,7 @@ def _make_driver_arguments(driver: Any, tensor_map: TensorMap, pointer: int) -> 
         return [driver.cuuint32_t(number) for number in numbers]
 
     box_arguments = (
-        (list(tensor_map.lower), list(tensor_map.upper), *to_uint32s(tensor_map.box))
+        (list(tensor_map.lower_corner), list(tensor_map.upper_corner), *to_uint32s(tensor_map.box))
         if tensor_map.is_im2col
         else (to_uint32s(tensor_map.box),)
     )
@@ -54,7 +54,7 @@ def _make_driver_arguments(driver: Any, tensor_map: TensorMap, pointer: int) -> 
         to_uint64s(tensor_map.extents),
         to_uint64s(tensor_map.strides),
         *box_arguments,
-        to_uint32s(tensor_map.steps),
+        to_uint32s(tensor_map.element_strides),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLE_NAMES[tensor_map.swizzle]}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

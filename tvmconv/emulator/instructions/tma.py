@@ -72,7 +72,7 @@ class _TmaOperands:
     def nbytes(self) -> int:
         """Bytes per copy."""
         tensor_map = self.array_map.tensor_map
-        steps = [1] * len(tensor_map.box) if tensor_map.is_im2col else tensor_map.steps
+        steps = [1] * len(tensor_map.box) if tensor_map.is_im2col else tensor_map.element_strides
         num_rows = math.prod(ceil_div(*pair) for pair in list(zip(tensor_map.box, steps, strict=True))[1:])
         return tensor_map.box[0] * self.array_map.array.dtype.itemsize * num_rows
 
@@ -130,7 +130,7 @@ def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
     state, shared, barriers = translator.state, translator.state.shared, translator.state.mbarriers
     target_code = translator.translate_expression(call.operands[0])
     barrier_code = translator.translate_expression(call.operands[operands.next_operand])
-    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower) if is_im2col else 0)
+    mask_operand = operands.next_operand + 1 + (len(operands.array_map.tensor_map.lower_corner) if is_im2col else 0)
     is_multicast = "multicast::cluster" in call.modifiers
     cta_mask_code = translator.translate_expression(call.operands[mask_operand]) if is_multicast else None
 

@@ -46,12 +46,12 @@ def select_tiles(tensor_map: TensorMap, coordinates: NDArray[np.int64]) -> TmaBo
         tensor_map: Layout of the array and extents of a tile.
         coordinates: Coordinates of each tile's first element, of shape (copies, axes).
     """
-    row_counts = [ceil_div(box, step) for box, step in zip(tensor_map.box, tensor_map.steps, strict=True)][1:]
+    row_counts = [ceil_div(box, step) for box, step in zip(tensor_map.box, tensor_map.element_strides, strict=True)][1:]
     row_index = np.arange(math.prod(row_counts))
     row_offsets = np.zeros((len(coordinates), len(row_index)), np.int64)
     is_inside = np.ones(row_offsets.shape, bool)
     for axis, (count, stride) in enumerate(zip(row_counts, tensor_map.strides, strict=True), 1):
-        positions = coordinates[:, axis, None] + row_index % count * tensor_map.steps[axis]
+        positions = coordinates[:, axis, None] + row_index % count * tensor_map.element_strides[axis]
         row_offsets += positions * stride
         is_inside &= (positions >= 0) & (positions < tensor_map.extents[axis])
         row_index = row_index // count
@@ -74,8 +74,8 @@ def select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offsets
     """
     pixel_index = np.broadcast_to(np.arange(tensor_map.box[1]), (len(coordinates), tensor_map.box[1]))
     row_offsets, is_inside = np.zeros(pixel_index.shape, np.int64), np.ones(pixel_index.shape, bool)
-    for axis, (lower, upper) in enumerate(zip(tensor_map.lower, tensor_map.upper, strict=True), 1):
-        extent, element_stride = tensor_map.extents[axis], tensor_map.steps[axis]
+    for axis, (lower, upper) in enumerate(zip(tensor_map.lower_corner, tensor_map.upper_corner, strict=True), 1):
+        extent, element_stride = tensor_map.extents[axis], tensor_map.element_strides[axis]
         start, last_start = coordinates[:, axis, None], extent - 1 + upper
         if (start < lower).any() or (start > last_start).any():
             starts = start.reshape(-1).tolist()

@@ -75,21 +75,22 @@ def texture(array):
 
 """
 _TENSOR_MAP = """
-def tensor_map(array, dtype, extents, strides, box, steps, swizzle, lower, upper):
+def tensor_map(array, dtype, extents, strides, box, element_strides, swizzle, lower_corner, upper_corner):
     many, few = driver.cuuint64_t, driver.cuuint32_t
     kind = getattr(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE_" + dtype.upper())
     swizzled = f"{swizzle}B" if swizzle else "NONE"
     lies = kind, len(extents), int(array[0]), [many(n) for n in extents], [many(n) for n in strides]
     read = (
-        [few(n) for n in steps],
+        [few(n) for n in element_strides],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_" + swizzled),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    if lower:  # pixels under a filter tap, channels × pixels per copy
+    if lower_corner:  # pixels under a filter tap, channels × pixels per copy
         channels, pixels = (few(n) for n in box)
-        encoded = check(driver.cuTensorMapEncodeIm2col(*lies, list(lower), list(upper), channels, pixels, *read))
+        corners = list(lower_corner), list(upper_corner)
+        encoded = check(driver.cuTensorMapEncodeIm2col(*lies, *corners, channels, pixels, *read))
     else:
         encoded = check(driver.cuTensorMapEncodeTiled(*lies, [few(n) for n in box], *read))
     words = np.zeros(16 + 8, "uint64")
@@ -121,7 +122,7 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
         for argument in description["arguments"]
         if not argument["symbol"]
     }
-    memory |= {buffer["name"]: f"allocate({buffer['bytes']})" for buffer in description["scratch"]}
+    memory |= {buffer["name"]: f"allocate({buffer['bytes']})" for buffer in description["workspace"]}
     kernels = [
         (
             kernel["function"],
@@ -130,13 +131,13 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
             kernel["dynamic_shared_bytes"],
             _name_parameters(number, kernel),
         )
-        for number, kernel in enumerate(description["steps"])
+        for number, kernel in enumerate(description["kernels"])
     ]
     maps = {
         _make_map_name(number, tensor_map): _format_tensor_map(
             kernel["parameters"][tensor_map["parameter"]], tensor_map
         )
-        for number, kernel in enumerate(description["steps"])
+        for number, kernel in enumerate(description["kernels"])
         for tensor_map in kernel["tensor_maps"]
     }
     text = fill_example(

@@ -55,7 +55,7 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
     """Return the example of a call through pyopencl."""
     memory = {
         **{argument["name"]: _COPY_BUFFER_FORMAT.format(argument["name"]) for argument in description["arguments"]},
-        **{buffer["name"]: f"cl.Buffer(context, flags, {buffer['bytes']})" for buffer in description["scratch"]},
+        **{buffer["name"]: f"cl.Buffer(context, flags, {buffer['bytes']})" for buffer in description["workspace"]},
     }
     kernels = [
         (
@@ -64,7 +64,7 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
             tuple(kernel["block"]),
             kernel["parameters"],
         )
-        for kernel in description["steps"]
+        for kernel in description["kernels"]
     ]
     text = fill_example(_EXAMPLE, description, "{}", memory=format_dict_lines(memory), steps=format_list_lines(kernels))
     return ["With pyopencl (`pip install pyopencl`):", text, _ON_NEW_PROCESSORS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvmconv.compat import rename_tuner
 from tvmconv.errors import TunerError
 from tvmconv.search.tuners.base import Trial, Tuner
 from tvmconv.search.tuners.bayesian import BayesianTuner
@@ -10,7 +11,7 @@ from tvmconv.search.tuners.grid import GridTuner
 from tvmconv.search.tuners.random import RandomTuner
 from tvmconv.space.search_space import Space
 
-TUNERS: dict[str, type[Tuner]] = {"xgb": BayesianTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}
+TUNERS: dict[str, type[Tuner]] = {"gp": BayesianTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}
 
 __all__ = [
     "TUNERS",
@@ -55,6 +56,7 @@ def find_tuner(name: str) -> type[Tuner]:
     Raises:
         TunerError: There is no such tuner.
     """
+    name = rename_tuner(name)
     if name not in TUNERS:
         raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")
     return TUNERS[name]

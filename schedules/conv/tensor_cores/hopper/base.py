@@ -49,19 +49,19 @@ class HopperKernelBase:
         gemm, config = self.gemm, tiles
         self.block_m, self.block_k = int(config.block_m), int(config.block_k(gemm.itemsize))
         # Rows of each operand that this CTA loads and multicasts.
-        self.multicast_slice_m = self.block_m // config.sharers_n
-        self.multicast_slice_n = config.block_n // config.sharers_m
+        self.multicast_slice_m = self.block_m // config.cluster_n
+        self.multicast_slice_n = config.block_n // config.cluster_m
         self.swizzle_bytes = int(config.swizzle_bytes)
-        self.num_k_atoms, self.atom_k = config.row_bytes // self.swizzle_bytes, self.swizzle_bytes // gemm.itemsize
-        self.taps_share_copy = config.taps > 1  # all taps of a filter row read the same copy
+        self.num_k_atoms, self.atom_k = config.block_k_bytes // self.swizzle_bytes, self.swizzle_bytes // gemm.itemsize
+        self.taps_share_copy = config.taps_per_copy > 1  # all taps of a filter row read the same copy
         self.num_input_copies = self.block_m // WGMMA_M if self.taps_share_copy else 1  # input copies per k-tile
         self.pixels_per_copy = WGMMA_M + config.halo_width if self.taps_share_copy else self.multicast_slice_m
         self.input_copy_bytes = int(config.smem_rows_per_wgmma) * self.swizzle_bytes
-        self.input_bytes = int(config.smem_rows_per_wgmma) * (self.block_m // WGMMA_M) * config.row_bytes
+        self.input_bytes = int(config.smem_rows_per_wgmma) * (self.block_m // WGMMA_M) * config.block_k_bytes
         self.stage_bytes = int(config.stage_bytes())
         self.transaction_bytes = (
-            self.num_input_copies * self.pixels_per_copy * config.sharers_n + config.block_n * config.taps
-        ) * config.row_bytes
+            self.num_input_copies * self.pixels_per_copy * config.cluster_n + config.block_n * config.taps_per_copy
+        ) * config.block_k_bytes
         self.k_tile_taps_shape = (*w.kernel[:-1], 1) if self.taps_share_copy else w.kernel  # taps that k-tiles visit
         self.num_k_tile_taps = math.prod(self.k_tile_taps_shape)
         self.k_tiles_per_cta, self.total_k_tiles = int(config.k_tiles_per_cta(gemm)), int(config.total_k_tiles(gemm))
@@ -193,7 +193,7 @@ class HopperKernelBase:
         store(self.mainloop_state, 1, 0)
         store(self.epilogue_state, 0, 0)
         store(self.epilogue_state, 1, 0)
-        num_writer_ctas = config.sharers_m + config.sharers_n - 1  # CTAs that copy into a stage of this CTA
+        num_writer_ctas = config.cluster_m + config.cluster_n - 1  # CTAs that copy into a stage of this CTA
         with if_(self.thread_idx == self.num_consumer_threads):  # the producer prefetches during the initialization
             for tensor_map in self.tensor_maps:
                 emit_ptx("prefetch.tensormap", tensor_map)
@@ -231,13 +231,13 @@ class HopperKernelBase:
     def set_work_tile(self, tile_idx: Expr) -> None:
         """Set the work tile that the following statements compute; the tiles of a cluster are neighbours."""
         config = self.config
-        cluster_tiles_n, cluster_tiles_m = self.num_tiles_n // config.sharers_n, self.num_tiles_m // config.sharers_m
+        cluster_tiles_n, cluster_tiles_m = self.num_tiles_n // config.cluster_n, self.num_tiles_m // config.cluster_m
         cluster_tile_idx = tile_idx // config.multicast_size
-        self.cta_rank_m, self.cta_rank_n = self.cta_rank // config.sharers_n, self.cta_rank % config.sharers_n
+        self.cta_rank_m, self.cta_rank_n = self.cta_rank // config.cluster_n, self.cta_rank % config.cluster_n
         self.tile_offset_m = (
-            cluster_tile_idx // cluster_tiles_n % cluster_tiles_m * config.sharers_m + self.cta_rank_m
+            cluster_tile_idx // cluster_tiles_n % cluster_tiles_m * config.cluster_m + self.cta_rank_m
         ) * self.block_m
-        self.tile_offset_n = (cluster_tile_idx % cluster_tiles_n * config.sharers_n + self.cta_rank_n) * config.block_n
+        self.tile_offset_n = (cluster_tile_idx % cluster_tiles_n * config.cluster_n + self.cta_rank_n) * config.block_n
         self.group_idx = cluster_tile_idx // (cluster_tiles_n * cluster_tiles_m)
 
     def num_own_k_tiles(self) -> Expr:
@@ -248,7 +248,7 @@ class HopperKernelBase:
 
     def compute_cta_rank(self, rank_m: Any, rank_n: Any) -> Expr:
         """Return a CTA's cluster rank from its ranks along pixels and channels; True stands for this CTA's rank."""
-        return (self.cta_rank_m if rank_m is True else rank_m) * self.config.sharers_n + (
+        return (self.cta_rank_m if rank_m is True else rank_m) * self.config.cluster_n + (
             self.cta_rank_n if rank_n is True else rank_n
         )
 

@@ -34,9 +34,9 @@ def isa_constraints(w: Conv) -> list[ConstraintRule]:
         ("clusters share operands only if TMA stores", lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w)),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
-            lambda t: (t.taps == 1) | ((t.sharers_n == 1) & (t.row_bytes <= MAX_SWIZZLE_BYTES)),
+            lambda t: (t.taps_per_copy == 1) | ((t.cluster_n == 1) & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)),
         ),
-        ("the slices of a shared operand are whole swizzle atoms", lambda t: t.block_n // t.sharers_m % 8 == 0),
+        ("the slices of a shared operand are whole swizzle atoms", lambda t: t.block_n // t.cluster_m % 8 == 0),
         (
             "each block of a split reduction has a k-tile",
             lambda t: t.k_tiles_per_cta(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),

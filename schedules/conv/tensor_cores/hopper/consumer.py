@@ -31,11 +31,11 @@ class HopperConsumer(HopperKernelBase):
     def issue_wgmmas(self, k_tile: Expr) -> None:
         """Issue all wgmmas of a k-tile; the first one of a tile overwrites the accumulators."""
         config, w, itemsize = self.config, self.w, self.gemm.itemsize
-        accum_per_m_tile = int(config.num_accumulators) // config.rows
+        accum_per_m_tile = int(config.num_accumulators) // config.wgmma_m_tiles
         mnemonic = f"wgmma.mma_async.sync.aligned.m64n{config.block_n}k{WGMMA_K_BYTES // itemsize}.f32"
         mnemonic = f"{mnemonic}.{WGMMA_OPERAND_TYPE[w.dtype]}.{WGMMA_OPERAND_TYPE[w.dtype]}"
         signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # neither operand is negated or transposed
-        warpgroup_offset_bytes = self.warpgroup_idx * (config.rows * self.input_copy_bytes)
+        warpgroup_offset_bytes = self.warpgroup_idx * (config.wgmma_m_tiles * self.input_copy_bytes)
         for operand_idx, address in enumerate(
             (
                 self.stage_address() + to_uint32(warpgroup_offset_bytes),
@@ -51,11 +51,11 @@ class HopperConsumer(HopperKernelBase):
             return low | T.shift_left(T.Cast("uint64", T.uint32(descriptor_high)), T.uint64(32))
 
         emit_call(T.ptx.wgmma.fence.sync.aligned())
-        for k in range(config.taps * config.row_bytes // WGMMA_K_BYTES):
-            tap_in_copy, tap_k_bytes = divmod(k * WGMMA_K_BYTES, config.row_bytes)
+        for k in range(config.taps_per_copy * config.block_k_bytes // WGMMA_K_BYTES):
+            tap_in_copy, tap_k_bytes = divmod(k * WGMMA_K_BYTES, config.block_k_bytes)
             k_atom, atom_offset_bytes = divmod(tap_k_bytes, self.swizzle_bytes)
             tap_offset_bytes = tap_in_copy * w.dilation[-1] * self.swizzle_bytes if self.taps_share_copy else 0
-            for m_tile in range(config.rows):
+            for m_tile in range(config.wgmma_m_tiles):
                 a_descriptor = make_descriptor(
                     0,
                     k_atom * self.block_m * self.swizzle_bytes
@@ -80,9 +80,9 @@ class HopperConsumer(HopperKernelBase):
             with if_(warpgroup_thread == 0):
                 emit_ptx("mbarrier.arrive.shared.b64", self.empty_barrier(stage), T.uint32(1))
             return
-        writer_ranks = [self.compute_cta_rank(m, True) for m in range(config.sharers_m)]
+        writer_ranks = [self.compute_cta_rank(m, True) for m in range(config.cluster_m)]
         writer_ranks += [
-            self.compute_cta_rank(True, (self.cta_rank_n + n) % config.sharers_n) for n in range(1, config.sharers_n)
+            self.compute_cta_rank(True, (self.cta_rank_n + n) % config.cluster_n) for n in range(1, config.cluster_n)
         ]
         for i, writer_rank in enumerate(writer_ranks):
             with if_(warpgroup_thread == i):

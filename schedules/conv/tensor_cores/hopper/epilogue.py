@@ -58,7 +58,7 @@ class HopperEpilogue(HopperKernelBase):
 
     def is_valid_channel(self, n: Expr) -> Expr:
         """Return whether a channel is inside its group, not in the overhang of the last tile."""
-        return True if self.gemm.n % self.config.block_n == 0 and self.config.sharers_n == 1 else n < self.gemm.n
+        return True if self.gemm.n % self.config.block_n == 0 and self.config.cluster_n == 1 else n < self.gemm.n
 
     def store_channel_args_to_smem(self) -> None:
         """Store the prefetched per-channel arguments to shared memory for all threads of the warpgroup."""
@@ -86,7 +86,7 @@ class HopperEpilogue(HopperKernelBase):
         config = self.config
         is_leader = self.thread_idx % WARPGROUP_THREADS == 0
         num_tiles_n = config.block_n // self.epilogue_tile_n
-        for m_tile in range(config.rows):
+        for m_tile in range(config.wgmma_m_tiles):
             for n_tile in range(num_tiles_n):
                 stage_address = self.epilogue_stage_address(self.epilogue_state[0])
                 if self.residual_name:
@@ -106,7 +106,9 @@ class HopperEpilogue(HopperKernelBase):
                 emit_call(T.ptx.fence.proxy.async_.shared__cta())
                 self.sync_warpgroup()
                 with if_(is_leader):
-                    pixel = self.tile_offset_m + self.warpgroup_idx * (config.rows * WGMMA_M) + m_tile * WGMMA_M
+                    pixel = (
+                        self.tile_offset_m + self.warpgroup_idx * (config.wgmma_m_tiles * WGMMA_M) + m_tile * WGMMA_M
+                    )
                     emit_ptx(
                         TMA_STORE_MNEMONIC,
                         self.output_map,
@@ -142,7 +144,9 @@ class HopperEpilogue(HopperKernelBase):
         """Apply the epilogue to an epilogue tile of the accumulators, and store the result to an epilogue stage."""
         config = self.config
         warp_row = self.thread_idx % WARPGROUP_THREADS // WARP_SIZE * 16
-        first_accum = m_tile * (int(config.num_accumulators) // config.rows) + n_tile * self.epilogue_tile_n // 8 * 4
+        first_accum = (
+            m_tile * (int(config.num_accumulators) // config.wgmma_m_tiles) + n_tile * self.epilogue_tile_n // 8 * 4
+        )
         if self.gemm.itemsize == 2:
             addresses = [  # one address per 16 pixels × 16 channels of a warp
                 stage_address
@@ -222,7 +226,7 @@ class HopperEpilogue(HopperKernelBase):
         """Copy a tile's residual by TMA, each epilogue tile as soon as its stage has been stored."""
         config = self.config
         num_tiles_n = config.block_n // self.epilogue_tile_n
-        with unrolled_loop(config.rows, "i") as m_tile, unrolled_loop(num_tiles_n, "j") as n_tile:
+        with unrolled_loop(config.wgmma_m_tiles, "i") as m_tile, unrolled_loop(num_tiles_n, "j") as n_tile:
             for warpgroup in range(config.warpgroups):
                 residual_stage = warpgroup * self.epilogue_stages + self.epilogue_state[0]
                 emit_call(T.cuda.mbarrier_wait(self.residual_empty_barrier(residual_stage), self.epilogue_state[1] ^ 1))
@@ -235,7 +239,7 @@ class HopperEpilogue(HopperKernelBase):
                     + to_uint32(int(config.mainloop_smem_bytes()))
                     + to_uint32(residual_stage * self.epilogue_stage_bytes)
                 )
-                pixel = self.tile_offset_m + (warpgroup * config.rows + m_tile) * WGMMA_M
+                pixel = self.tile_offset_m + (warpgroup * config.wgmma_m_tiles + m_tile) * WGMMA_M
                 coords = (self.tile_offset_n + n_tile * self.epilogue_tile_n, pixel, self.group_idx)
                 self.emit_tma_load(3, "", destination, self.residual_map, coords, full_barrier, (), None)
             self.advance_pipeline_state(self.epilogue_state, self.epilogue_stages)
@@ -262,13 +266,13 @@ class HopperEpilogue(HopperKernelBase):
         Remote stores are used because a thread does not wait for each of them, unlike remote loads.
         """
         config = self.config
-        accum_per_m_tile = int(config.num_accumulators) // config.rows
+        accum_per_m_tile = int(config.num_accumulators) // config.wgmma_m_tiles
         first_row = (
-            self.warpgroup_idx * (config.rows * WGMMA_M)
+            self.warpgroup_idx * (config.wgmma_m_tiles * WGMMA_M)
             + self.thread_idx % WARPGROUP_THREADS // WARP_SIZE * 16
             + self.lane_idx // 4
         )
-        for m_tile in range(config.rows):
+        for m_tile in range(config.wgmma_m_tiles):
             for pixel_half in range(2):
                 row = first_row + (m_tile * WGMMA_M + pixel_half * 8)
                 address = self.smem_base[0] + self.partial_address(

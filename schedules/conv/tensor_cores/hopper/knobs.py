@@ -25,10 +25,12 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     config, gemm = HopperTileConfig.from_columns(columns, w), ImplicitGemmShape.from_workload(w)
     k_tiles, num_tiles = config.k_tiles_per_cta(gemm), config.num_tiles(gemm)
     smem_bytes = config.dynamic_smem_bytes(w)
-    loaded_pixels = np.where(config.taps > 1, config.block_m // WGMMA_M * (WGMMA_M + config.halo_width), config.block_m)
+    loaded_pixels = np.where(
+        config.taps_per_copy > 1, config.block_m // WGMMA_M * (WGMMA_M + config.halo_width), config.block_m
+    )
     bytes_per_k_tile = (
-        loaded_pixels / config.sharers_n + config.block_n * config.taps / config.sharers_m
-    ) * config.row_bytes
+        loaded_pixels / config.cluster_n + config.block_n * config.taps_per_copy / config.cluster_m
+    ) * config.block_k_bytes
     return ResourceUsage(
         threads=config.threads_with_residual_warp(w),
         shared_bytes=0 * smem_bytes,
@@ -38,12 +40,12 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
         blocks=config.num_ctas(w),
         steps=k_tiles,
         registers=config.estimate_registers(),
-        rounds=num_tiles * config.split_k / config.max_active_ctas,
-        products=config.block_m * config.block_n * config.block_k(gemm.itemsize) * config.taps * k_tiles,
+        cluster_waves=num_tiles * config.split_k / config.max_active_ctas,
+        products=config.block_m * config.block_n * config.block_k(gemm.itemsize) * config.taps_per_copy * k_tiles,
         intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
         traffic=num_tiles * config.split_k * k_tiles * bytes_per_k_tile,
-        waste=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
-        in_flight=config.mainloop_smem_bytes(),
+        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
+        in_flight_bytes=config.mainloop_smem_bytes(),
         estimate=estimate_latency_us(config, w),
         estimate_seconds_per_unit=1e-6,
     )
@@ -54,8 +56,8 @@ def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
     default = select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
     values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
-    taps_per_copy = k.choice("taps", list_taps_per_copy(w), default.taps) if can_share_taps(w) else 1
-    tiles = HopperTileConfig(**values, taps=taps_per_copy, halo_width=compute_halo_width(w))
+    taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
+    tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
     _add_constraints(k, w)
     return tiles
 
@@ -99,7 +101,7 @@ def pruning_constraints(w: Conv) -> list[ConstraintRule]:
         ),
         (
             "CTAs share the input only if channels fill several tiles",
-            lambda t: (t.sharers_n == 1) | (gemm.n > t.block_n),
+            lambda t: (t.cluster_n == 1) | (gemm.n > t.block_n),
         ),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",

@@ -71,13 +71,13 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatency
     waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * ctas_per_sm))
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
     tma_rows = (
-        config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.sharers_n
-        + config.block_n * config.taps / config.sharers_m
+        config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
+        + config.block_n * config.taps_per_copy / config.cluster_m
     )
-    num_wgmmas = config.row_bytes // WGMMA_K_BYTES * config.rows * config.warpgroups * config.taps
+    num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * config.wgmma_m_tiles * config.warpgroups * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
     k_tile_us = combine_overlapping_times(
-        ctas_per_sm * macs_per_k_tile * config.taps * (gemm.itemsize / 2) / params.mma_per_us,
+        ctas_per_sm * macs_per_k_tile * config.taps_per_copy * (gemm.itemsize / 2) / params.mma_per_us,
         ctas_per_sm * smem_bytes / params.smem_bytes_per_us,
         ctas_per_sm * tma_rows / params.tma_rows_per_us,
         params.k_tile_us,
@@ -102,7 +102,7 @@ def select_default_config(w: Conv) -> HopperTileConfig:
     tiles, latencies_us = _list_candidates(w)
     best_index = int(np.argmin(latencies_us))
     return HopperTileConfig(
-        **{name: getattr(tiles, name)[best_index].item() for name in (*KNOB_NAMES, "taps")},
+        **{name: getattr(tiles, name)[best_index].item() for name in (*KNOB_NAMES, "taps_per_copy")},
         halo_width=compute_halo_width(w),
     )
 
@@ -116,7 +116,7 @@ def min_latency_us(w: Conv) -> float:
 def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
     """Return all legal configs of a workload, as columns, and their estimates."""
     option_grid = np.meshgrid(*KNOB_OPTIONS, list_taps_per_copy(w), indexing="ij")
-    columns = {name: column.ravel() for name, column in zip((*KNOB_NAMES, "taps"), option_grid, strict=True)}
+    columns = {name: column.ravel() for name, column in zip((*KNOB_NAMES, "taps_per_copy"), option_grid, strict=True)}
     tiles = HopperTileConfig(**columns, halo_width=compute_halo_width(w))
     is_allowed = functools.reduce(
         np.logical_and, (predicate(tiles) for _, predicate in (*isa_constraints(w), *resource_constraints(w)))

@@ -82,7 +82,7 @@ class HopperProducer(HopperKernelBase):
         """Copy this CTA's slice of a k-tile's pixels to all CTAs that share it."""
         w, config = self.w, self.config
         full_barrier = self.full_barrier(self.mainloop_state[0])
-        mask = self.multicast_mask([(True, rank_n) for rank_n in range(config.sharers_n)])
+        mask = self.multicast_mask([(True, rank_n) for rank_n in range(config.cluster_n)])
         if self.taps_share_copy:
             for copy_idx in range(self.num_input_copies):
                 destination = self.stage_address() + to_uint32(copy_idx * self.input_copy_bytes)
@@ -128,12 +128,12 @@ class HopperProducer(HopperKernelBase):
         """Copy this CTA's slice of a k-tile's weights to all CTAs that share it."""
         config, w = self.config, self.w
         full_barrier = self.full_barrier(self.mainloop_state[0])
-        mask = self.multicast_mask([(rank_m, True) for rank_m in range(config.sharers_m)])
+        mask = self.multicast_mask([(rank_m, True) for rank_m in range(config.cluster_m)])
         first_tap: Expr = 0
         for axis in range(w.spatial_ndim):
             first_tap = first_tap * w.kernel[axis] + self.tap_coords[axis]
         channel_out = self.group_idx * self.gemm.n + self.tile_offset_n + self.cta_rank_m * self.multicast_slice_n
-        for atom_idx in range(self.num_k_atoms * config.taps):
+        for atom_idx in range(self.num_k_atoms * config.taps_per_copy):
             k_atom, tap_in_copy = atom_idx % self.num_k_atoms, atom_idx // self.num_k_atoms
             slice_offset = self.cta_rank_m * (self.multicast_slice_n * self.swizzle_bytes) + atom_idx * (
                 config.block_n * self.swizzle_bytes

@@ -6,7 +6,7 @@ the latency estimate use the same formulas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,27 +48,28 @@ class HopperTileConfig:
     """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster.
 
     Attributes:
-        warpgroups: Consumer warpgroups, each of which computes 64 × `rows` pixels.
-        rows: Number of wgmma tiles of a warpgroup along the pixels.
+        warpgroups: Consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels.
+        wgmma_m_tiles: Number of wgmma tiles of a warpgroup along the pixels.
         block_n: Output channels per CTA.
-        row_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a swizzle.
+        block_k_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a
+            swizzle.
         stages: Pipeline stages in shared memory.
         split_k: CTAs of a cluster that share the reduction of an output, each with a part of the k-tiles.
-        sharers_m: CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice.
-        sharers_n: CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice.
-        taps: Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
+        cluster_m: CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice.
+        cluster_n: CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice.
+        taps_per_copy: Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
         halo_width: Distance in pixels from the first to the last of these taps.
     """
 
     warpgroups: Any
-    rows: Any
+    wgmma_m_tiles: Any
     block_n: Any
-    row_bytes: Any
+    block_k_bytes: Any
     stages: Any
     split_k: Any
-    sharers_m: Any
-    sharers_n: Any
-    taps: Any = 1
+    cluster_m: Any
+    cluster_n: Any
+    taps_per_copy: Any = 1
     halo_width: Any = 0
 
     @classmethod
@@ -76,19 +77,19 @@ class HopperTileConfig:
         """Return the configs of columns."""
         return cls(
             **{name: columns[name] for name in KNOB_NAMES},
-            taps=columns.get("taps", 1),
+            taps_per_copy=columns.get("taps_per_copy", 1),
             halo_width=compute_halo_width(w),
         )
 
     @property
     def block_m(self) -> Any:
         """Pixels per CTA."""
-        return self.warpgroups * self.rows * WGMMA_M
+        return self.warpgroups * self.wgmma_m_tiles * WGMMA_M
 
     @property
     def multicast_size(self) -> Any:
         """CTAs of a cluster that share operands."""
-        return self.sharers_m * self.sharers_n
+        return self.cluster_m * self.cluster_n
 
     @property
     def cluster_size(self) -> Any:
@@ -103,7 +104,7 @@ class HopperTileConfig:
     @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return self.rows * self.block_n // 2
+        return self.wgmma_m_tiles * self.block_n // 2
 
     @property
     def num_threads(self) -> Any:
@@ -116,20 +117,20 @@ class HopperTileConfig:
 
     def block_k(self, itemsize: int) -> Any:
         """Return the elements of the reduction per k-tile."""
-        return self.row_bytes // itemsize
+        return self.block_k_bytes // itemsize
 
     @property
     def swizzle_bytes(self) -> Any:
         """Width of the swizzle in bytes."""
-        return np.minimum(self.row_bytes, MAX_SWIZZLE_BYTES)
+        return np.minimum(self.block_k_bytes, MAX_SWIZZLE_BYTES)
 
     def num_tiles_m(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the pixels, rounded up to whole clusters."""
-        return ceil_div(gemm.m, self.block_m * self.sharers_m) * self.sharers_m
+        return ceil_div(gemm.m, self.block_m * self.cluster_m) * self.cluster_m
 
     def num_tiles_n(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the channels of a group, rounded up to whole clusters."""
-        return ceil_div(gemm.n, self.block_n * self.sharers_n) * self.sharers_n
+        return ceil_div(gemm.n, self.block_n * self.cluster_n) * self.cluster_n
 
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of output tiles."""
@@ -141,7 +142,7 @@ class HopperTileConfig:
 
     def total_k_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles of the whole reduction."""
-        return gemm.k // gemm.channels_per_group // self.taps * self.k_tiles_per_tap(gemm)
+        return gemm.k // gemm.channels_per_group // self.taps_per_copy * self.k_tiles_per_tap(gemm)
 
     def k_tiles_per_cta(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles per CTA and tile."""
@@ -149,12 +150,14 @@ class HopperTileConfig:
 
     def stage_bytes(self) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
-        return (self.smem_rows_per_wgmma * (self.block_m // WGMMA_M) + self.block_n * self.taps) * self.row_bytes
+        return (
+            self.smem_rows_per_wgmma * (self.block_m // WGMMA_M) + self.block_n * self.taps_per_copy
+        ) * self.block_k_bytes
 
     @property
     def smem_rows_per_wgmma(self) -> Any:
         """Rows in shared memory for the 64 pixels of a wgmma and the halo of further taps, in whole swizzles."""
-        return np.where(self.taps > 1, round_up(WGMMA_M + self.halo_width, 8), WGMMA_M)
+        return np.where(self.taps_per_copy > 1, round_up(WGMMA_M + self.halo_width, 8), WGMMA_M)
 
     def epilogue_row_bytes(self, itemsize: int) -> Any:
         """Return the bytes of channels per epilogue tile, which divide the CTA's channels into whole swizzles."""
@@ -162,7 +165,7 @@ class HopperTileConfig:
 
     def num_epilogue_tiles(self, itemsize: int) -> Any:
         """Return the number of epilogue tiles (64 pixels × some channels) that a warpgroup stores per tile."""
-        return self.rows * (self.block_n * itemsize // self.epilogue_row_bytes(itemsize))
+        return self.wgmma_m_tiles * (self.block_n * itemsize // self.epilogue_row_bytes(itemsize))
 
     def num_ctas(self, w: Conv) -> Any:
         """Return the number of CTAs in the grid; a persistent grid has as many as run at a time."""
@@ -251,7 +254,16 @@ class HopperTileConfig:
         return np.where(self.uses_smem_reduction(w), np.clip(np.minimum(occupancy, needed_ctas), 1, None), 1)
 
 
-KNOB_NAMES = [field.name for field in fields(HopperTileConfig)][:-2]  # the knobs of every workload
+KNOB_NAMES = (  # of every workload, in the order of the search space
+    "warpgroups",
+    "wgmma_m_tiles",
+    "block_n",
+    "block_k_bytes",
+    "stages",
+    "split_k",
+    "cluster_m",
+    "cluster_n",
+)
 KNOB_OPTIONS = (
     WARPGROUP_CHOICES,
     WGMMA_M_TILES_CHOICES,

@@ -51,7 +51,7 @@ class MmaSyncKernelBase:
         self.staged_itemsize = int(compute_staged_itemsize(w, config))
         self.pitch_bytes = int(config.pitch_bytes(self.staged_itemsize))
         self.accum_ops, self.vector_ops = (
-            split_epilogue(w, config.residual == "begin", not config.uses_cluster_reduction)
+            split_epilogue(w, config.residual_add == "accumulator_init", not config.uses_cluster_reduction)
             if workspace is None
             else ([], [])
         )

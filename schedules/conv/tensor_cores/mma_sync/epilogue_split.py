@@ -44,9 +44,9 @@ def stores_raw_accumulators(w: Conv, tiles: MmaSyncTileConfig) -> Any:
     has_vector_ops_after_residual, has_vector_ops = (
         bool(split_epilogue(w, starts_with_residual, owns_whole_sum=True)[1]) for starts_with_residual in (True, False)
     )
-    return np.where(np.asarray(tiles.residual) == "begin", has_vector_ops_after_residual, has_vector_ops) | np.asarray(
-        tiles.uses_cluster_reduction
-    )
+    return np.where(
+        np.asarray(tiles.residual_add) == "accumulator_init", has_vector_ops_after_residual, has_vector_ops
+    ) | np.asarray(tiles.uses_cluster_reduction)
 
 
 def compute_staged_itemsize(w: Conv, tiles: MmaSyncTileConfig) -> Any:
@@ -63,7 +63,7 @@ def count_channel_args(w: Conv, tiles: MmaSyncTileConfig) -> Any:
             for operation in split_epilogue(w, starts_with_residual, owns_whole_sum)[0]
         )
 
-    starts_with_residual = np.asarray(tiles.residual) == "begin"
+    starts_with_residual = np.asarray(tiles.residual_add) == "accumulator_init"
     whole_sum_args = np.where(starts_with_residual, count_args(True, True), count_args(False, True))
     shared_sum_args = np.where(starts_with_residual, count_args(True, False), count_args(False, False))
     return np.where(

@@ -56,8 +56,8 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
         products=macs_per_k_tile * k_tiles,
         intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
         traffic=num_tiles * config.split_k * k_tiles * config.stage_bytes(gemm),
-        waste=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
-        in_flight=(config.stages - 1) * config.stage_bytes(gemm),
+        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
+        in_flight_bytes=(config.stages - 1) * config.stage_bytes(gemm),
         estimate=estimate_latency_us(config, gemm),
         estimate_seconds_per_unit=1e-6,
         all_threads=num_blocks * config.num_threads,
@@ -77,9 +77,11 @@ def declare_knobs(w: Conv, k: Knobs) -> MmaSyncTileConfig:
         warps_k=k.choice("warps_k", SLICED_K_WARPS, default.warps_k),
         stages=k.choice("stages", STAGES_CHOICES, default.stages),
         split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
-        meet=k.choice("meet", ("scratch", "cluster"), default.meet),
+        split_k_reduction=k.choice("split_k_reduction", ("workspace", "cluster"), default.split_k_reduction),
         tiles_per_block=k.choice("tiles_per_block", TILES_PER_BLOCK, default.tiles_per_block),
-        residual=k.choice("residual", ("end", "begin"), "end") if _can_start_with_residual(w) else "none",
+        residual_add=k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
+        if _can_start_with_residual(w)
+        else "none",
     )
     _add_constraints(k, gemm)
     return tiles
@@ -150,7 +152,7 @@ def _add_constraints(k: Knobs, gemm: ImplicitGemmShape) -> None:
         f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
         lambda t: estimate_latency_us(t, gemm) <= MAX_LATENCY_RATIO * best_latency_us,
     )
-    prune("one of several equal configs", lambda t: (t.split_k > 1) | (t.meet == "scratch"))
+    prune("one of several equal configs", lambda t: (t.split_k > 1) | (t.split_k_reduction == "workspace"))
 
 
 def _can_start_with_residual(w: Conv) -> bool:

@@ -175,11 +175,11 @@ def _list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
         SPLIT_K_CHOICES,
     )
     columns = [column.ravel() for column in np.meshgrid(*options, indexing="ij")]
-    workspace_reduction = np.full(len(columns[0]), "scratch")
+    workspace_reduction = np.full(len(columns[0]), "workspace")
     knob_names = KNOB_NAMES[: len(columns)]
     tiles = MmaSyncTileConfig(
         **dict(zip(knob_names, columns, strict=True)),
-        meet=workspace_reduction,
+        split_k_reduction=workspace_reduction,
         tiles_per_block=np.ones_like(columns[0]),
     )
     block_k_bytes = tiles.block_k * itemsize

@@ -9,7 +9,7 @@ It does what `tensor_core` does by rewriting. Emitting each instruction allows w
 - The fragments of the next mma are loaded while the tensor cores compute this one, also across k-tiles, with one
   barrier per k-tile.
 - A bias is copied to shared memory during the mainloop. A residual initializes the accumulators or is added at the end
-  (`residual`).
+  (`residual_add`).
 - The reduction of one output is split over warps (`warps_k`) and over blocks (`split_k`), for images of few pixels with
   many channels. The partial sums meet in the shared memory of a cluster (sm_90 and later), or in a workspace that a
   second kernel reads.

@@ -6,7 +6,7 @@ the cost model use the same formulas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,10 @@ class MmaSyncTileConfig:
         warps_k: Warps that share the reduction of an output (sliced-K), each with a part of every k-tile.
         stages: Pipeline stages in shared memory.
         split_k: Blocks that share the reduction of an output (split-K), each with a part of the k-tiles.
-        meet: Where split-K partial sums are reduced: in the shared memory of a "cluster", or in a workspace
-            ("scratch").
+        split_k_reduction: Where split-K partial sums are reduced: in the shared memory of a "cluster", or in a
+            "workspace".
         tiles_per_block: Tiles that a block computes one after another.
-        residual: When a residual is added: at the "begin" or at the "end" of the mainloop; "none" without such a
-            residual.
+        residual_add: Where a residual is added: "accumulator_init" or "epilogue"; "none" without such a residual.
     """
 
     block_m: Any
@@ -62,14 +61,14 @@ class MmaSyncTileConfig:
     warps_k: Any
     stages: Any
     split_k: Any
-    meet: Any
+    split_k_reduction: Any
     tiles_per_block: Any
-    residual: Any = "none"
+    residual_add: Any = "none"
 
     @classmethod
     def from_columns(cls, columns: Columns) -> MmaSyncTileConfig:
         """Return the configs of columns."""
-        return cls(**{field.name: columns[field.name] for field in fields(cls) if field.name in columns})
+        return cls(**{name: columns[name] for name in (*KNOB_NAMES, "residual_add") if name in columns})
 
     @property
     def is_warp_tile_exact(self) -> Any:
@@ -98,12 +97,12 @@ class MmaSyncTileConfig:
     @property
     def uses_cluster_reduction(self) -> Any:
         """Whether the blocks of a cluster reduce partial sums."""
-        return (self.split_k > 1) & (self.meet == "cluster")
+        return (self.split_k > 1) & (self.split_k_reduction == "cluster")
 
     @property
     def uses_workspace_reduction(self) -> Any:
         """Whether a second kernel reduces partial sums in a workspace."""
-        return (self.split_k > 1) & (self.meet == "scratch")
+        return (self.split_k > 1) & (self.split_k_reduction == "workspace")
 
     def rows_per_pass(self, itemsize: int) -> Any:
         """Return the number of operand rows that the threads copy at a time."""
@@ -168,4 +167,15 @@ class MmaSyncTileConfig:
 
 
 # Knobs of every workload.
-KNOB_NAMES = [field.name for field in fields(MmaSyncTileConfig) if field.name != "residual"]
+KNOB_NAMES = (
+    "block_m",
+    "block_n",
+    "block_k",
+    "warps_m",
+    "warps_n",
+    "warps_k",
+    "stages",
+    "split_k",
+    "split_k_reduction",
+    "tiles_per_block",
+)

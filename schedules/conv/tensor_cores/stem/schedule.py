@@ -13,8 +13,9 @@ are then every second pixel, and there are two weights, for the warps of even an
 also becomes zeros in the weight. Because a zero times an infinite input is NaN, pixels beside the window or between its
 taps must be finite.
 
-- A warp computes 16 pixels of each of `rows` output rows and all channels of the tile by `mma.sync` m16n8k16 (m16n8k8
-  for TF32), with float32 accumulators. `ldmatrix` loads the weight fragments, which can stay in registers (`hold`).
+- A warp computes 16 pixels of each of `block_p` output rows and all channels of the tile by `mma.sync` m16n8k16
+  (m16n8k8 for TF32), with float32 accumulators. `ldmatrix` loads the weight fragments, which can stay in registers
+  (`weights_in_registers`).
 - The grid is persistent: each block computes tiles at a fixed interval. The weight is spread once per block, and
   `cp.async` copies the input rows of the next tiles while a tile is computed. Rows that do not start at multiples of
   four bytes (width times channels is odd) are copied word by word.
@@ -100,7 +101,7 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     min_arch=80,
 )
 def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """Compute tiles of `rows` output rows × 16 columns per warp × `block_n` channels."""
+    """Compute tiles of `block_p` output rows × 16 columns per warp × `block_n` channels."""
     config = declare_knobs(w, k)
     return build_schedule(w, lambda arguments: StemKernel(config, arguments).emit())
 
@@ -110,12 +111,12 @@ def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
     default_config = select_default_config(w)
     config = StemTileConfig(
         w,
-        block_p=k.choice("rows", list_block_p_choices(w), default_config.block_p),
+        block_p=k.choice("block_p", list_block_p_choices(w), default_config.block_p),
         warps=k.choice("warps", list_warp_choices(w), default_config.warps),
         block_n=k.choice("block_n", list_block_n_choices(w), default_config.block_n),
         stages=k.choice("stages", STAGES_CHOICES, default_config.stages),
-        max_ctas=k.choice("blocks", MAX_CTAS_CHOICES, default_config.max_ctas),
-        weights_in_registers=k.choice("hold", (0, 1), default_config.weights_in_registers),
+        max_ctas=k.choice("max_ctas", MAX_CTAS_CHOICES, default_config.max_ctas),
+        weights_in_registers=k.choice("weights_in_registers", (0, 1), default_config.weights_in_registers),
     )
 
     def require(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:

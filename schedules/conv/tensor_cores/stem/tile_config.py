@@ -46,7 +46,10 @@ class StemTileConfig:
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> StemTileConfig:
         """Return the configs of columns."""
-        return cls(w, *(columns[name] for name in ("rows", "warps", "block_n", "stages", "blocks", "hold")))
+        return cls(
+            w,
+            *(columns[name] for name in ("block_p", "warps", "block_n", "stages", "max_ctas", "weights_in_registers")),
+        )
 
     @property
     def row_layout(self) -> RowLayout:
@@ -196,7 +199,7 @@ class StemTileConfig:
             staged_bytes=staged_bytes / self.num_threads,
             traffic=self.num_pixel_tiles * self.num_channel_tiles * staged_bytes,
             all_threads=num_ctas * self.num_threads,
-            held=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
+            live_registers=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
             computed=self.num_pixel_tiles * self.block_p * self.block_q * self.num_channel_tiles * self.block_n,
         )
 

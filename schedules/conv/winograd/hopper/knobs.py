@@ -104,7 +104,7 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
         n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * _get_itemsize(w) <= MAX_VECTOR_BYTES
     ]
     latencies_us = _estimate_latencies_us(w)
-    m = k.choice("tile_m", sizes, min(latencies_us, key=latencies_us.__getitem__))
+    m = k.choice("output_tile", sizes, min(latencies_us, key=latencies_us.__getitem__))
     vector = k.choice("vector", vector_choices, min(vector_choices[-1], 2))
     default = select_default_config(make_product_workload(w, m))
     values = {
@@ -124,7 +124,9 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
 
 def _restrict_to_size(w: Conv2d, size: int, predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
     """Return a predicate that applies to configs with one tile size and holds for all others."""
-    return lambda c: (c["tile_m"] != size) | predicate(HopperTileConfig.from_columns(c, make_product_workload(w, size)))
+    return lambda c: (
+        (c["output_tile"] != size) | predicate(HopperTileConfig.from_columns(c, make_product_workload(w, size)))
+    )
 
 
 def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
@@ -135,7 +137,7 @@ def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
     for m in other_sizes:
         usage_columns = usages[m].to_columns()
         columns = {
-            name: np.where(columns_by_knob["tile_m"] == m, usage_columns[name], column)
+            name: np.where(columns_by_knob["output_tile"] == m, usage_columns[name], column)
             for name, column in columns.items()
         }
     return ResourceUsage(**columns, estimate_seconds_per_unit=1e-6)

@@ -50,7 +50,7 @@ from .transform_kernels import transform_filters, transform_inputs, transform_ou
     exact_arch=90,
 )
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """Compute `tile_m` × `tile_m` outputs per tile, `vector` channels per transform thread, with `hopper`'s knobs."""
+    """Compute `output_tile`² outputs per tile, `vector` channels per transform thread, with `hopper`'s knobs."""
     m, vector, config = declare_knobs(k, w)
     grid, matrices = WinogradTileGrid.from_workload(w, m), get_winograd_matrices(m, w.R)
     product_workload = make_product_workload(w, m)
