@@ -37,7 +37,7 @@ def right_output(problem):
     w = problem.workload
     x, k, *others = problem.inputs
     x, k = (layout.move_channels_second(w.layout, array.astype(np.float32)) for array in (x, k))
-    x = np.pad(x, [(0, 0), (0, 0), *zip(w.before, w.behind, strict=True)])
+    x = np.pad(x, [(0, 0), (0, 0), *zip(w.pad_low, w.pad_high, strict=True)])
     x = x.reshape(w.N, w.groups, -1, *x.shape[2:])
     k = k.reshape(w.groups, w.O // w.groups, *k.shape[1:])
     sums = np.zeros((w.N, w.groups, w.O // w.groups, *w.out), np.float32)

@@ -51,7 +51,9 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     bench = device.create_benchmark(problem.inputs, problem.reference)
     right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).executable)
     assert bench.measure_relative_error(right) < 1e-6
-    assert math.isnan(bench.measure_relative_error(device.load(lower_function(products_then_sums(3), device).executable)))
+    assert math.isnan(
+        bench.measure_relative_error(device.load(lower_function(products_then_sums(3), device).executable))
+    )
     assert bench.measure_relative_error(right) < 1e-6
     bench.close()
 

@@ -101,7 +101,9 @@ def test_a_process_that_refuses_says_why(supervise):
 def test_a_process_that_is_not_ready_in_time_is_ended(supervise):
     process = supervise(start_seconds=0.0)
     wait_for(lambda: process.poll() or process.exit_info)
-    assert process.exit_info == ExitInfo(ExitCause.START_TIMEOUT, "not ready in 0 s", process.exit_info.seconds, was_ready=False)
+    assert process.exit_info == ExitInfo(
+        ExitCause.START_TIMEOUT, "not ready in 0 s", process.exit_info.seconds, was_ready=False
+    )
 
 
 def test_after_so_many_failed_starts_in_a_row_there_is_no_hope(supervise):
