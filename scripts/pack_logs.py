@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tvmconv.cli.errors import CommandParser, run_guarded
 from tvmconv.cli.options import parse_count
-from tvmconv.cost_model.train import read_valid_records
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
+from tvmconv.training import read_valid_records
 from tvmconv.workloads import Workload
 
 

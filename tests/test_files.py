@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tvmconv import files
-from tvmconv.cost_model import train
+from tvmconv import training as train
 from tvmconv.cost_model.model import CostModel
 from tvmconv.errors import Error
 from tvmconv.measure import kernel_archive

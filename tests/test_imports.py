@@ -1,4 +1,4 @@
-"""Imports go one way, down the list of rooms, and no two files need each other.
+"""Imports go one way, down the list of layers, and no two modules import each other.
 
 Every import of every file counts: inside functions and for type checkers alike; none is exempt. Python also runs a
 package's `__init__` before a module of it is imported, of which the text says nothing: that is no arrow.
@@ -14,22 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
+BUILTIN = "builtin"  # the folder `schedules`, which the registry imports by its name
 BUILTIN_MAY_IMPORT = {
-    BUILTIN,
-    "arithmetic",
-    "library",
-    "marks",
-    "knobs",
-    "workloads",
-    "gpu",
-    "tensor_map",
-    "errors",
-    "requirements",
+    *(BUILTIN, "registry", "annotations", "space", "workloads"),
+    *("gpu_specs", "tensor_map", "arithmetic", "errors", "requirements"),
 }
 
-# Each room may import those further down, and those beside it as long as that makes no circle.
-ROOMS = (
+# A package or module may import those of the layers below it, and those of its own layer if that makes no cycle.
+LAYERS = (
     (BUILTIN,),
     ("benchmarks",),  # imported by name, for `tvmconv bench`
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
@@ -37,62 +29,56 @@ ROOMS = (
     ("torch",),
     ("reports",),
     ("experiments",),
-    ("searching", "baselines", "export", "training"),
+    ("search", "baselines", "export", "training"),
     ("logs",),
-    ("measuring",),
-    ("naive", "predicted", "untuned"),
+    ("measure",),
+    ("naive_cost", "predicted_kernel", "default_kernel"),
     ("analysis",),
-    ("kernel", "verify"),
-    ("knowledge",),
+    ("emulator",),
+    ("kernel", "verification"),
+    ("cost_model",),
     ("devices",),
     ("compiler",),
-    ("library", "marks", "knobs", "models", "requirements"),
+    ("registry", "annotations", "space", "models", "requirements"),
     ("workloads",),
     (
-        *(
-            "arithmetic",
-            "jsonfile",
-            "gpu",
-            "tensor_map",
-            "files",
-            "errors",
-            "extras",
-            "user_code",
-            "scratch",
-            "checksummed",
-            "version",
-        ),
-        "without_torch",
+        *("arithmetic", "jsonfile", "gpu_specs", "tensor_map", "files", "errors", "optional_packages", "user_code"),
+        *("tempdir", "checksummed_file", "version", "tvm_import"),
     ),
     ("deadline",),
 )
-# Rooms that are long have rooms of their own, to which the same applies.
+# Large packages have layers of their own, to which the same applies.
 ANALYSIS = (
-    ("", "bounds", "estimate", "local_memory", "predicted_time", "races", "steps", "waterfall", "work"),
-    ("asked",),
-    ("counts", "nsight"),
-    ("machine_code",),
+    (
+        *("", "kernel_work", "local_memory", "predicted_time", "races", "schedule_estimate", "sensitivity"),
+        *("speed_of_light", "waterfall"),
+    ),
+    ("block_accesses",),
+    ("block_counts", "nsight"),
+    ("sass",),
     ("memory",),
-    ("lowered", "emulation"),
+    ("tir",),
     ("occupancy",),
 )
-EMULATION = (
-    ("", "execute", "observe"),
+EMULATOR = (
+    ("", "execution", "observation"),
     ("translation",),
     ("instructions",),
-    ("compiled",),
-    ("machine",),
-    ("arguments", "synchronization", "watch"),
+    ("lane_code",),
+    ("state",),
+    ("arguments", "synchronization", "observers"),
     ("memory",),
     ("addresses", "blocks", "errors", "threads"),
 )
-FOLDERS = {"tvmconv": ROOMS, "tvmconv.analysis": ANALYSIS, "tvmconv.emulator": EMULATION}
+FOLDERS = {"tvmconv": LAYERS, "tvmconv.analysis": ANALYSIS, "tvmconv.emulator": EMULATOR}
 LEVELS = {
-    folder: {room: level for level, rooms in enumerate(order) for room in rooms} for folder, order in FOLDERS.items()
+    folder: {name: level for level, names in enumerate(layers) for name in names} for folder, layers in FOLDERS.items()
 }
-# What others may import of a room of whose inside they need not know.
-EMULATED = "tvmconv.emulator"
-DOORS = {"addresses", "arguments", "blocks", "errors", "execute", "memory.arrays", "observe", "threads", "watch"}
+# The emulator's public modules; other packages import no other module of it.
+EMULATOR_PACKAGE = "tvmconv.emulator"
+EMULATOR_PUBLIC = {
+    *("addresses", "arguments", "blocks", "errors", "execution", "memory.arrays", "observation", "threads", "observers")
+}
 
 
 def module_name(file: Path) -> str:
@@ -103,8 +89,8 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room(module: str, folder: str = "tvmconv") -> str:
-    """The room of a module: the folder, or the file, in a folder that it is in."""
+def first_part(module: str, folder: str = "tvmconv") -> str:
+    """Return the subpackage or module of a package that a module belongs to."""
     return module.removeprefix(folder).removeprefix(".").partition(".")[0]
 
 
@@ -145,45 +131,47 @@ def arrows() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_file_is_in_a_room(folder):
-    assert {room(module, folder) for module in FILES if inside(module, folder)} <= set(LEVELS[folder])
+def test_every_file_is_in_a_first_part(folder):
+    assert {first_part(module, folder) for module in FILES if inside(module, folder)} <= set(LEVELS[folder])
 
 
-def test_no_two_files_need_each_other():
+def test_no_two_modules_import_each_other():
     try:
         TopologicalSorter(arrows()).prepare()
     except CycleError as error:
-        pytest.fail("a circle: " + " <- ".join(error.args[1]))
+        pytest.fail("a cycle: " + " <- ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_imports_go_down_the_list_of_rooms(folder):
+def test_imports_go_down_the_layers(folder):
     levels = LEVELS[folder]
     against = [
         f"{module} imports {other}"
         for module, others in arrows().items()
         for other in sorted(others)
         if inside(module, folder) and inside(other, folder)
-        if levels[room(other, folder)] < levels[room(module, folder)]
+        if levels[first_part(other, folder)] < levels[first_part(module, folder)]
     ]
     assert against == []
 
 
-def test_who_is_above_the_emulation_knows_its_doors_alone():
+def test_only_public_modules_of_the_emulator_are_imported():
     against = [
         f"{module} imports {other}"
         for module, others in arrows().items()
         for other in sorted(others)
-        if inside(other, EMULATED) and not inside(module, EMULATED) and other.removeprefix(f"{EMULATED}.") not in DOORS
+        if inside(other, EMULATOR_PACKAGE)
+        and not inside(module, EMULATOR_PACKAGE)
+        and other.removeprefix(f"{EMULATOR_PACKAGE}.") not in EMULATOR_PUBLIC
     ]
     assert against == []
 
 
-def test_schedules_know_workloads_knobs_and_the_library_alone():
+def test_schedules_import_workloads_knobs_and_registry_alone():
     against = [
         f"{module} imports {other}"
         for module, others in arrows().items()
         for other in sorted(others)
-        if room(module) == BUILTIN and room(other) not in BUILTIN_MAY_IMPORT
+        if first_part(module) == BUILTIN and first_part(other) not in BUILTIN_MAY_IMPORT
     ]
     assert against == []

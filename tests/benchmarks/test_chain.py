@@ -108,9 +108,9 @@ def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first
     assert bench(words) == 0
     assert measured["layers"] == ["a", "a", "b"]
     assert measured["picks"] == 0
-    assert measured[SMALL].origin == "tuned"
-    assert measured[SMALL].program.kernels[0].launch.blocks == of_small[1]["resources"]["blocks"]
-    assert measured[LARGE].origin == "the first of the archive"
+    assert measured[SMALL].config_source == "tuned"
+    assert measured[SMALL].program.kernels[0].launch.num_blocks == of_small[1]["resources"]["blocks"]
+    assert measured[LARGE].config_source == "the first of the archive"
     told = capsys.readouterr()
     assert f"no record of {LARGE} applies" in told.err
     page = (tmp_path / "net-chain.md").read_text()
@@ -131,8 +131,8 @@ def test_with_best_an_archive_has_the_fastest_config_of_each_layer_applied_to_it
     words = ["--suite", suite, "--epilogue", "bias,relu", "--kernel-archive", str(archive), "--baseline", "none"]
     assert bench(words) == 0
     small, large = (measured[f"{text},bias,relu"] for text in (SMALL, LARGE))
-    assert (small.schedule, small.origin) == ("tensor_core", "tuned without the epilogue on NVIDIA H200")
-    assert large.origin == "predicted"
+    assert (small.schedule, small.config_source) == ("tensor_core", "tuned without the epilogue on NVIDIA H200")
+    assert large.config_source == "predicted"
 
 
 @needs_nvrtc
@@ -142,7 +142,7 @@ def test_kernels_of_logs_are_built_here(bench, suite, measured, tmp_path):
     tc.Log(log).append(record(1e-6, {**kernel, "config": {**kernel["config"], "no_such_knob": 1}}))
     tc.Log(log).append(record(2e-6, kernel))
     assert bench(["--suite", suite, "--only", "a", "--log", str(log), "--baseline", "none"]) == 0
-    assert (measured[SMALL].schedule, measured[SMALL].origin) == ("tensor_core", "tuned")
+    assert (measured[SMALL].schedule, measured[SMALL].config_source) == ("tensor_core", "tuned")
     assert measured["layers"] == ["a", "a"]
 
 

@@ -32,4 +32,4 @@ def test_a_checkout_does_not_differ_from_itself(tmp_path):
 def test_a_folder_without_a_package_is_refused(tmp_path):
     done = subprocess.run([sys.executable, FILE, "--checkout", tmp_path], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "is no checkout" in done.stderr
+    assert "expected a checkout" in done.stderr

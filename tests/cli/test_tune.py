@@ -246,7 +246,7 @@ def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, schedule_regist
         del schedule_registry[key]
     status, out, err = tune(SMALL, "--device", "opencl:0")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "made to be tuned" in err
+    assert "searched by default" in err
 
 
 def test_where_all_trials_fail_the_most_frequent_message_is_told(tune, instant):

@@ -38,8 +38,8 @@ def bench(device, vectors):
 
 
 def test_unwritten_element_is_nan_even_after_a_right_kernel(device, bench, lower_difference):
-    assert math.isfinite(bench.deviation(device.load(lower_difference(device).program)))
-    assert math.isnan(bench.deviation(device.load(lower_difference(device, written=999).program)))
+    assert math.isfinite(bench.measure_relative_error(device.load(lower_difference(device).executable)))
+    assert math.isnan(bench.measure_relative_error(device.load(lower_difference(device, written=999).executable)))
 
 
 def sampled(expected, allowed=1e-5):
@@ -52,11 +52,11 @@ def sampled(expected, allowed=1e-5):
 def test_a_sample_is_compared_where_the_reference_is_one(device, vectors, lower_difference):
     inputs, expected = vectors
     bench = device.create_benchmark(inputs, sampled(expected))
-    found = bench.compare(device.load(lower_difference(device).program))
-    assert found.error < 1e-6
-    assert found.worst < 1
+    found = bench.compare(device.load(lower_difference(device).executable))
+    assert found.relative_error < 1e-6
+    assert found.max_error_ratio < 1
     assert found.is_within_tolerance(1e-5)
-    assert math.isnan(bench.compare(device.load(lower_difference(device, written=999).program)).error)
+    assert math.isnan(bench.compare(device.load(lower_difference(device, written=999).executable)).relative_error)
     bench.close()
 
 
@@ -65,31 +65,31 @@ def test_a_point_that_is_off_is_seen_beside_the_whole(device, vectors, lower_dif
     spoilt = sampled(expected).sample
     spoilt.values[2] += 2e-5
     bench = device.create_benchmark(inputs, ReferenceOutput(expected.astype(np.float64), spoilt))
-    found = bench.compare(device.load(lower_difference(device).program))
-    assert found.error < 1e-6
-    assert found.worst == pytest.approx(2.0, abs=0.1)
-    assert "a single output is off by" in found.fault(1e-5)
+    found = bench.compare(device.load(lower_difference(device).executable))
+    assert found.relative_error < 1e-6
+    assert found.max_error_ratio == pytest.approx(2.0, abs=0.1)
+    assert "a single output is off by" in found.describe_mismatch(1e-5)
     bench.close()
 
 
 def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_difference):
-    right = lower_difference(device).program
-    (step,) = right.steps
+    right = lower_difference(device).executable
+    (step,) = right.kernels
     x, k, y = step.arguments.index(0), step.arguments.index(1), step.arguments.index(2)
     swapped = [0, 0, 0]
     swapped[y], swapped[k], swapped[x] = 0, 1, 2  # writes to X what it computes of the output
-    bench.deviation(device.load(with_step(right, arguments=tuple(swapped))))
+    bench.measure_relative_error(device.load(with_step(right, arguments=tuple(swapped))))
     kernel = device.load(right)
-    assert not bench.deviation(kernel) < 1e-6
+    assert not bench.measure_relative_error(kernel) < 1e-6
     bench.restore_inputs()
     assert bench.deviation(kernel) < 1e-6
 
 
 def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower_difference):
-    kernel = device.load(lower_difference(device).program)
-    bench.deviation(kernel)
-    assert len(bench.time(kernel, best=1e-12)) == 1
-    assert len(bench.time(kernel, best=math.inf)) >= 3
+    kernel = device.load(lower_difference(device).executable)
+    bench.measure_relative_error(kernel)
+    assert len(bench.time(kernel, best_seconds=1e-12)) == 1
+    assert len(bench.time(kernel, best_seconds=math.inf)) >= 3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_comparison_compiles_for_every_dtype(dtype):
 
 
 def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_difference):
-    kernel = device.load(lower_difference(device).program)
+    kernel = device.load(lower_difference(device).executable)
     (x, k), _ = vectors
     with pytest.raises(DeviceError, match=r"takes inputs float32 \(1000,\), float32 \(1000,\), not float64"):
         kernel.run((x.astype(np.float64), k))

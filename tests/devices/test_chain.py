@@ -85,7 +85,7 @@ def test_steps_that_wait_overlap_where_that_is_asked_for(driver, device, program
 
 @needs_nvrtc
 def test_a_first_step_that_waits_overlaps_the_kernel_before_it(driver, device, program):
-    waiting = replace(program, kernels=tuple(replace(step, overlaps=True) for step in program.kernels))
+    waiting = replace(program, kernels=tuple(replace(step, uses_pdl=True) for step in program.kernels))
     with KernelChain(device, [waiting] * 2, [mapped.WORKLOAD.inputs(0)] * 2) as chain:
         chain.run(use_pdl=True)
     assert chain.overlaps_previous == [False, True]

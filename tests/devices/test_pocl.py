@@ -15,7 +15,7 @@ import numpy as np
 from tvmconv.devices.opencl import pocl
 tells = ctypes.CDLL(str(pocl._find_libraries()[0])).pocl_get_llvm_cpu_name
 tells.restype = ctypes.c_char_p
-pocl.patch_cpu_name(unknown=tells())
+pocl.patch_cpu_name(unknown_name=tells())
 print(tells().decode())
 import pyopencl as cl
 (device,) = [d for p in cl.get_platforms() if "Portable" in p.name for d in p.get_devices()]

@@ -50,9 +50,11 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     problem = tc.Problem(WORKLOAD, seed=0)
     bench = device.create_benchmark(problem.inputs, problem.reference)
     right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).executable)
-    assert bench.deviation(right) < 1e-6
-    assert math.isnan(bench.deviation(device.load(lower_function(products_then_sums(3), device).executable)))
-    assert bench.deviation(right) < 1e-6
+    assert bench.measure_relative_error(right) < 1e-6
+    assert math.isnan(
+        bench.measure_relative_error(device.load(lower_function(products_then_sums(3), device).executable))
+    )
+    assert bench.measure_relative_error(right) < 1e-6
     bench.close()
 
 
@@ -96,7 +98,7 @@ def test_inputs_are_of_any_number_and_of_several_dtypes(device):
     assert y.dtype == np.float32
     assert error(y, expected) < 1e-6
     bench = device.create_benchmark([x, k, b, r], expected)
-    assert bench.deviation(kernel) < 1e-6
+    assert bench.measure_relative_error(kernel) < 1e-6
     bench.close()
 
 

@@ -80,7 +80,7 @@ def test_step_that_waits_by_itself_overlaps_unless_not_wanted(driver, bind):
     bind().launch()
     assert driver.overlapping == ["main_kernel_1"]
     overlapped, driver.launched = driver.launched, []
-    bind(overlap=False).launch()
+    bind(use_pdl=False).launch()
     assert driver.overlapping == ["main_kernel_1"]  # no more
     assert [launch[:4] for launch in driver.launched] == [launch[:4] for launch in overlapped]
 

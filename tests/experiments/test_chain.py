@@ -41,7 +41,7 @@ class OnNoGpu:
 
     def __init__(self, deviation=0.0, early=()):
         self.device, self.early, self.off = self, early, deviation
-        self.linked, self.overlapping = [False, True], [False, bool(early)]
+        self.linked, self.overlaps_previous = [False, True], [False, bool(early)]
 
     def load(self, program):
         return self

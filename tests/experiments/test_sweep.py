@@ -81,7 +81,7 @@ def test_what_a_gpu_measures_next_is_prepared_meanwhile(monkeypatch):
     took = []
 
     def measured(workload, *, device, prepared=None, **_):
-        made = [*prepared._made] if prepared else []
+        made = [*prepared._results] if prepared else []
         took.append((workload, prepared and prepared.problem.workload, made))
         return Result(workload, device.text, device.name, 0, (ResultRow("default"),))
 

@@ -7,7 +7,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv import registry
-from tvmconv.cost_model import train
+from tvmconv import training as train
 from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.logs.record import Record
 

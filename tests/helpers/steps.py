@@ -18,7 +18,7 @@ ROWS, COLUMNS = 8, 40
 def with_step(program, **changes):
     """A program of one step with that step changed."""
     (step,) = program.kernels
-    return dataclasses.replace(program, steps=(dataclasses.replace(step, **changes),))
+    return dataclasses.replace(program, kernels=(dataclasses.replace(step, **changes),))
 
 
 @T.prim_func(s_tir=True)

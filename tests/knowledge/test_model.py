@@ -81,7 +81,7 @@ ODD = {
     "a factor past 63 bits": lambda head, arrays: head["experts"][0].update(portfolio=[{"tile_f": [-1, 1, 1, 2**63]}]),
     "a choice that is none": lambda head, arrays: head["experts"][0].update(portfolio=[{"unroll_explicit": None}]),
     "an example of a filter": lambda head, arrays: head["experts"][0].update(examples=[["filter1d:9,k3", {}, 1.0]]),
-    "layers that are a number": lambda head, arrays: head.update(training_layers=7),
+    "layers that are a number": lambda head, arrays: head.update(taught=7),
     "a machine without arithmetic": lambda head, arrays: head["machine"].update(flops=0),
     "a machine without end": lambda head, arrays: head["machine"].update(bandwidth=10**400),
 }

@@ -33,7 +33,7 @@ def test_all_are_measured_in_turn_for_three_rounds():
     timer = FakeTimer(a=[10, 10.2, 9.9], b=[5], c=[7])
     found = measured(timer)
     assert timer.rounds == ["abc"] * 3
-    assert [found[key].median for key in "abc"] == [10, 5, 7]
+    assert [found[key].median_measurement for key in "abc"] == [10, 5, 7]
     assert all(rounds.is_stable for rounds in found.values())
 
 
@@ -45,7 +45,7 @@ def test_a_round_that_deviates_is_repeated_and_decides_nothing(outlier):
     found = measured(timer)
     assert timer.rounds == ["ab", "ab", "ab", "a"]
     assert found["a"].is_stable
-    assert 28.0 <= found["a"].median <= 30.0
+    assert 28.0 <= found["a"].median_measurement <= 30.0
     assert 58.0 not in found["a"].agreeing_measurements
     assert found["a"].measurements == (*seconds, 28.5)
 
@@ -55,7 +55,7 @@ def test_what_never_agrees_is_measured_a_limited_number_of_times():
     found = measured(timer)
     assert timer.rounds == ["ab"] * 3 + ["a"] * 3
     assert not found["a"].is_stable
-    assert found["a"].median == 40
+    assert found["a"].median_measurement == 40
     assert found["b"].is_stable
 
 
@@ -78,4 +78,4 @@ def test_a_launch_of_half_a_second_is_timed_in_one_round(milliseconds, count):
     found = measured(timer)
     assert timer.count == {"a": count, "b": 3}
     assert found["a"].is_stable
-    assert found["a"].median == milliseconds
+    assert found["a"].median_measurement == milliseconds

@@ -42,7 +42,7 @@ def supervise():
 
 
 def ready(process):
-    wait_for(lambda: process.poll() or process.ready)
+    wait_for(lambda: process.poll() or process.is_ready)
 
 
 def ended(process):
@@ -63,8 +63,8 @@ def test_job_under_way_is_to_blame_and_the_next_one_is_done(supervise):
     process = supervise(("end",), ("say", "b"))
     end = ended(process)[0]
     assert (end.cause, end.reason, end.was_ready) == (ExitCause.CRASH, "it ended with exit status 7", True)
-    assert process.end == end
-    assert process.waitables() == []
+    assert process.exit_info == end
+    assert process.wait_handles() == []
     process.restart()
     assert ended(process) == {1: ["b"]}
 
@@ -77,21 +77,21 @@ def test_a_job_that_takes_too_long_is_ended(supervise):
 
 def test_a_process_that_holds_too_much_is_ended(supervise):
     process = supervise(memory_bytes=1.0)
-    wait_for(lambda: process.poll() or process.end)
-    assert process.end.cause is ExitCause.MEMORY_LIMIT
+    wait_for(lambda: process.poll() or process.exit_info)
+    assert process.exit_info.cause is ExitCause.MEMORY_LIMIT
 
 
 def test_last_answer_counts_and_the_next_job_is_not_to_blame(supervise):
     process = supervise(("last", "a"), ("say", "b"))
     assert ended(process) == {0: ["a"]}
-    assert process.end.cause is ExitCause.FINAL_MESSAGE
+    assert process.exit_info.cause is ExitCause.FINAL_MESSAGE
     assert [job.tag for job in process.reclaim_jobs()] == [1]
 
 
 def test_a_process_that_refuses_says_why(supervise):
     process = supervise(hello="no such device")
-    wait_for(lambda: process.poll() or process.end)
-    assert (process.end.cause, process.end.reason, process.end.was_ready) == (
+    wait_for(lambda: process.poll() or process.exit_info)
+    assert (process.exit_info.cause, process.exit_info.reason, process.exit_info.was_ready) == (
         ExitCause.REFUSED,
         "no such device",
         False,
@@ -100,14 +100,16 @@ def test_a_process_that_refuses_says_why(supervise):
 
 def test_a_process_that_is_not_ready_in_time_is_ended(supervise):
     process = supervise(start_seconds=0.0)
-    wait_for(lambda: process.poll() or process.end)
-    assert process.end == ExitInfo(ExitCause.START_TIMEOUT, "not ready in 0 s", process.end.seconds, was_ready=False)
+    wait_for(lambda: process.poll() or process.exit_info)
+    assert process.exit_info == ExitInfo(
+        ExitCause.START_TIMEOUT, "not ready in 0 s", process.exit_info.seconds, was_ready=False
+    )
 
 
 def test_after_so_many_failed_starts_in_a_row_there_is_no_hope(supervise):
     process = supervise(hello="no")
     for _ in range(MAX_FAILED_STARTS):
         assert not process.is_hopeless
-        wait_for(lambda: process.poll() or process.end)
+        wait_for(lambda: process.poll() or process.exit_info)
         process.restart()
     assert process.is_hopeless

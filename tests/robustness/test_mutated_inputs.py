@@ -27,10 +27,10 @@ from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, 
 
 import tvmconv as tc
 from tvmconv import cli, registry
+from tvmconv import training as train
 from tvmconv.arithmetic import ceil_div
 from tvmconv.checksummed_file import read_checked, write_checked
 from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
-from tvmconv.cost_model import train
 from tvmconv.cost_model.model import CostModel
 from tvmconv.cost_model.predict import predict
 from tvmconv.devices import rpc

@@ -158,7 +158,7 @@ def test_searched_configs_compute_the_workload(place, schedule, text):
         with few_multiprocessors():
             kernel = check(place, schedule, text, config)
         if schedule in TUNED and registry.find_schedule(tc.parse(text), schedule).usage and len(kernel.kernels) == 1:
-            used = space.usage(np.stack([space.point_from_config(config)]))
+            used = space.compute_usage(np.stack([space.point_from_config(config)]))
             assert (used.threads[0], used.blocks[0]) == (kernel.launch.threads_per_block, kernel.launch.num_blocks), (
                 config
             )

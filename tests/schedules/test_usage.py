@@ -97,7 +97,7 @@ def configs(request):
     workload = tc.parse(text)
     schedule = registry.find_schedule(workload, name)
     space, configs = chosen(text, name)
-    columns = space.usage(np.stack([space.point_from_config(config) for config in configs])).columns()
+    columns = space.compute_usage(np.stack([space.point_from_config(config) for config in configs])).columns()
     target = find_device(ARCH).make_target()
     kernels = [multiplies(lower_module(schedule.apply(workload, config)[0].mod, target)) for config in configs]
     used = [{name: values[i] for name, values in columns.items()} for i in range(len(configs))]
@@ -140,4 +140,4 @@ def test_configs_above_are_of_every_schedule_and_have_clusters():
     assert met == every
     assert {name for _, name in PAIRS} == {s.name for s in tc.schedules() if s.usage and s.operator.startswith("conv")}
     space, configs = chosen(ON_TENSOR_CORES[2], "mma_sync")
-    assert (space.usage(np.stack([space.point_from_config(config) for config in configs])).cluster > 1).any()
+    assert (space.compute_usage(np.stack([space.point_from_config(config) for config in configs])).cluster > 1).any()

@@ -33,11 +33,11 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import add_page, add_renamed_option, parse_count, update_page
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.features import DeviceSpec
-from tvmconv.cost_model.train import find_record_device_spec, read_valid_records
 from tvmconv.errors import Error
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.training import find_record_device_spec, read_valid_records
 from tvmconv.version import VERSION
 
 BEST = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared

@@ -16,11 +16,11 @@ import numpy as np
 from tvmconv import gpu_specs, registry
 from tvmconv.benchmarks.common import add_logs, add_min_configs, add_output
 from tvmconv.cli.errors import UsageError
-from tvmconv.cost_model.train import read_valid_records
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import Table, format_significant
+from tvmconv.training import read_valid_records
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 

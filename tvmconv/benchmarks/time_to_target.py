@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tvmconv.benchmarks.common import show
 from tvmconv.cli.options import add_page, add_renamed_option
-from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_target_table
+from tvmconv.training import read_valid_records
 
 SECTION = "reach"
 LEGEND = (

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, show
 from tvmconv.cli.options import add_page
-from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
+from tvmconv.training import read_valid_records
 
 SECTION = "winners"
 LEGEND = (

@@ -13,12 +13,12 @@ from typing import Any
 from tvmconv.cli.options import add_renamed_option
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.similarity import layer_key
-from tvmconv.cost_model.train import collect_samples, find_record_device_spec, read_valid_records, train
 from tvmconv.errors import Error, escape_unprintable
 from tvmconv.logs.packaged import packaged_logs, packaged_samples
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import Table
+from tvmconv.training import collect_samples, find_record_device_spec, read_valid_records, train
 from tvmconv.version import VERSION
 from tvmconv.workloads import suite
 
