@@ -43,7 +43,7 @@ LAYERS = (
     ("workloads",),
     (
         *("arithmetic", "jsonfile", "gpu_specs", "tensor_map", "files", "errors", "optional_packages", "user_code"),
-        *("tempdir", "checksummed_file", "version", "tvm_import"),
+        *("compat", "tempdir", "checksummed_file", "version", "tvm_import"),
     ),
     ("deadline",),
 )
@@ -131,7 +131,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_file_is_in_a_first_part(folder):
+def test_every_module_has_a_layer(folder):
     assert {first_part(module, folder) for module in FILES if inside(module, folder)} <= set(LEVELS[folder])
 
 

@@ -41,7 +41,7 @@ class OnNoGpu:
 
     def __init__(self, deviation=0.0, early=()):
         self.device, self.early, self.off = self, early, deviation
-        self.linked, self.overlaps_previous = [False, True], [False, bool(early)]
+        self.reads_previous_output, self.overlaps_previous = [False, True], [False, bool(early)]
 
     def load(self, program):
         return self
@@ -55,8 +55,8 @@ class OnNoGpu:
     def compare(self, kernel):
         return OutputComparison(self.off)
 
-    def time(self, inputs=None, *, overlap=False, seconds=0.5):
-        return Timing((1e-6 if inputs else 3e-6 - overlap * 1e-6,), "", False)
+    def time(self, inputs=None, *, use_pdl=False, seconds=0.5):
+        return Timing((1e-6 if inputs else 3e-6 - use_pdl * 1e-6,), "", False)
 
     def __call__(self, device, programs, inputs):
         return self
@@ -67,8 +67,8 @@ class OnNoGpu:
     def __exit__(self, *_):
         pass
 
-    def run(self, *, overlap=False):
-        return [np.full(3, value if overlap else 1.0) for value in (self.early or (1.0, 1.0))]
+    def run(self, *, use_pdl=False):
+        return [np.full(3, value if use_pdl else 1.0) for value in (self.early or (1.0, 1.0))]
 
 
 W = parse("conv2d:1x4x6x6,4x4x3x3,p1")

@@ -220,7 +220,7 @@ def test_lists_of_nasty_workloads_have_every_option(texts):
     assert len(set(workloads)) >= 12
     for option, usual in (("stride", 1), ("dilation", 1), ("padding", 0)):
         assert any(set(getattr(w, option)) != {usual} for w in workloads), option
-    assert any(w.before != w.behind for w in workloads)
+    assert any(w.pad_low != w.pad_high for w in workloads)
     assert any(w.N > 1 for w in workloads)
     assert any(w.groups > 1 for w in workloads)
 

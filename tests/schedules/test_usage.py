@@ -97,7 +97,7 @@ def configs(request):
     workload = tc.parse(text)
     schedule = registry.find_schedule(workload, name)
     space, configs = chosen(text, name)
-    columns = space.compute_usage(np.stack([space.point_from_config(config) for config in configs])).columns()
+    columns = space.compute_usage(np.stack([space.point_from_config(config) for config in configs])).to_columns()
     target = find_device(ARCH).make_target()
     kernels = [multiplies(lower_module(schedule.apply(workload, config)[0].mod, target)) for config in configs]
     used = [{name: values[i] for name, values in columns.items()} for i in range(len(configs))]
@@ -108,7 +108,7 @@ def test_usage_is_that_of_the_lowered_kernel(configs):
     """Static shared memory is what TVM allocates where no tile overhangs."""
     space, kernels = configs
     for config, used, kernel in kernels:
-        assert used["threads"] == kernel.launch.threads, config
+        assert used["threads"] == kernel.launch.threads_per_block, config
         assert used["blocks"] == math.prod(kernel.launch.grid), config
         assert used.get("dynamic_shared_bytes", 0) == kernel.dynamic_shared_bytes, config
         assert used.get("cluster", 1) == math.prod(kernel.launch.cluster), config

@@ -146,6 +146,6 @@ def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, mo
     made.save(file)
     with pytest.raises(DeviceError, match="rebuild=True"):
         tvmconv.torch.load(file, device="sm_90")
-    monkeypatch.setattr(archive, "VERSION", 2)
+    monkeypatch.setattr(archive, "READABLE_VERSIONS", (3,))
     with pytest.raises(ModelError, match="save the model again"):
         tvmconv.torch.load(file)
