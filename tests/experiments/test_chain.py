@@ -105,7 +105,7 @@ def test_where_kernels_overlap_that_is_timed_as_well(measure):
 
 def test_cudnn_is_timed_on_the_same_layers_and_inputs(measure, monkeypatch):
     def cudnn(workloads, inputs, **how):
-        assert (workloads, [*inputs], how["picks"]) == ([W, W], [W], 2)
+        assert (workloads, [*inputs], how["num_picks"]) == ([W, W], [W], 2)
         single = Baseline(Timing((4e-6,), "", False), None, "cuDNN 9")
         return CudnnChain(Timing((7e-6,), "", False), {W: single})
 
