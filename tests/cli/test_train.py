@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from learnt import MACHINE, NEW, knowledge, records
 
+from tvmconv import training as train
 from tvmconv.cli import main
-from tvmconv.cost_model import model, train
+from tvmconv.cost_model import model
 from tvmconv.cost_model.model import CostModel
 
 

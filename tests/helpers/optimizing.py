@@ -23,4 +23,4 @@ def differ(ours, theirs, x=X):
 
 def runs(model):
     """What runs each convolution."""
-    return {line.path: line.runs != PYTORCH_NAME for line in model.report().lines}
+    return {line.path: line.implementation != PYTORCH_NAME for line in model.report().lines}

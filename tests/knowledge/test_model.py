@@ -12,7 +12,8 @@ from learnt import MACHINE, NEW, knowledge, records, seconds
 
 import tvmconv as tc
 from tvmconv import registry
-from tvmconv.cost_model import model, train
+from tvmconv import training as train
+from tvmconv.cost_model import model
 from tvmconv.cost_model.model import CostModel
 from tvmconv.cost_model.predict import predict
 from tvmconv.cost_model.recommend import recommend_configs
