@@ -196,12 +196,23 @@ def test_every_knob_of_the_recorded_logs_is_known():
     assert len({schedule for _, _, (schedule, _) in checked}) >= 10
 
 
+# Records of hopper, in d2l-*-nhwc*.jsonl, that violate constraints which later commits added.
+NUM_OUTDATED = 11
+
+
 @pytest.mark.slow
 def test_every_recorded_config_still_applies():
+    outdated = []
     for path in logs():
         for each in read_records(path, InvalidLines()):
             if each.ok:
-                find_schedule(each.workload, each.schedule).apply(each.workload, each.config)
+                try:
+                    find_schedule(each.workload, each.schedule).apply(each.workload, each.config)
+                except tc.KnobError as error:
+                    outdated.append((path.name, each.schedule, str(error)))
+    assert {schedule for _, schedule, _ in outdated} <= {"hopper"}
+    assert all(name.startswith("d2l-") and "violate the constraint" in error for name, _, error in outdated)
+    assert len(outdated) <= NUM_OUTDATED
 
 
 def test_former_keywords_and_classes_are_accepted():

@@ -124,6 +124,8 @@ class FakePicks:
 
 @pytest.fixture
 def pick(monkeypatch, described):
+    pytest.importorskip("torch")  # whose calls are picked among
+
     def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
