@@ -19,6 +19,7 @@ def test_renamed_identifiers_hash_the_same():
     assert rename("a[i] = b[i];") != rename("a[i] = b[j];")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="needs NVRTC")
 def test_a_checkout_does_not_differ_from_itself(tmp_path):
     log = tmp_path / "log.jsonl"

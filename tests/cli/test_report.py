@@ -32,6 +32,7 @@ def test_a_page_of_what_the_shipped_logs_have(shipped):
     assert re.search(r"filter1d\.jsonl: \d+ records on NVIDIA H200; 2026-11-\d\d; ", text)
 
 
+@pytest.mark.slow
 def test_the_same_page_wherever_it_is_written(tmp_path):
     first, again = tmp_path / "page.html", tmp_path / "again.html"
     for out in (first, again):

@@ -146,8 +146,12 @@ def searched(schedule):
     return found
 
 
-SEARCHES = [("sm_90", name, text) for name, texts in DEEP.items() for text in texts]
-SEARCHES += [("opencl:0", name, text) for name, texts in TUNED.items() for text in texts]
+SEARCHES = [
+    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 2 else [])
+    for place, workloads in (("sm_90", DEEP), ("opencl:0", TUNED))
+    for name, texts in workloads.items()
+    for number, text in enumerate(texts)
+]
 
 
 @pytest.mark.parametrize(("place", "schedule", "text"), SEARCHES)

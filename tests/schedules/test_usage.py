@@ -90,7 +90,10 @@ def chosen(text, name):
     return space, covering(space, 1, seed=2)
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+SOME = [pytest.param(pair, marks=[pytest.mark.slow] if number % 2 else []) for number, pair in enumerate(PAIRS)]
+
+
+@pytest.fixture(scope="module", params=SOME, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def configs(request):
     """Legal configs with what they say that they use and their kernels: (space, [(config, usage, lowered)])."""
     text, name = request.param

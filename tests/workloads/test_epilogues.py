@@ -56,7 +56,7 @@ def test_the_text_has_the_operations_in_their_order(epilogue):
 
 
 @given(orders, st.sampled_from(LAYOUTS))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
     workload = conv(epilogue, layout=layout)
     inputs = workload.inputs(seed=0)
