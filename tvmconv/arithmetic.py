@@ -8,9 +8,7 @@ from typing import Any
 def ceil_div(dividend: Any, divisor: Any) -> Any:
     """Return the quotient rounded up to the next integer.
 
-    Args:
-        dividend: An integer, an array of integers or a TIR expression.
-        divisor: A positive number of the same kinds.
+    The numbers are integers, arrays of integers or TIR expressions.
 
     Example:
         >>> ceil_div(7, 2)
@@ -22,9 +20,7 @@ def ceil_div(dividend: Any, divisor: Any) -> Any:
 def round_up(value: Any, multiple: Any) -> Any:
     """Return the smallest multiple of `multiple` that is at least `value`.
 
-    Args:
-        value: An integer, an array of integers or a TIR expression.
-        multiple: A positive number of the same kinds.
+    The numbers are integers, arrays of integers or TIR expressions.
 
     Example:
         >>> round_up(7, 4)

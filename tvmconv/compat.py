@@ -110,11 +110,7 @@ def rename_value(schedule: str, knob: str, value: Value) -> Value:
 
 
 def rename_config(schedule: str, config: Mapping[str, Value]) -> Config:
-    """Return a config with the current names of its knobs and values, in the same order.
-
-    Raises:
-        KnobError: the config has a knob under its former and under its current name.
-    """
+    """Return a config with the current names of its knobs and values, in the same order."""
     if schedule not in KNOBS:
         return dict(config)
     renamed: Config = {}
@@ -127,11 +123,7 @@ def rename_config(schedule: str, config: Mapping[str, Value]) -> Config:
 
 
 def rename_requested_config(schedule: str, config: Mapping[str, Value]) -> Config:
-    """Return `rename_config` of a config that a user wrote, and log one line if it has a former name.
-
-    Raises:
-        KnobError: the config has a knob under its former and under its current name.
-    """
+    """Return `rename_config` of a config that a user wrote, and log one line if it has a former name."""
     renamed = rename_config(schedule, config)
     changes = [
         f"{old_name}={old_value} is now {new_name}={new_value}"
@@ -204,11 +196,7 @@ def former_attribute(name: str) -> Any:
 
 
 def rename_options(options: Mapping[str, T], new_by_old: Mapping[str, str]) -> dict[str, T]:
-    """Return options with their current names; a former name gives a `DeprecationWarning`.
-
-    Raises:
-        ValueError: an option is there under its former and under its current name.
-    """
+    """Return options with their current names; a former name gives a `DeprecationWarning`."""
     for old, new in new_by_old.items():
         if old in options:
             warnings.warn(f"option {old!r} is now {new!r}", DeprecationWarning, stacklevel=3)
@@ -247,15 +235,7 @@ def rename_config_text(schedule: str, text: bytes) -> bytes:
 
 
 def rename_keys(data: Mapping[str, Any], new_by_old: Mapping[str, str]) -> dict[str, Any]:
-    """Return a JSON object with the current names of its keys.
-
-    Args:
-        data: the object.
-        new_by_old: the table of its keys.
-
-    Raises:
-        ValueError: the object has a key under its former and under its current name.
-    """
+    """Return a JSON object with the current names of its keys."""
     for old, new in new_by_old.items():
         if old in data and new in data:
             raise ValueError(f"the key {new!r} is there twice, once by its former name {old!r}")

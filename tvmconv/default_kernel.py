@@ -31,14 +31,6 @@ def default_candidate_schedules(workload: Workload, device: Device, *, will_be_t
 
     The naive schedule is never among them. Most low-priority schedules are left out for large workloads, for which they
     run long. They are also left out when nothing is timed, because the analysis of their long loops is slow.
-
-    Args:
-        workload: Workload to compute.
-        device: Device that the kernels are built for.
-        will_be_timed: Whether the caller times the kernels, instead of analysing their code.
-
-    Raises:
-        ScheduleError: No schedule of the workload is in the search on this device.
     """
     primary = registry.schedules_to_tune(workload, device.kind, device.arch)
     low_priority = registry.low_priority_schedules(workload, device.kind, device.arch)
@@ -51,11 +43,7 @@ def build_default_kernels(
 ) -> list[Kernel]:
     """Build schedules with their default knob values and return the kernels that compile.
 
-    Args:
-        workload: Workload to compute.
-        device: Device that the kernels are built for.
-        schedules: Schedules to build; the first one is always built.
-        max_seconds: Seconds after which no further build begins.
+    The first schedule is always built; after `max_seconds` no further build begins.
     """
     started_at = perf_counter()
     with ThreadPoolExecutor() as pool:  # NVRTC compiles while TVM lowers the next schedule
@@ -82,14 +70,6 @@ def build_fastest_default(workload: Workload, device: Device) -> Kernel:
     """Build the default kernel with the shortest predicted time.
 
     If no time can be predicted, the result is the default kernel of the first schedule that a search tries.
-
-    Args:
-        workload: Workload to compute.
-        device: Device, or architecture, that the kernel is built for.
-
-    Raises:
-        ScheduleError: No schedule of the workload is in the search on this device.
-        Error: That first schedule does not lower, or its kernel does not fit the device.
     """
     if cost_model := cost_model_for(device.arch):
         machine, candidates = cost_model.device_spec, default_candidate_schedules(workload, device, will_be_timed=False)
@@ -110,9 +90,5 @@ def estimate_kernel_seconds(kernel: Kernel, machine: DeviceSpec) -> float:
 
 
 def fastest_default_name(seconds: Mapping[str, float]) -> str:
-    """Return the name of the schedule whose default kernel was measured as the fastest.
-
-    Args:
-        seconds: Measured seconds of default kernels by schedule name; not empty.
-    """
+    """Return the name of the schedule whose default kernel was measured as the fastest."""
     return min(seconds, key=lambda name: seconds[name])

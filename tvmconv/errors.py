@@ -119,14 +119,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def translate_to_model_error(prefix: str) -> Iterator[None]:
-    """Translate foreign exceptions of the block to a one-line ModelError; an `Error` passes unchanged.
-
-    Args:
-        prefix: Beginning of the message.
-
-    Raises:
-        ModelError: The block raised an exception that is not an `Error`, or `SystemExit`.
-    """
+    """Translate foreign exceptions of the block to a one-line ModelError; an `Error` passes unchanged."""
     try:
         yield
     except Error:

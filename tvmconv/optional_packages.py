@@ -14,10 +14,6 @@ PACKAGES = {  # module or program: (extra of tvmconv that installs it, requireme
 
 
 def format_install_command(name: str) -> str:
-    """Return the command that installs a missing package, in one line.
-
-    Args:
-        name: Missing module or program, a key of `PACKAGES`.
-    """
+    """Return the command that installs a missing package, in one line."""
     extra, package = PACKAGES[name]
     return f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"

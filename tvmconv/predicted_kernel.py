@@ -48,17 +48,7 @@ MAX_DEFAULT_BUILD_SECONDS = 5.0  # time after which no further default kernel is
 def build_predicted(workload: Workload, device: Device, *, time_candidates: bool = True) -> Kernel:
     """Build the kernel that the cost model predicts to be the fastest, or the best default kernel if that is faster.
 
-    Args:
-        workload: Workload to compute.
-        device: Device, or architecture, that the kernel is built for.
-        time_candidates: Time the predicted kernel and the default kernels on the device.
-
-    Returns:
-        The kernel. Its `prediction` is None if it is a default kernel.
-
-    Raises:
-        ScheduleError: No schedule of the workload is in the search on this device.
-        Error: There is no prediction, and the default kernel does not lower or does not fit the device.
+    The `prediction` of a default kernel is None.
     """
     cost_model = cost_model_for(device.arch)
     predictions = recommend_configs(workload, device)
@@ -79,15 +69,7 @@ def build_predicted(workload: Workload, device: Device, *, time_candidates: bool
 
 
 def build_contenders(workload: Workload, device: Device) -> list[Kernel]:
-    """Build the kernels that `build_predicted` times on a device: a plausible prediction, then default kernels.
-
-    Args:
-        workload: Workload to compute.
-        device: Device, or architecture, that the kernels are built for.
-
-    Raises:
-        ScheduleError: No schedule of the workload is in the search on this device.
-    """
+    """Build the kernels that `build_predicted` times on a device: a plausible prediction, then default kernels."""
     cost_model = cost_model_for(device.arch)
     predicted = None
     if cost_model:
@@ -118,16 +100,7 @@ def _build_plausible_prediction(
 
 
 def is_plausible(kernel: Kernel, prediction: Prediction, machine: DeviceSpec) -> bool:
-    """Return whether the local-memory traffic of a kernel takes no longer than its predicted time.
-
-    Args:
-        kernel: Kernel of the predicted config, for an NVIDIA architecture.
-        prediction: Prediction with the expected seconds.
-        machine: GPU that the prediction is for.
-
-    Raises:
-        CompileError: The kernel does not compile.
-    """
+    """Return whether the local-memory traffic of a kernel takes no longer than its predicted time."""
     if estimate_seconds_from_text(kernel, machine) > prediction.seconds:
         return False  # decided without NVRTC, which takes seconds for such sources
     return estimate_seconds_from_cubin(kernel, machine) <= prediction.seconds

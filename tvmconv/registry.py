@@ -327,11 +327,7 @@ def _get_registered(operator: str, name: str, function: Callable) -> Schedule:
 
 
 def _is_registered_from_same_file(operator: str, function: Callable) -> bool:
-    """Return whether the same file already registered the schedule under another module name.
-
-    Raises:
-        ScheduleError: Another file registered a schedule of that name.
-    """
+    """Return whether the same file already registered the schedule under another module name."""
     name, module = function.__name__, function.__module__
     registered = _registry.get((operator, name))
     if registered is None or registered.function.__module__ == module:
@@ -362,11 +358,7 @@ def _get_source_path(function: Callable) -> str:
 def _load_schedule_packages() -> dict[str, Error]:
     """Import every module of every package of schedules, the built-in package first, which registers the schedules.
 
-    Returns:
-        The error of each other package that does not import, by name; each error is also logged in one line.
-
-    Raises:
-        HostError: The built-in package does not import, for example because TVM finds too little memory to load.
+    The result is the error of each other package that does not import, by name; it is also logged in one line.
     """
     try:
         _import_package(BUILT_IN)
@@ -439,13 +431,6 @@ def get_baseline_schedule(w: Workload) -> Schedule | None:
 def find_schedule(w: Workload, name: str) -> Schedule:
     """Return the schedule of a workload by its name.
 
-    Args:
-        w: The workload.
-        name: Name of the schedule, such as "tiling".
-
-    Raises:
-        ScheduleError: No schedule has that name, or it does not support the workload; the message names the condition.
-
     Example:
         >>> import tvmconv
         >>> find_schedule(tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling").operator
@@ -463,11 +448,7 @@ def find_schedule(w: Workload, name: str) -> Schedule:
 
 
 def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:
-    """Return a schedule unchanged, or find it by its name.
-
-    Raises:
-        ScheduleError: As `find_schedule`, or the argument is neither a schedule nor a string.
-    """
+    """Return a schedule unchanged, or find it by its name."""
     if isinstance(schedule, Schedule):
         return schedule
     if not isinstance(schedule, str):
@@ -484,13 +465,7 @@ def _explain_inapplicable(s: Schedule, w: Workload) -> str:
 
 
 def low_priority_schedules(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
-    """Return the schedules that a search tries with low priority, after those of `schedules_to_tune`.
-
-    Args:
-        w: The workload.
-        kind: Kind of the device, such as "cuda".
-        arch: Its NVIDIA architecture, such as "sm_90"; None for any.
-    """
+    """Return the schedules that a search tries with low priority, after those of `schedules_to_tune`."""
     primary = schedules_to_tune(w, kind, arch)
     superseded = {name for s in primary for name in s.supersedes}
     candidates = [s for s in _list_working_schedules(w, kind, arch) if not s.baseline and s.name not in superseded]
@@ -498,19 +473,7 @@ def low_priority_schedules(w: Workload, kind: str, arch: str | None = None) -> l
 
 
 def schedules_to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
-    """Return the schedules that a search tries by default; the first is built if no tuning data is available.
-
-    Args:
-        w: The workload.
-        kind: Kind of the device, such as "cuda".
-        arch: Its NVIDIA architecture, such as "sm_90"; None for any.
-
-    Returns:
-        At least one schedule.
-
-    Raises:
-        ScheduleError: No schedule of the workload is searched by default on this device.
-    """
+    """Return the schedules that a search tries by default; the first is built if no tuning data is available."""
     candidates = [s for s in _list_working_schedules(w, kind, arch) if s.is_searched_by_default(w)]
     superseded = {name for s in candidates for name in s.supersedes}
     remaining = [s for s in candidates if s.name not in superseded]
@@ -535,12 +498,7 @@ def _list_working_schedules(w: Workload, kind: str, arch: str | None) -> list[Sc
 
 
 def report_skipped_schedule(failure: ScheduleError, activity: str = "the search") -> None:
-    """Log a warning, once for each message, that an activity continues without a failed schedule.
-
-    Args:
-        failure: The exception that the schedule's code or TVM raised.
-        activity: Name of the activity, for the message.
-    """
+    """Log a warning, once for each message, that an activity continues without a failed schedule."""
     message = f"{failure}; {activity} goes on without it"
     if message not in _reported_messages:
         _reported_messages.add(message)

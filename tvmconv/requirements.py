@@ -16,16 +16,11 @@ WorkloadCondition = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition on workloads with its description.
+    """A condition on workloads with its description."""
 
-    Attributes:
-        description: Required property, to follow "with", such as "layout nhwc".
-        predicate: Function `f(w)` that returns whether the workload has the property.
-        describe_actual: Function `f(w)` that describes the actual property, to follow "this workload has".
-    """
-
-    description: str
-    predicate: WorkloadCondition
+    description: str  # required property, to follow "with", such as "layout nhwc"
+    predicate: WorkloadCondition  # function `f(w)` that returns whether the workload has the property
+    # Function `f(w)` that describes the actual property, to follow "this workload has".
     describe_actual: Callable[[Any], str]
 
     def __call__(self, w: Any) -> bool:
@@ -35,12 +30,9 @@ class Requirement:
 
 @dataclass(frozen=True)
 class AllConditions:
-    """A conjunction of conditions, of which the first unmet one is described.
+    """A conjunction of conditions, of which the first unmet one is described."""
 
-    Attributes:
-        conditions: Requirements or plain functions, evaluated in order until one is not met.
-    """
-
+    # Requirements or plain functions, evaluated in order until one is not met.
     conditions: tuple[WorkloadCondition, ...]
 
     def __call__(self, w: Any) -> bool:

@@ -50,29 +50,17 @@ WEIGHT_EXPONENT = 2.0  # exponent of a config's relative throughput in its weigh
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """The measurements of one schedule on one workload.
-
-    Attributes:
-        workload: Workload.
-        space: Search space of the schedule.
-        points: Points of the measured configs (n, knobs).
-        seconds: Seconds per launch, float (n,).
-        best_seconds: Seconds per launch of the fastest config of any schedule.
-    """
+    """The measurements of one schedule on one workload."""
 
     workload: Conv
-    space: Space
-    points: np.ndarray
-    seconds: np.ndarray
-    best_seconds: float
+    space: Space  # search space of the schedule
+    points: np.ndarray  # points of the measured configs (n, knobs)
+    seconds: np.ndarray  # seconds per launch, float (n,)
+    best_seconds: float  # seconds per launch of the fastest config of any schedule
 
 
 def read_valid_records(log: Path) -> Iterator[Record]:
-    """Yield the valid records of a log, which may be compressed by gzip.
-
-    Raises:
-        Error: The log cannot be read.
-    """
+    """Yield the valid records of a log, which may be compressed by gzip."""
     if log.suffix != ".gz":
         yield from (record for record in read_records(log, InvalidLines()) if record.ok)
         return
@@ -87,11 +75,7 @@ def read_valid_records(log: Path) -> Iterator[Record]:
 
 
 def find_record_device_spec(record: Record) -> DeviceSpec:
-    """Return the peak rates of a record's device, from a GPU of this host or from the cost model in use.
-
-    Raises:
-        Error: The device is not on this host, and the cost model in use is for another one.
-    """
+    """Return the peak rates of a record's device, from a GPU of this host or from the cost model in use."""
     with contextlib.suppress(DeviceError):
         for device in cuda.list_cuda_devices():
             if device.name == record.device and device.peak_flops and device.peak_bandwidth:
@@ -111,10 +95,6 @@ def collect_samples(
 
     Records of schedules and configs that no longer exist are left out. Of several records of a config, the latest final
     timing counts, or else the latest record.
-
-    Args:
-        records: Records of one device.
-        on_progress: Function that is called with the text of each workload.
     """
     records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -157,15 +137,7 @@ def train(
     """Train a cost model.
 
     The model of a schedule learns from the samples of all operators, so that images inform volumes and signals.
-
-    Args:
-        by_schedule: Samples by operator and schedule.
-        device_spec: Device of the samples.
-        provenance: Text on the training data that the model stores.
-        on_progress: Function that is called with the name of each schedule.
-
-    Returns:
-        The cost model, without schedules that have too few samples or are rarely fast.
+    Schedules that have too few samples or are rarely fast are left out.
     """
     samples_by_name: dict[str, list[TrainingSample]] = defaultdict(list)
     for (_, schedule), schedule_samples in by_schedule.items():

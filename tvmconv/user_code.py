@@ -16,13 +16,8 @@ BUILT_IN = "tvmconv.builtin"
 def translate_user_errors(name: str, *modules: str) -> Iterator[None]:
     """Translate exceptions of the block to `ScheduleFailure`; an `Error` and KeyboardInterrupt pass unchanged.
 
-    Args:
-        name: Name of the failing part, with which the message begins, such as "schedule bad".
-        modules: Full names of the modules of that code. The message gives the last executed line in their packages
-            rather than a line of a library that they call.
-
-    Raises:
-        ScheduleFailure: The block raised an exception, including `SystemExit`.
+    The message gives the last executed line in the packages of `modules` rather than a line of a library that they
+    call.
     """
     try:
         yield

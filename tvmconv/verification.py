@@ -80,14 +80,7 @@ class Verification:
 def is_sampled(workload: Workload, mode: str = "auto", full_flops: float = FULL_FLOPS) -> bool:
     """Return whether only a sample of a workload's outputs is computed in float64.
 
-    Args:
-        workload: Workload; only the outputs of convolutions are ever sampled.
-        mode: "auto" samples above `full_flops`, "sample" samples whenever there are enough outputs, and "full" never
-            samples.
-        full_flops: FLOP above which "auto" samples.
-
-    Raises:
-        WorkloadError: The mode is unknown.
+    "auto" samples above `full_flops`, "sample" whenever there are enough outputs, and "full" never.
     """
     if mode not in VERIFICATION_MODES:
         raise WorkloadError(f"verification {mode!r}: expected one of {', '.join(VERIFICATION_MODES)}")

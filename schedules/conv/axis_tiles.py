@@ -16,15 +16,10 @@ Factors = dict[str, int]  # inner factors of an axis by level
 
 
 class AxisTiles(NamedTuple):
-    """Tiles of a schedule.
+    """Tiles of a schedule."""
 
-    Attributes:
-        output: Tiles of channels, rows and columns.
-        reduction: Tiles of input channels, and of rows and columns of the filter.
-    """
-
-    output: tuple[Tile, ...]
-    reduction: tuple[Tile, ...]
+    output: tuple[Tile, ...]  # tiles of channels, rows and columns
+    reduction: tuple[Tile, ...]  # tiles of input channels, and of rows and columns of the filter
 
 
 def declare_tile_knobs(
@@ -32,12 +27,8 @@ def declare_tile_knobs(
 ) -> AxisTiles:
     """Declare the tiles of the output and of the reduction as knobs, and return them.
 
-    Args:
-        k: The knobs, to which a knob `tile_AXIS` is added for each axis.
-        w: The workload.
-        output_factors: Preferred factors by level of the axes c, h and w; the outermost level is `block`.
-        reduction_factors: Preferred factors of rc, rh and rw, which must divide their axes; the outermost level is
-            `step`.
+    The factors are the preferred ones by level, without the outermost `block` or `step`; those of the reduction divide
+    their axes.
     """
     extents = {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": w.C // w.groups, "rh": w.R, "rw": w.S}
     preferred_factors = {**output_factors, **reduction_factors}

@@ -30,12 +30,8 @@ def initialize_with_bias(
 ) -> Schedule:
     """Return the schedule with accumulators initialized by the bias, if that is the first operation of the epilogue.
 
-    Args:
-        s: The schedule, whose reduction is decomposed.
-        w: The workload.
-        block_name: Name of the block that multiplies.
-        config: The config; with slices, which are the block's first axis, only the first slice starts with the bias.
-        group_axis: Index of the group axis among the other axes; the output channels follow it.
+    The reduction of the schedule is decomposed. Slices are the first axis of the block `block_name`; only the first
+    slice starts with the bias. The output channels follow the axis `group_axis`.
     """
     if w.epilogue[:1] != (BIAS_NAME,):
         return s

@@ -46,21 +46,13 @@ class LoopNest(NamedTuple):
 
 
 class ReductionBlocks(NamedTuple):
-    """Blocks of a convolution, and the loops of the multiplying block that are tiled.
-
-    Attributes:
-        multiply_block: The block that multiplies.
-        reduce_block: The block that adds up the slices; None without slices.
-        outer_loop: The loop that is not tiled: images, groups.
-        output_loops: Loops over the output, channels first.
-        reduction_loops: Loops over the reduction, input channels first.
-    """
+    """Blocks of a convolution, and the loops of the multiplying block that are tiled."""
 
     multiply_block: SBlockRV
-    reduce_block: SBlockRV | None
-    outer_loop: LoopRV
-    output_loops: list[LoopRV]
-    reduction_loops: list[LoopRV]
+    reduce_block: SBlockRV | None  # the block that adds up the slices; None without slices
+    outer_loop: LoopRV  # the loop that is not tiled: images, groups
+    output_loops: list[LoopRV]  # loops over the output, channels first
+    reduction_loops: list[LoopRV]  # loops over the reduction, input channels first
 
 
 def split_reduction(
@@ -75,14 +67,7 @@ def split_reduction(
 ) -> ReductionBlocks:
     """Accumulate a block in registers, with each output's reduction shared among `config.sliced_k` threads.
 
-    Args:
-        s: The schedule.
-        block: The reduction block.
-        outer_loop: Its loop that is not tiled.
-        output_loops: Its loops over the output, channels first.
-        reduction_loops: Its loops over the reduction, input channels first.
-        config: The tile config.
-        stores_output: Whether the sums are stored with the epilogue, not as partial sums for a second kernel.
+    Channels come first among the loops. Unless `stores_output`, the sums are partial ones for a second kernel.
     """
     if config.sliced_k == 1:
         _cache_and_store(s, block, stores_output)
@@ -168,13 +153,7 @@ def pipeline_operand_copies(
 ) -> None:
     """Copy the operands to shared memory for each k-tile, with a pipeline if configured, and unroll the products.
 
-    Args:
-        s: The schedule.
-        multiply_block: The block that multiplies.
-        copies: The copy blocks of its operands.
-        orders: For each copy, a function from its own axes to the operand's memory order.
-        loop_nest: Loops around the products.
-        config: The tile config.
+    Each of `orders` puts the axes of a copy in the operand's memory order.
     """
     step_loop = loop_nest.step_loops[-1] if config.pipeline == "none" else s.fuse(*loop_nest.step_loops)
     for copy, order in zip(copies, orders, strict=True):

@@ -157,14 +157,8 @@ def select_default_tiles(
 ) -> tuple[TileFactors, TileFactors]:
     """Return the first of `DEFAULT_TILES` that fits the channels and shared memory and gives enough blocks.
 
-    Args:
-        w: The workload.
-        num_channels: Output channels per group.
-        num_pixels: Pixels of the whole batch.
-        staged_taps: Input channels × filter taps per k-tile.
-
-    Returns:
-        Inner factors of the channel tile and of the pixel tile.
+    The channels are those of a group, the pixels those of the whole batch, and `staged_taps` is input channels × filter
+    taps per k-tile. The result is the inner factors of the channel tile and of the pixel tile.
     """
     if num_channels == 1:  # depthwise: the pixels must fill the block
         return {}, {"warp": 4}
@@ -180,13 +174,8 @@ def select_default_tiles(
 def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlockRV:
     """Turn the convolution into a product over (group, channel; input channel, filter taps; pixel).
 
-    Args:
-        s: The schedule.
-        w: The workload.
-        channels_last: Whether the weight is viewed with its output channels innermost.
-
-    Returns:
-        The reduction block; its input is a view with one element for each filter tap and pixel.
+    The input of the returned reduction block is a view with one element for each filter tap and pixel. With
+    `channels_last`, the weight is viewed with its output channels innermost.
     """
     conv = s.get_sblock("sum")
     axis_strides = {

@@ -43,19 +43,12 @@ REDUCTION_LEVELS = ("step", "tap")
 
 
 class TiledAxis(NamedTuple):
-    """An axis that is tiled, and its knob.
-
-    Attributes:
-        knob_name: Name of the knob.
-        extent: Extent of the axis.
-        default_factors: Preferred inner factors by level.
-        allow_mismatch: Whether values from AutoTVM's logs that do not fit the extent are accepted.
-    """
+    """An axis that is tiled, and its knob."""
 
     knob_name: str
     extent: int
-    default_factors: dict[str, int]
-    allow_mismatch: bool = False
+    default_factors: dict[str, int]  # preferred inner factors by level
+    allow_mismatch: bool = False  # whether values from AutoTVM's logs that do not fit the extent are accepted
 
 
 class TiledAxes(NamedTuple):
@@ -67,48 +60,27 @@ class TiledAxes(NamedTuple):
 
 @dataclass(frozen=True)
 class DirectTileConfig:
-    """Tiles of the output and of the reduction, and the options of the kernel.
+    """Tiles of the output and of the reduction, and the options of the kernel."""
 
-    Attributes:
-        output: A tile of `OUTPUT_LEVELS` for each output axis.
-        reduction: A tile of `REDUCTION_LEVELS` for each reduction axis, within one slice.
-        sliced_k: Threads that share the reduction of an output.
-        pipeline: One of `PIPELINE_COPIES`.
-        copy_order: Thread-to-element order of copies to shared memory. `coalesced`: neighbouring threads copy
-            neighbouring elements. `vectorized`: the same with `VECTOR_ELEMENTS` elements each. `contiguous`: each
-            thread copies a contiguous run.
-        max_unrolled_statements: Maximum number of statements to which the products of a k-tile are unrolled.
-        unrolls_explicitly: Whether TVM unrolls in the source; otherwise the device's compiler does, by `#pragma
-            unroll`.
-        weight_layout: With `ihwo`, output channels are the innermost axis of the weight in shared memory.
-        weight_pad_words: Words by which the rows of a transposed weight are shifted against the banks.
-        split_k: Blocks that share the reduction of a tile.
-    """
-
-    output: tuple[Tile, ...]
-    reduction: tuple[Tile, ...]
-    sliced_k: Any
-    pipeline: Any
+    output: tuple[Tile, ...]  # a tile of `OUTPUT_LEVELS` for each output axis
+    reduction: tuple[Tile, ...]  # a tile of `REDUCTION_LEVELS` for each reduction axis, within one slice
+    sliced_k: Any  # threads that share the reduction of an output
+    pipeline: Any  # one of `PIPELINE_COPIES`
+    # Thread-to-element order of copies to shared memory. `coalesced`: neighbouring threads copy neighbouring elements.
+    # `vectorized`: the same with `VECTOR_ELEMENTS` elements each. `contiguous`: each thread copies a contiguous run.
     copy_order: Any
-    max_unrolled_statements: Any
+    max_unrolled_statements: Any  # maximum number of statements to which the products of a k-tile are unrolled
+    # Whether TVM unrolls in the source; otherwise the device's compiler does, by `#pragma unroll`.
     unrolls_explicitly: Any
-    weight_layout: Any
-    weight_pad_words: Any
-    split_k: Any = 1
+    weight_layout: Any  # with `ihwo`, output channels are the innermost axis of the weight in shared memory
+    weight_pad_words: Any  # words by which the rows of a transposed weight are shifted against the banks
+    split_k: Any = 1  # blocks that share the reduction of a tile
 
     @classmethod
     def declare_knobs(
         cls, k: Knobs, w: Conv, axes: TiledAxes, *, allow_sliced_k: bool, allow_split_k: bool = False
     ) -> DirectTileConfig:
-        """Declare all knobs and return their values; except for the tiles, the defaults are what AutoTVM does.
-
-        Args:
-            k: The knobs.
-            w: The workload.
-            axes: Axes that are tiled.
-            allow_sliced_k: Whether the reduction may be split over threads.
-            allow_split_k: Whether the reduction may be split over blocks.
-        """
+        """Declare all knobs and return their values; except for the tiles, the defaults are what AutoTVM does."""
         is_dense = w.groups == 1
         config = cls(
             output=tuple(
@@ -265,12 +237,7 @@ class DirectTileConfig:
         return np.where(self.weight_layout == "ihwo", padded_elements, num_channels)
 
     def shared_bytes(self, w: Conv, operand_elements: Sequence[Any]) -> Any:
-        """Return the shared memory per block in bytes.
-
-        Args:
-            w: The workload.
-            operand_elements: Staged elements of each operand per k-tile.
-        """
+        """Return the shared memory per block in bytes."""
         num_copies = np.array([PIPELINE_COPIES[str(name)] for name in np.atleast_1d(self.pipeline)], dtype=np.int64)
         operand_bytes = num_copies * np.stack(operand_elements) * get_element_bytes(w)
         # The slices are reduced in a separate array per virtual thread. TVM places it in the memory of an operand that
@@ -293,10 +260,7 @@ class DirectTileConfig:
     def compute_usage(self, w: Conv, operand_elements: tuple[Any, Any], num_outer_blocks: int) -> ResourceUsage:
         """Return the resources that configs use.
 
-        Args:
-            w: The workload.
-            operand_elements: Staged elements of the input and of the weight per k-tile.
-            num_outer_blocks: Blocks along the axes that are not tiled: images, groups.
+        The operands are the input and the weight, `num_outer_blocks` the blocks along images and groups.
         """
         num_blocks = num_outer_blocks * self.split_k * self.num_tiles
         k_tiles = math.prod(tile.step for tile in self.reduction) // (self.sliced_k * self.split_k)

@@ -103,13 +103,7 @@ def pad_operands_with_zeros(s: Schedule, blocks: ReductionBlocks, config: Direct
 def split_k_over_blocks(s: Schedule, reduce_block: SBlockRV, num_parts: int) -> SBlockRV:
     """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
 
-    Args:
-        s: The schedule.
-        reduce_block: The reduction block over (group, channel, pixel; input channel, filter taps).
-        num_parts: Number of parts.
-
-    Returns:
-        The block of the partial sums, over (part and group, channel, pixel; input channel, filter taps).
+    The returned block of the partial sums is over (part and group, channel, pixel; input channel, filter taps).
     """
     group, channel, pixel, depth, *taps = s.get_loops(reduce_block)
     part_loop, rest_loop = s.split(depth, [num_parts, None])

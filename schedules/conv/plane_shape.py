@@ -19,25 +19,15 @@ PLANE_NDIM = 3
 
 @dataclass(frozen=True)
 class PlaneShape:
-    """Sizes of a convolution over planes, rows and columns, with 1 for missing axes.
-
-    Attributes:
-        w: The convolution.
-        input_size: Size of an input.
-        output_size: Size of an output.
-        kernel_size: Size of the filter.
-        strides: Strides.
-        dilations: Distances between taps.
-        pad_low: Zeros before the input.
-    """
+    """Sizes of a convolution over planes, rows and columns, with 1 for missing axes."""
 
     w: Conv
     input_size: tuple[int, ...]
     output_size: tuple[int, ...]
     kernel_size: tuple[int, ...]
     strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pad_low: tuple[int, ...]
+    dilations: tuple[int, ...]  # distances between taps
+    pad_low: tuple[int, ...]  # zeros before the input
 
     @classmethod
     @functools.lru_cache(maxsize=64)

@@ -21,21 +21,13 @@ DTYPES = ("float32", "float16", "bfloat16", "tf32")
 
 
 class ConvLoops(NamedTuple):
-    """Loops of the reduction block by role.
+    """Loops of the reduction block by role."""
 
-    Attributes:
-        outer: The batch, fused with the groups.
-        channel: Output channels of a group; the groups if each has one output channel (depthwise).
-        spatial: Spatial axes of the output.
-        channel_in: Input channels of a group.
-        taps: Axes of the filter.
-    """
-
-    outer: LoopRV
-    channel: LoopRV
-    spatial: list[LoopRV]
-    channel_in: LoopRV
-    taps: list[LoopRV]
+    outer: LoopRV  # the batch, fused with the groups
+    channel: LoopRV  # output channels of a group; the groups if each has one output channel (depthwise)
+    spatial: list[LoopRV]  # spatial axes of the output
+    channel_in: LoopRV  # input channels of a group
+    taps: list[LoopRV]  # axes of the filter
 
 
 def get_conv_loops(s: Schedule, w: Conv) -> ConvLoops:
@@ -68,9 +60,7 @@ def accumulate_in_registers(s: Schedule) -> SBlockRV:
 def reduce_partials(s: Schedule, reduction_block: SBlockRV) -> None:
     """Add up partial sums in a separate kernel that also applies the epilogue.
 
-    Args:
-        s: The schedule.
-        reduction_block: The block that `rfactor` leaves, over (part, output).
+    The block is the one that `rfactor` leaves, over (part, output).
     """
     part_loop, *output_loops = s.get_loops(reduction_block)
     store = s.cache_write(reduction_block, 0, "local")

@@ -56,12 +56,7 @@ def declare_block_knobs(k: Knobs, w: Filter, default: Sequence[int] | None = Non
 
     The options are powers of two, less than twice the padded signal along each axis. An axis with one position has one
     thread: several threads would share what they stage, and TVM would omit the barrier that they need
-    (`tvmconv.compiler.barriers`).
-
-    Args:
-        k: The knobs, to which `threads_x` and, for an image, `threads_y` are added.
-        w: The workload.
-        default: Preferred numbers of threads, powers of two; by default `DEFAULT_BLOCK`.
+    (`tvmconv.compiler.barriers`). The default consists of powers of two.
     """
     knob_names = list_thread_knobs(w)
     threads = []
@@ -112,13 +107,8 @@ def schedule_from_global_memory(s: Schedule, w: Filter, threads: Sequence[int]) 
 def schedule_from_shared_memory(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[int]) -> None:
     """Let each thread compute an output from shared memory, to which the block first copies its tile with the halo.
 
-    The copy contains zeros past the ends of the signal. The mask is in constant memory.
-
-    Args:
-        s: The schedule.
-        w: The workload.
-        tile: Sizes of an output tile, at most `threads`.
-        threads: Threads per block; those outside the tile only copy.
+    The copy contains zeros past the ends of the signal. The mask is in constant memory. The threads outside the tile
+    only copy.
     """
     sum_block = cache_accumulator(s, w)
     copy = s.cache_read(sum_block, 0, "shared")
@@ -139,13 +129,8 @@ def tile_output(
 ) -> None:
     """Let each block compute a tile of the output, one position per thread, with unrolled taps.
 
-    Args:
-        s: The schedule.
-        sum_block: The reduction block.
-        tile: Sizes of an output tile, at most `threads`.
-        threads: Threads per block; those outside the tile idle.
-        copy: Block that copies a tile's inputs to shared memory, one channel at a time, in strides of the threads; None
-            without such a copy. Its last axes are those of the output.
+    The tile is at most as large as the block, whose other threads idle. `copy` is a block that copies a tile's inputs
+    to shared memory, one channel at a time; its last axes are those of the output.
     """
     num_axes = len(tile)
     store = s.get_consumers(sum_block)[0]

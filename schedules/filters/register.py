@@ -89,21 +89,14 @@ def register(s: Schedule, w: Filter, k: Knobs) -> Schedule:
 
 @dataclass(frozen=True)
 class FilterThreadTile:
-    """Strip of a thread, and arrangement of threads in a block.
+    """Strip of a thread, and arrangement of threads in a block."""
 
-    Attributes:
-        vector: Elements per vector.
-        vectors_per_thread: Neighbouring vectors per thread.
-        rows_per_thread: Output rows per thread.
-        thread_shape: Threads per block along a row and along a column.
-        load_rows_once: Whether each input row is loaded once, with all mask rows unrolled; otherwise it is loaded for
-            each mask row, in a loop.
-    """
-
-    vector: int
-    vectors_per_thread: int
-    rows_per_thread: int
-    thread_shape: tuple[int, int]
+    vector: int  # elements per vector
+    vectors_per_thread: int  # neighbouring vectors per thread
+    rows_per_thread: int  # output rows per thread
+    thread_shape: tuple[int, int]  # threads per block along a row and along a column
+    # Whether each input row is loaded once, with all mask rows unrolled; otherwise it is loaded for each mask row, in a
+    # loop.
     load_rows_once: bool
 
 

@@ -53,12 +53,7 @@ def shuffle(s: Schedule, w: Filter, k: Knobs) -> Schedule:
 
 
 def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
-    """Return the filter as a scheduled function of X, K and Y for CUDA; the mask is in constant memory.
-
-    Args:
-        w: The workload.
-        warp_shape: Warps per block, along a row and along a column.
-    """
+    """Return the filter as a scheduled function of X, K and Y for CUDA; the mask is in constant memory."""
     (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
     row_elements, (warps_x, warps_y) = width * channels, warp_shape
     elements_per_lane = _count_lane_elements(w)

@@ -21,21 +21,13 @@ TENSOR_CORE_RATE = {"tf32": 8, "float16": 16, "bfloat16": 16}  # approximate mul
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peak rates of a device, which a cost model stores.
+    """Peak rates of a device, which a cost model stores."""
 
-    Attributes:
-        name: Name by the driver, such as "NVIDIA H200".
-        arch: Architecture, such as "sm_90".
-        multiprocessors: Number of multiprocessors.
-        flops: Peak rate of float32 operations, in FLOP/s.
-        bandwidth: Peak bandwidth of global memory, in bytes/s.
-    """
-
-    name: str
-    arch: str
+    name: str  # name by the driver, such as "NVIDIA H200"
+    arch: str  # architecture, such as "sm_90"
     multiprocessors: int
-    flops: float
-    bandwidth: float
+    flops: float  # peak rate of float32 operations, in FLOP/s
+    bandwidth: float  # peak bandwidth of global memory, in bytes/s
 
     def roofline_seconds(self, workload: Conv) -> float:
         """Return the approximate minimum time of a workload, the unit of the predictions, in seconds."""
@@ -48,14 +40,7 @@ def compute_features(
 ) -> dict[str, np.ndarray]:
     """Return the features of configs by name, each float32 (n,).
 
-    Args:
-        workload: Workload.
-        space: Search space of a schedule for the workload.
-        points: Points of the configs (n, knobs).
-        device_spec: Device that the configs run on.
-
-    Returns:
-        Features by name. The names do not depend on the workload, but some may be missing.
+    The names do not depend on the workload, but some may be missing.
     """
     values, names = space.compute_features(points)
     columns_by_name = dict(zip(names, values.T, strict=True))
@@ -77,14 +62,7 @@ def build_matrix(
 ) -> np.ndarray:
     """Return the features of `names` as a matrix, float32 (n, names).
 
-    Args:
-        columns_by_name: Features of configs, as `compute_features` returns them.
-        names: Names of features, in the order of the columns.
-        knobs: Names of knobs that the schedule has for some workload. If this workload does not have one of them, the
-            features of the knob are `MISSING`.
-
-    Raises:
-        ValueError: A feature is missing, and does not belong to any of `knobs`.
+    If this workload lacks one of `knobs`, which the schedule has for some workload, its features are `MISSING`.
     """
     unknown = [name for name in names if name not in columns_by_name and split_feature(name)[0] not in knobs]
     if unknown:

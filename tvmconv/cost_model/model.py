@@ -45,42 +45,28 @@ def describe_workload_kind(workload: Conv) -> str:
 
 @dataclass(frozen=True)
 class MeasuredExample:
-    """A measured workload, and a fast config for it.
-
-    Attributes:
-        workload: Text of the workload.
-        config: Config of the schedule.
-        relative_throughput: Throughput relative to the fastest config of any schedule for this workload.
-    """
+    """A measured workload, and a fast config for it."""
 
     workload: str
-    config: Config
-    relative_throughput: float
+    config: Config  # config of the schedule
+    relative_throughput: float  # throughput relative to the fastest config of any schedule for this workload
 
 
 @dataclass(frozen=True)
 class ScheduleModel:
-    """The cost model of one schedule.
-
-    Attributes:
-        schedule: Name of the schedule.
-        knobs: Names of all knobs of the schedule when the model was trained.
-        kinds: Dtypes and layouts of the training set, as `describe_workload_kind` returns them. The model does not
-            cover other workloads.
-        names: Names of the features.
-        members: Forests that were trained on different samples. They predict the slowdown, the base-2 logarithm of the
-            time divided by `DeviceSpec.roofline_seconds`.
-        portfolio: Configs of which at least one is fast on most workloads, the most useful first.
-        examples: Fastest configs of the measured workloads.
-    """
+    """The cost model of one schedule."""
 
     schedule: str
-    knobs: tuple[str, ...]
+    knobs: tuple[str, ...]  # names of all knobs of the schedule when the model was trained
+    # Dtypes and layouts of the training set, as `describe_workload_kind` returns them. The model does not cover other
+    # workloads.
     kinds: tuple[str, ...]
     names: tuple[str, ...]
+    # Forests that were trained on different samples. They predict the slowdown, the base-2 logarithm of the time
+    # divided by `DeviceSpec.roofline_seconds`.
     members: tuple[Trees, ...]
-    portfolio: tuple[Config, ...] = ()
-    examples: tuple[MeasuredExample, ...] = ()
+    portfolio: tuple[Config, ...] = ()  # configs of which at least one is fast on most workloads, the most useful first
+    examples: tuple[MeasuredExample, ...] = ()  # fastest configs of the measured workloads
 
     def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec) -> np.ndarray:
         """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
@@ -90,19 +76,12 @@ class ScheduleModel:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost model of one device.
-
-    Attributes:
-        device_spec: Device.
-        schedule_models: Cost models by schedule, each for all operators.
-        provenance: Training data, date and command of the training.
-        training_layers: Layers of the training set, as `layer_key` returns them.
-    """
+    """The cost model of one device."""
 
     device_spec: DeviceSpec
-    schedule_models: Mapping[str, ScheduleModel]
-    provenance: str = ""
-    training_layers: frozenset[str] = frozenset()
+    schedule_models: Mapping[str, ScheduleModel]  # cost models by schedule, each for all operators
+    provenance: str = ""  # training data, date and command of the training
+    training_layers: frozenset[str] = frozenset()  # layers of the training set, as `layer_key` returns them
     _parsed_workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def find_schedule_model(self, workload: Conv, schedule: str, space: Space) -> ScheduleModel | None:
@@ -150,11 +129,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Read a cost model from a file.
-
-        Raises:
-            Error: The file cannot be read, has another format, or another version.
-        """
+        """Read a cost model from a file."""
         try:
             with open_regular(path) as file:
                 with zipfile.ZipFile(file) as packed:
@@ -241,14 +216,7 @@ _active_model = _ActiveModel()
 
 
 def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> None:
-    """Set the cost model of this process, in place of the one that comes with the package.
-
-    Args:
-        cost_model: Cost model, or path of its file; None for no predictions.
-
-    Raises:
-        Error: The file cannot be read.
-    """
+    """Set the cost model of this process, in place of the one that comes with the package."""
     selected = cost_model if isinstance(cost_model, CostModel) or cost_model is None else CostModel.load(cost_model)
     _active_model.is_set, _active_model.cost_model = True, selected
 

@@ -27,19 +27,12 @@ UCB_FACTOR = 0.5  # number of standard deviations of the members in the upper co
 
 @dataclass(frozen=True)
 class Prediction:
-    """A config and its predicted time.
-
-    Attributes:
-        schedule: Name of the schedule.
-        config: Value of each knob.
-        seconds: Predicted seconds per launch.
-        log2_std: Standard deviation of the members' predictions, of the base-2 logarithm of the time.
-    """
+    """A config and its predicted time."""
 
     schedule: str
-    config: Config
-    seconds: float
-    log2_std: float
+    config: Config  # value of each knob
+    seconds: float  # predicted seconds per launch
+    log2_std: float  # standard deviation of the members' predictions, of the base-2 logarithm of the time
 
     @property
     def upper_bound_seconds(self) -> float:
@@ -50,14 +43,7 @@ class Prediction:
 def predict(
     workload: Conv, spaces: Mapping[str, Space], cost_model: CostModel, max_configs: int = 1
 ) -> list[Prediction]:
-    """Return the predictions of the best configs of all schedules that the cost model covers, the best first.
-
-    Args:
-        workload: Workload.
-        spaces: Search spaces of its schedules, by name.
-        cost_model: Cost model.
-        max_configs: Maximum number of configs of each schedule.
-    """
+    """Return the predictions of the best configs of all schedules that the cost model covers, the best first."""
     predictions = []
     for name, space in spaces.items():
         schedule_model = cost_model.find_schedule_model(workload, name, space)
@@ -95,13 +81,6 @@ def prefer_default_if_close(
 
     The default is the best of many configs by the schedule's own estimate. If it is not legal, the predictions do not
     change.
-
-    Args:
-        predictions: Predictions, the best first.
-        workload: Workload.
-        schedule: Name of the first schedule to tune.
-        space: Search space of that schedule.
-        cost_model: Cost model.
     """
     schedule_model = cost_model.find_schedule_model(workload, schedule, space)
     point = space.point_from_config(space.default)

@@ -30,16 +30,8 @@ def recommend_configs(
     """Return the predictions of the best configs for a workload on a device, the best first.
 
     Without `spaces`, the cost model also chooses the schedule, but only if it covers the first schedule to tune. The
-    default config of this schedule comes first, unless the best prediction is clearly faster.
-
-    Args:
-        workload: Workload.
-        device: Device, or architecture.
-        max_configs: Maximum number of configs of each schedule.
-        spaces: Search spaces of the schedules to consider, by name (default: all that run on the device).
-
-    Returns:
-        Predictions; none if the cost model does not cover the device or the workload.
+    default config of this schedule comes first, unless the best prediction is clearly faster. There are none if the
+    cost model does not cover the device or the workload.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, Conv):
@@ -69,15 +61,8 @@ def make_prior(
 ) -> Callable[[NDArray[np.int32]], NDArray[np.float32]] | None:
     """Return a function that predicts the costs of configs of a schedule, as a prior for the tuner.
 
-    Args:
-        workload: Workload.
-        schedule_name: Name of the schedule.
-        space: Search space of the schedule.
-        device: Device, or architecture.
-
-    Returns:
-        A function from points (n, knobs) to the base-2 logarithms of their predicted slowdowns, float32 (n,); None if
-        the cost model does not cover the schedule.
+    It maps points (n, knobs) to the base-2 logarithms of predicted slowdowns, float32 (n,). It is None if the cost
+    model does not cover the schedule.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, Conv):

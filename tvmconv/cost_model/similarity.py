@@ -22,12 +22,8 @@ def layer_key(workload: Workload) -> str:
 def workload_distance(workload: Workload, other_workload: Workload, *, any_spatial_ndim: bool = False) -> float:
     """Return the distance of two convolutions: the weighted sum of the base-2 logarithms of the ratios of their sizes.
 
-    It is infinite for other workloads, and for convolutions that differ in the kind of dtype, layout or groups.
-
-    Args:
-        workload: Workload.
-        other_workload: Other workload.
-        any_spatial_ndim: Whether the numbers of spatial dimensions may differ; the sizes are products over them.
+    It is infinite for other workloads, and for convolutions that differ in the kind of dtype, layout or groups. With
+    `any_spatial_ndim`, the numbers of spatial dimensions may differ.
     """
     if not isinstance(workload, Conv) or not isinstance(other_workload, Conv):
         return math.inf

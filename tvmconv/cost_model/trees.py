@@ -16,23 +16,15 @@ _DTYPES = {"feature": "int16", "threshold": "float32", "left": "int32", "roots":
 
 @dataclass(frozen=True)
 class Trees:
-    """A forest of regression trees, whose leaves are summed.
+    """A forest of regression trees, whose leaves are summed."""
 
-    Attributes:
-        feature: Index of the feature that each node tests, `LEAF_FEATURE` for leaves: int16 (nodes,).
-        threshold: Threshold below which the left child follows, or value of a leaf: float32 (nodes,).
-        left: Index of the left child, before that of the right child; a leaf has its own index: int32 (nodes,).
-        roots: Index of the root of each tree: int32 (trees,).
-        base: Number that is added to the sum of leaves.
-        depth: Depth of the deepest leaf.
-    """
-
-    feature: np.ndarray
-    threshold: np.ndarray
+    feature: np.ndarray  # index of the feature that each node tests, `LEAF_FEATURE` for leaves: int16 (nodes,)
+    threshold: np.ndarray  # threshold below which the left child follows, or value of a leaf: float32 (nodes,)
+    # Index of the left child, before that of the right child; a leaf has its own index: int32 (nodes,).
     left: np.ndarray
-    roots: np.ndarray
-    base: float
-    depth: int
+    roots: np.ndarray  # index of the root of each tree: int32 (trees,)
+    base: float  # number that is added to the sum of leaves
+    depth: int  # depth of the deepest leaf
 
     def check(self, num_features: int) -> None:
         """Raise ValueError if an array is malformed, or an index of a node or of a feature is out of range."""

@@ -13,11 +13,8 @@ def drop_environment_failures(records: Sequence[Record], naive_name: str | None)
     """Return the records without failures that the environment caused, so that their configs are tried again.
 
     A failure is left out if its message names the environment, or if it is part of a streak in which even the naive
-    schedule failed, which is correct on every device.
-
-    Args:
-        records: Records of one workload on one device, in the order of the log.
-        naive_name: Name of the naive schedule; None if there is none.
+    schedule failed, which is correct on every device. The records are those of one workload on one device, in the order
+    of the log.
     """
     kept_records: list[Record] = []
     for ok, group in itertools.groupby(records, key=lambda record: record.ok):
@@ -31,11 +28,7 @@ def _select_config_failures(
 ) -> list[Record]:
     """Return those of several consecutive failures that the configs caused.
 
-    Args:
-        streak: Consecutive failures.
-        naive_name: Name of the naive schedule.
-        has_no_other_record: Whether the log has no other record. If it has, a lone failure of the naive schedule does
-            not prove a fault of the environment.
+    If the log has other records, a lone failure of the naive schedule does not prove a fault of the environment.
     """
     suspects = [record for record in streak if faults.is_doubtful(record.error, record.message)]
     has_naive_failure = any(record.schedule == naive_name for record in suspects)

@@ -21,45 +21,32 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The options of a search.
+    """The options of a search."""
 
-    Attributes:
-        tuner: Search algorithm: "gp", "ga", "random" or "grid".
-        trials: Number of records of all schedules, those in the log included. The default is
-            `tvmconv.search.search.DEFAULT_MAX_TRIALS` without `seconds`, else no limit.
-        seconds: Time limit in seconds of wall-clock time, with final timings and earlier sessions included; see
-            `tvmconv.deadline`.
-        log: File of records that is read first and then appended to.
-        seed: Seed of the tuner, not negative.
-        patience: Number of consecutive records without improvement after which the search ends.
-        transfer_logs: Logs, or folders of logs, of other workloads that the gp tuner also learns from.
-        workers: Number of builder processes. The default is the number of processors minus one.
-        measure_baseline: Whether the naive schedule is measured once, if the log does not have it and a launch takes
-            at most one second (`tvmconv.naive_cost`).
-        remeasure_best: Whether the fastest configs are measured again at the end, on fresh inputs.
-        started_at: Value of `time.monotonic` from which `seconds` counts. The default is the call of the search.
-        verify: Outputs of a kernel that are verified, one of `tvmconv.verification.VERIFICATION_MODES`.
-        hard_deadline: Time at which the search is cut off in any state, in addition to the limit of `seconds`.
-        waits_for_first_trials: Whether the search waits beyond `seconds` for all configs of its first submission, two
-            for each builder process, and not only for the first config.
-
-    Raises:
-        TuningError: A value is out of its range, or has the wrong type.
-    """
-
-    tuner: str = "gp"
+    tuner: str = "gp"  # search algorithm: "gp", "ga", "random" or "grid"
+    # Number of records of all schedules, those in the log included. The default is
+    # `tvmconv.search.search.DEFAULT_MAX_TRIALS` without `seconds`, else no limit.
     trials: int | None = None
+    # Time limit in seconds of wall-clock time, with final timings and earlier sessions included; see
+    # `tvmconv.deadline`.
     seconds: float | None = None
-    log: str | os.PathLike[str] = "tuning.jsonl"
-    seed: int = 0
-    patience: int | None = None
+    log: str | os.PathLike[str] = "tuning.jsonl"  # file of records that is read first and then appended to
+    seed: int = 0  # seed of the tuner, not negative
+    patience: int | None = None  # number of consecutive records without improvement after which the search ends
+    # Logs, or folders of logs, of other workloads that the gp tuner also learns from.
     transfer_logs: Iterable[str | os.PathLike[str]] = ()
-    workers: int | None = None
+    workers: int | None = None  # Number of builder processes. The default is the number of processors minus one.
+    # Whether the naive schedule is measured once, if the log does not have it and a launch takes at most one second
+    # (`tvmconv.naive_cost`).
     measure_baseline: bool = True
-    remeasure_best: bool = True
+    remeasure_best: bool = True  # whether the fastest configs are measured again at the end, on fresh inputs
+    # Value of `time.monotonic` from which `seconds` counts. The default is the call of the search.
     started_at: float | None = None
-    verify: str = "auto"
+    verify: str = "auto"  # outputs of a kernel that are verified, one of `tvmconv.verification.VERIFICATION_MODES`
+    # Time at which the search is cut off in any state, in addition to the limit of `seconds`.
     hard_deadline: Deadline = field(default_factory=Deadline)
+    # Whether the search waits beyond `seconds` for all configs of its first submission, two for each builder process,
+    # and not only for the first config.
     waits_for_first_trials: bool = True
 
     def __post_init__(self) -> None:
@@ -85,13 +72,7 @@ class TuneOptions:
             object.__setattr__(self, "transfer_logs", tuple(self.transfer_logs))
 
     def check_tuner(self) -> None:
-        """Check that the tuner exists and supports the options.
-
-        Raises:
-            TunerError: There is no such tuner.
-            TuningError: `transfer_logs` has logs, but the tuner does not learn from other workloads.
-            Error: A log of `transfer_logs` does not exist.
-        """
+        """Check that the tuner exists and supports the options."""
         can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
         if list_log_files(self.transfer_logs) and not can_transfer:
             raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected gp")

@@ -25,25 +25,15 @@ NUM_LOCAL_SEARCH_STARTS = 5  # number of fastest configs whose neighbours are tr
 
 @dataclass
 class PortfolioMember:
-    """A schedule of the portfolio.
-
-    Attributes:
-        schedule: Schedule.
-        tuner: Tuner that proposes configs of the schedule.
-        weight: Weight of the schedule before any trial, at most 1.
-        num_proposed: Number of proposed configs, or of trials if that is larger.
-        best_seconds: Seconds per launch of the fastest config.
-        is_exhausted: Whether the tuner has no more configs to propose.
-        has_failed: Whether the schedule's own code has raised an exception; then no more configs are proposed.
-        num_trials: Number of trials.
-    """
+    """A schedule of the portfolio."""
 
     schedule: Schedule
     tuner: Tuner
-    weight: float = 1.0
-    num_proposed: int = 0
-    best_seconds: float = math.inf
-    is_exhausted: bool = field(default=False, init=False)
+    weight: float = 1.0  # weight of the schedule before any trial, at most 1
+    num_proposed: int = 0  # number of proposed configs, or of trials if that is larger
+    best_seconds: float = math.inf  # seconds per launch of the fastest config
+    is_exhausted: bool = field(default=False, init=False)  # whether the tuner has no more configs to propose
+    # Whether the schedule's own code has raised an exception; then no more configs are proposed.
     has_failed: bool = field(default=False, init=False)
     num_trials: int = field(default=0, init=False)
 
@@ -72,12 +62,8 @@ class PortfolioSearch:
 
     The enqueued configs come first: predicted configs, the schedules' defaults, and configs that were fast for other
     workloads. Then each schedule gets trials by the time of its best config, and its own tuner proposes them. At the
-    end, the neighbours of the fastest configs are tried.
-
-    Args:
-        members: Schedules, those with the highest priority first.
-        enqueued: Batches of configs to measure first, the most promising first. The next batch is requested only when
-            all configs of the previous one were proposed.
+    end, the neighbours of the fastest configs are tried. The next batch is requested only when all configs of the
+    previous one were proposed.
     """
 
     def __init__(self, members: Sequence[PortfolioMember], enqueued: Iterable[Iterable[Proposal]] = ()) -> None:
@@ -109,13 +95,8 @@ class PortfolioSearch:
     def ask(self, max_configs: int, *, is_final_phase: bool = False, skip_model: bool = False) -> list[Proposal]:
         """Propose configs that were not proposed or learnt before.
 
-        Args:
-            max_configs: Maximum number of configs.
-            is_final_phase: Whether the search is near its end, so that neighbours of the fastest configs come first.
-            skip_model: Whether too little time remains to load the libraries of a tuner's cost model.
-
-        Returns:
-            At most `max_configs` proposals; none if the search spaces are exhausted.
+        In the final phase, neighbours of the fastest configs come first. There are no proposals if the search spaces
+        are exhausted.
         """
         if proposals := self._ask_enqueued(max_configs):
             return proposals  # without further ones, because a tuner takes time to propose

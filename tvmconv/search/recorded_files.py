@@ -24,16 +24,8 @@ def find_recorded_spaces(
 ) -> Iterator[tuple[str, RecordedSpaceRunner]]:
     """Yield the recorded spaces of files and folders, with their names.
 
-    The name is that of the file; for a log, also the schedule, the workload and the device.
-
-    Args:
-        paths: Files of Kernel Tuner, tuning logs (`.jsonl`), and folders that are searched for both. Other files in
-            folders are skipped.
-        min_configs: Minimum number of configs that a log must have for a space.
-
-    Raises:
-        RecordingError: A named file has another format or no space, or a folder has no space.
-        Error: A file cannot be read.
+    The name is that of the file; for a log, also the schedule, the workload and the device. Paths are files of Kernel
+    Tuner, logs (`.jsonl`), and folders that are searched for both.
     """
     for path in map(Path, paths):
         if not path.is_dir():
@@ -73,15 +65,8 @@ def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -
     """Return the recorded spaces of a log: the measured configs of each workload, schedule and device.
 
     Final timings are left out, because they are not trials. If the knobs of a schedule have changed in the course of a
-    log, the space has the configs with the most frequent set of knobs.
-
-    Args:
-        path: Log.
-        min_configs: Minimum number of distinct configs, of which at least one must have succeeded.
-        invalid_lines: Collects the lines that are not records, which are skipped.
-
-    Raises:
-        Error: The file cannot be read.
+    log, the space has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs
+    must have succeeded.
     """
     trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
     for record in read_records(path, invalid_lines):

@@ -32,26 +32,17 @@ MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # a time of a launch outside this range c
 
 @dataclass(frozen=True)
 class RecordedTrial:
-    """A config and its cost, a `Trial` that a tuner learns from.
+    """A config and its cost, a `Trial` that a tuner learns from."""
 
-    Attributes:
-        config: Values by knob name.
-        cost: Seconds per launch; infinite for a config that failed.
-    """
-
-    config: Config
-    cost: float
+    config: Config  # values by knob name
+    cost: float  # seconds per launch; infinite for a config that failed
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedSpace(Space):
-    """A search space whose legal points are the recorded ones.
+    """A search space whose legal points are the recorded ones."""
 
-    Attributes:
-        points: Legal points, int32 (n, knobs), ordered by index.
-    """
-
-    points: np.ndarray = field(kw_only=True, repr=False)
+    points: np.ndarray = field(kw_only=True, repr=False)  # legal points, int32 (n, knobs), ordered by index
 
     @property
     def enumerated_legal(self) -> np.ndarray:
@@ -71,10 +62,10 @@ class RecordedSpace(Space):
 class RecordedSplit(SplitKnob):
     """A split knob with the recorded values; its extent is that of the largest recorded tile.
 
-    Attributes:
-        recorded_values: Values of the knob, each with -1 as its first factor.
+    Each recorded value has -1 as its first factor.
     """
 
+    # Values of the knob, each with -1 as its first factor.
     recorded_values: tuple[tuple[int, ...], ...] = field(kw_only=True, repr=False)
 
     @property
@@ -91,13 +82,7 @@ class RecordedSplit(SplitKnob):
 class RecordedSpaceRunner:
     """A runner that returns recorded costs instead of measuring.
 
-    Args:
-        trials: Recorded trials, all with the same knobs; of several trials of one config the last one counts. Values
-            are numbers, words, or the factors of a split.
-
-    Attributes:
-        space: Search space of the recorded configs.
-        best_seconds: Lowest recorded cost, in seconds.
+    All trials have the same knobs; of several trials of one config the last one counts.
     """
 
     def __init__(self, trials: list[RecordedTrial], schedule: str | None = None):
@@ -141,17 +126,7 @@ def _encode_points(knobs: Mapping[str, Knob], trials: list[RecordedTrial]) -> np
 
 
 def load_recorded_space(path: str | Path) -> RecordedSpaceRunner:
-    """Read a recorded space from a file of Kernel Tuner.
-
-    Args:
-        path: Cache file, or file of results in the T4 format, plain or compressed by gzip.
-
-    Returns:
-        The recorded space with its costs.
-
-    Raises:
-        RecordingError: The file cannot be read, has another format, or has no knobs or no successful measurement.
-    """
+    """Read a recorded space from a file of Kernel Tuner."""
     content = _parse_cache(Path(path))
     try:
         trials = list(_iterate_trials(content))

@@ -117,26 +117,7 @@ def search(
 ) -> TuneResult:
     """Search for the fastest config of several schedules.
 
-    Args:
-        workload: Workload to tune.
-        selection: Schedules to search. Their knobs make the search spaces, which the device's limits bound.
-        devices: Devices of one architecture to measure on.
-        options: Options of the search.
-        on_progress: Function that is called with the status about ten times per second.
-        prefetcher: Holds what an earlier search has prepared for this one.
-        prepare_next: Function that prepares the next search. It is called once, while this search waits for trials.
-
-    Returns:
-        The result of the search.
-
-    Raises:
-        TunerError: There is no such tuner.
-        TuningError: The tuner does not learn from other workloads.
-        ScheduleError: A schedule does not support the device.
-        DeviceError: A device was lost, or does not support a dtype.
-        HostError: The host or the device cannot run any program; the log has no record of failures by this cause.
-        Error: The log cannot be read or written.
-        KeyboardInterrupt: The user interrupted the search; the log has all measurements up to then.
+    `prepare_next` prepares the next search; it is called once, while this search waits for trials.
     """
     started_at = time.monotonic() if options.started_at is None else options.started_at
     device = devices[0]
@@ -209,8 +190,8 @@ class _SearchSession:
     ) -> tuple[float, dict[str, float], list[MeasureCandidate]]:
         """Search until the end.
 
-        Returns:
-            Seconds of measuring, mean milliseconds per trial of each phase, and the fastest configs with their kernels.
+        Return the seconds of measuring, mean milliseconds per trial of each phase, and the fastest configs with their
+        kernels.
         """
         progress = self.progress
         clock_start = started_at - progress.elapsed_seconds
@@ -406,12 +387,8 @@ class _SearchSession:
     def remeasure_best(self, built_candidates: Sequence[MeasureCandidate], phases: Mapping[str, float]) -> None:
         """Time the fastest configs again, in turn, on fresh inputs, while no other work runs, and log the results.
 
-        The finalists include the best config of earlier final timings and the naive schedule, because only times of
-        one final run are comparable.
-
-        Args:
-            built_candidates: Fastest configs, with the kernels that this session built.
-            phases: Mean milliseconds per trial of each phase, which decide how many finalists there is time for.
+        The finalists include the best config of earlier final timings and the naive schedule, because only times of one
+        final run are comparable. The mean milliseconds of each phase decide how many finalists there is time for.
         """
         naive_trial = self._make_naive_trial()
         is_already_measured = bool(self._best_records) and self._best_records[0].identity in self._final_records

@@ -35,28 +35,19 @@ UNINFORMED_TUNERS = ("random", "grid")  # tuners without first candidates, as th
 
 @dataclass(frozen=True)
 class ScheduleSelection:
-    """The schedules of a search.
+    """The schedules of a search."""
 
-    Attributes:
-        high_priority: Schedules that are searched.
-        low_priority: Schedules that are seldom the fastest. Their defaults are measured, and they are searched only if
-            these are fast.
-        is_explicit: Whether the caller named the schedules; then the result of the search is a record of one of them.
-    """
-
-    high_priority: Sequence[registry.Schedule]
+    high_priority: Sequence[registry.Schedule]  # schedules that are searched
+    # Schedules that are seldom the fastest. Their defaults are measured, and they are searched only if these are fast.
     low_priority: Sequence[registry.Schedule] = ()
+    # Whether the caller named the schedules; then the result of the search is a record of one of them.
     is_explicit: bool = False
 
     @classmethod
     def resolve(
         cls, workload: Workload, requested: Sequence[str | registry.Schedule], device: Device
     ) -> ScheduleSelection:
-        """Select the requested schedules; if there are none, all schedules that may be the fastest.
-
-        Raises:
-            ScheduleError: There is no such schedule for the workload, or no schedule for the device.
-        """
+        """Select the requested schedules; if there are none, all schedules that may be the fastest."""
         schedules = [registry.as_schedule(workload, schedule) for schedule in requested]
         if schedules:
             return cls(schedules, is_explicit=True)
@@ -70,10 +61,6 @@ def create_search(
     """Create the search spaces and tuners of all schedules, and enqueue the first candidates.
 
     A schedule whose space or default config fails is skipped with a warning.
-
-    Raises:
-        ScheduleError: All schedules fail.
-        Error: A log cannot be read.
     """
     transfer_logs = list_log_files(options.transfer_logs)
     members, failures = [], []
@@ -143,11 +130,7 @@ def _read_transfer_trials(
 
 
 class SearchPrefetcher:
-    """Inputs and portfolios for later searches, prepared while another search waits for its trials.
-
-    Attributes:
-        problems: Inputs and reference outputs by workload.
-    """
+    """Inputs and portfolios for later searches, prepared while another search waits for its trials."""
 
     def __init__(self) -> None:
         self.problems = ProblemPrefetcher()

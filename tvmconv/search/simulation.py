@@ -16,16 +16,12 @@ CHECKPOINTS = (10, 25, 50, 100, 200)
 
 @dataclass(frozen=True)
 class SimulatedSearch:
-    """One simulated search.
+    """One simulated search."""
 
-    Attributes:
-        relative_throughput: Throughput of the best config so far divided by that of the optimum, after each trial:
-            float (trials,). It is 0 until the first config succeeds.
-        seconds: Wall time in the tuner.
-    """
-
+    # Throughput of the best config so far divided by that of the optimum, after each trial: float (trials,). It is 0
+    # until the first config succeeds.
     relative_throughput: np.ndarray
-    seconds: float
+    seconds: float  # wall time in the tuner
 
     @staticmethod
     def average(searches: Sequence[SimulatedSearch]) -> SimulatedSearch:
@@ -36,15 +32,10 @@ class SimulatedSearch:
 
 @dataclass(frozen=True)
 class SimulationSummary:
-    """Simulated searches by one tuner with several seeds.
-
-    Attributes:
-        tuner: Name of the tuner.
-        searches: One search for each seed.
-    """
+    """Simulated searches by one tuner with several seeds."""
 
     tuner: str
-    searches: Sequence[SimulatedSearch]
+    searches: Sequence[SimulatedSearch]  # one search for each seed
 
     def get_throughput_after(self, num_trials: int) -> np.ndarray:
         """Return the relative throughput of each seed after `num_trials` trials: float (seeds,)."""
@@ -61,17 +52,7 @@ def simulate_search(
 ) -> SimulatedSearch:
     """Simulate the search of a tuner in a recorded space, in batches of the tuner's `batch_size`.
 
-    Args:
-        recording: Recorded space.
-        tuner: Name in `TUNERS`, or class of a tuner.
-        num_trials: Number of configs to measure. In a smaller space, the last relative throughput is repeated.
-        seed: Seed of the tuner.
-
-    Returns:
-        The relative throughput after each trial, and the time in the tuner.
-
-    Raises:
-        TunerError: There is no such tuner.
+    In a smaller space, the last relative throughput is repeated.
     """
     searcher = (find_tuner(tuner) if isinstance(tuner, str) else tuner)(recording.space, seed)
     costs: list[float] = []

@@ -29,21 +29,11 @@ def tune_tasks(
 ) -> Iterator[tuple[Workload, Callable[[ProgressCallback], TuneResult]]]:
     """Yield the searches of a network's workloads; each search has to end before the next one is requested.
 
-    A running search prepares the next one. Inside `keep_workers_alive()`, all searches use the same processes.
-
-    Args:
-        network: Number of occurrences of each workload.
-        devices: Devices of one architecture to measure on.
-        options: Options of each search. `started_at` applies to the first one. `seconds` counts only without
-            `deadline`.
-        schedule_names: Names of the schedules to search for each workload (default: all that may be the fastest).
-        deadline: Time at which all searches have to be done. The workloads are then ordered by their cost in the
-            network, the most expensive first, and the time is divided by cost. If it is too short for all, the results
-            of the last workloads are those of the log.
-
-    Yields:
-        A workload, and a function that searches it. The function takes the callback for the status, which it calls
-        about ten times per second, and raises the errors of `tune`.
+    A running search prepares the next one. Inside `keep_workers_alive()`, all searches use the same processes. By
+    `deadline`, all searches have to be done. The workloads are then ordered by their cost in the network (their number
+    of occurrences is the value in `network`), the most expensive first, and the time is divided by cost. If it is too
+    short for all, the results of the last workloads are those of the log. Without a deadline, `options.seconds` limits
+    each search, and `options.started_at` applies to the first one.
     """
     prefetcher, started_at, names_by_workload = SearchPrefetcher(), options.started_at, schedule_names or {}
     remaining = [*network] if deadline is None else sort_by_cost(network, devices[0])

@@ -14,12 +14,7 @@ DEFAULT_PEAK_FLOPS, DEFAULT_PEAK_BANDWIDTH = 1e12, 1e11  # FLOP/s and bytes/s of
 
 
 def sort_by_cost(network: Mapping[Workload, int], device: Device) -> list[Workload]:
-    """Return the workloads of a network, ordered by their total time at the device's peak rates, the longest first.
-
-    Args:
-        network: Number of occurrences of each workload.
-        device: Device that the network runs on.
-    """
+    """Return the workloads of a network, ordered by their total time at the device's peak rates, the longest first."""
     return sorted(network, key=lambda workload: -network[workload] * roofline_seconds(workload, device))
 
 
@@ -35,12 +30,6 @@ def allocate_seconds(
 
     Each workload gets an equal minimum, and the rest is divided in proportion to the time of all occurrences of a
     workload at the device's peak rates.
-
-    Args:
-        seconds: Seconds for all remaining workloads.
-        remaining: Workloads that are not yet searched, at least one.
-        counts: Number of occurrences of each workload in the network (default: 1).
-        device: Device that the network runs on.
     """
     min_seconds = min(MIN_TASK_SECONDS, seconds / len(remaining) / 2)
     weighted_seconds = [counts.get(workload, 1) * roofline_seconds(workload, device) for workload in remaining]

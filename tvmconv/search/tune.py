@@ -121,14 +121,7 @@ def tune_all(
 ) -> TuneResult:
     """Search several schedules together. It raises the errors of `tune`.
 
-    Args:
-        workload: Workload to tune.
-        schedules: Schedules or their names. If it is empty, all schedules that may be the fastest are searched.
-        measuring_devices: Devices of one architecture to measure on.
-        options: Options of the search.
-        on_progress: Function that is called with the status about ten times per second.
-        prefetcher: See `search`.
-        prepare_next: See `search`.
+    Without schedules, all that may be the fastest are searched.
     """
     selection = ScheduleSelection.resolve(workload, schedules, measuring_devices[0])
     with keep_workers_alive():
@@ -139,13 +132,8 @@ def tune_all(
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
     """Return the devices that one or several texts name; `devices.find_device` returns only one of them.
 
-    Args:
-        device: Device, its text, or several. "cuda" and "auto" stand for all GPUs of this host with the name and
-            architecture of the first one, "rpc:KEY" for all workers of the key.
-        tracker: Host and port of the tracker of "rpc:KEY". By default, those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
-
-    Raises:
-        DeviceError: A text does not name an available device, or names an architecture, or there is no text.
+    "cuda" and "auto" stand for all GPUs of this host with the name and architecture of the first one, "rpc:KEY" for all
+    workers of the key at the tracker (host and port; by default, those of TVM_TRACKER_HOST and TVM_TRACKER_PORT).
     """
     if not isinstance(device, (str, Device)):
         if not isinstance(device, Sequence):

@@ -20,15 +20,7 @@ def find_nearest_workload_configs(
 ) -> list[tuple[str, Config]]:
     """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first.
 
-    Args:
-        logs: Log files; lines that are not records are skipped.
-        workload: Workload that is searched. Its own records do not count.
-        schedules: Names of the schedules.
-        device_kind: Kind of the device. Records of other kinds do not count.
-        max_workloads: Maximum number of workloads for each schedule.
-
-    Raises:
-        Error: A log cannot be read.
+    Records of other kinds of devices do not count. `max_workloads` is for each schedule.
     """
     if not isinstance(workload, Conv):
         return []

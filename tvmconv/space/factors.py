@@ -38,9 +38,7 @@ def list_divisors(number: int) -> tuple[int, ...]:
 def list_tile_sizes(extent: int, max_overhang_fraction: float) -> list[int]:
     """Return the tile lengths that cover `extent` with little overhang, in ascending order.
 
-    Args:
-        extent: Extent of the loop.
-        max_overhang_fraction: Maximum fraction of the extent that is computed past its end; 0 for divisors only.
+    The overhang is a fraction of the extent; 0 stands for divisors only.
     """
     max_size = min(int(extent * (1 + max_overhang_fraction)), _MAX_OVERHANGING_TILE) if max_overhang_fraction else 0
     overhanging_sizes = (
@@ -79,16 +77,12 @@ _DISTANCE_WEIGHT = 0.25
 def find_nearest_factors(extent: int, preferred: tuple[int, ...], *, exact_divisors: bool = False) -> tuple[int, ...]:
     """Return the legal inner factors nearest to the preferred ones.
 
+    With `exact_divisors`, the product of the factors divides the extent, and factors may exceed the preferred ones.
+
     Preferred factors that divide the extent are returned unchanged. Otherwise the result minimizes the overhang (padded
     extent / extent - 1) plus the weighted distance from the preferred factors, and no factor exceeds its preferred
     value. Of equally good results, the one with the largest factor before the last is returned, which is a tile's
     number of threads.
-
-    Args:
-        extent: Extent of the loop.
-        preferred: Preferred inner factors, outermost first.
-        exact_divisors: Whether the product of the factors must divide the extent; factors may then exceed the preferred
-            ones.
 
     Example:
         >>> find_nearest_factors(56, (16, 2))

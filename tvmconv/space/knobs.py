@@ -39,22 +39,14 @@ class SplitKnob:
 
     With `allow_mismatch`, only the inner factors count, as in AutoTVM: the outermost factor may be any number, and a
     tile that exceeds the extent is reduced to the extent.
-
-    Attributes:
-        name: Name of the knob.
-        extent: Number of iterations of the loop.
-        num_factors: Number of nested loops.
-        default: Default factors, with -1 first.
-        max_overhang_fraction: Maximum overhang of searched tiles, as a fraction of the extent.
-        allow_mismatch: Whether factors from AutoTVM's logs that do not fit the extent are accepted.
     """
 
     name: str
-    extent: int
-    num_factors: int
-    default: tuple[int, ...]
-    max_overhang_fraction: float = 0.0
-    allow_mismatch: bool = False
+    extent: int  # number of iterations of the loop
+    num_factors: int  # number of nested loops
+    default: tuple[int, ...]  # default factors, with -1 first
+    max_overhang_fraction: float = 0.0  # maximum overhang of searched tiles, as a fraction of the extent
+    allow_mismatch: bool = False  # whether factors from AutoTVM's logs that do not fit the extent are accepted
 
     @functools.cached_property
     def options(self) -> tuple[tuple[int, ...], ...]:
@@ -89,14 +81,7 @@ class SplitKnob:
         return (-1, *self.resolve(value)[1:])
 
     def resolve(self, value: object) -> tuple[int, ...]:
-        """Check `value` and replace a leading -1 by the number of tiles.
-
-        Args:
-            value: List or tuple of factors, outermost first.
-
-        Raises:
-            KnobError: The value is not a list of `num_factors` positive factors that cover the extent.
-        """
+        """Check `value` and replace a leading -1 by the number of tiles."""
         expected = (
             f"knob {self.name} takes {self.num_factors} factors of {self.extent} such as {format_value(self.default)} "
             f"(-1: as many as cover {self.extent})"
@@ -126,17 +111,11 @@ class SplitKnob:
 
 @dataclass(frozen=True)
 class ChoiceKnob:
-    """A knob with a short list of values.
-
-    Attributes:
-        name: Name of the knob.
-        options: Values that it accepts.
-        default: Default value, one of the options.
-    """
+    """A knob with a short list of values."""
 
     name: str
-    options: tuple[Value, ...]
-    default: Value
+    options: tuple[Value, ...]  # values that it accepts
+    default: Value  # default value, one of the options
 
     @property
     def size(self) -> int:
@@ -171,15 +150,10 @@ def _make_column(values: Sequence[Value]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A condition on the values of several knobs.
+    """A condition on the values of several knobs."""
 
-    Attributes:
-        description: The condition in words, for error messages.
-        predicate: Function from columns to a bool array (n,).
-    """
-
-    description: str
-    predicate: Callable[[Columns], np.ndarray]
+    description: str  # the condition in words, for error messages
+    predicate: Callable[[Columns], np.ndarray]  # function from columns to a bool array (n,)
 
 
 class Knobs:

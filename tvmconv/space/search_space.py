@@ -76,19 +76,13 @@ class ResourceUsage:
 
 @dataclass(frozen=True)
 class Space:
-    """All configs of a schedule for one workload.
-
-    Attributes:
-        knobs: Knobs by name.
-        constraints: Conditions that a legal config meets besides the limits.
-        usage_from_columns: Function from columns to the resources that the configs use; None if the usage is unknown.
-        limits: Resources that a config may use.
-    """
+    """All configs of a schedule for one workload."""
 
     knobs: Mapping[str, Knob]
-    constraints: Sequence[Constraint] = ()
+    constraints: Sequence[Constraint] = ()  # conditions that a legal config meets besides the limits
+    # Function from columns to the resources that the configs use; None if the usage is unknown.
     usage_from_columns: Callable[[Columns], ResourceUsage] | None = field(default=None, repr=False)
-    limits: BlockLimits = ANY_GPU
+    limits: BlockLimits = ANY_GPU  # resources that a config may use
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -106,11 +100,7 @@ class Space:
         return {name: knob.default for name, knob in self.knobs.items()}
 
     def point_from_config(self, config: Mapping[str, Value]) -> np.ndarray:
-        """Return the point of a config: int32 (knobs,). Missing knobs take their defaults.
-
-        Raises:
-            KnobError: A knob does not exist, does not accept its value, or its value is not among the searched options.
-        """
+        """Return the point of a config: int32 (knobs,). Missing knobs take their defaults."""
         for name in config:
             if name not in self.knobs:
                 raise KnobError(f"there is no knob {name!r}; the knobs are {', '.join(self.knobs) or 'none'}")
@@ -148,11 +138,7 @@ class Space:
         return index
 
     def point_from_index(self, index: int) -> np.ndarray:
-        """Return the point of an index; the inverse of `index_from_point`.
-
-        Raises:
-            KnobError: The index is outside of the space.
-        """
+        """Return the point of an index; the inverse of `index_from_point`."""
         if not 0 <= index < self.size:
             raise KnobError(f"index {index} is outside of a space of {self.size} configs")
         return self.slice_points(index, 1)[0]
@@ -204,12 +190,7 @@ class Space:
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
         """Return distinct legal points, drawn uniformly at random.
 
-        Args:
-            max_points: Maximum number of points.
-            rng: Random generator.
-
-        Returns:
-            Points (n, knobs); n is smaller than `max_points` if the space has too few legal points.
+        There are fewer than `max_points` if the space has too few legal points.
         """
         if self.enumerated_legal is not None:
             return self.enumerated_legal[rng.permutation(len(self.enumerated_legal))[:max_points]]
@@ -241,12 +222,6 @@ class Space:
         A split gives the logarithm of each factor and of its tile size; a positive number its logarithm; a word one 0/1
         feature per option; the resource usage its logarithms. All logarithms are to base 2. The feature names do not
         depend on the workload, so that a model applies to several workloads.
-
-        Args:
-            points: Points (n, knobs).
-
-        Returns:
-            Features, float32 (n, features), and their names.
         """
         feature_blocks = [np.empty((len(points), 0))]
         feature_blocks += [encoding.option_features[points[:, i]] for i, encoding in enumerate(self._encodings)]

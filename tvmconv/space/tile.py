@@ -34,10 +34,7 @@ class Tile:
     def from_column(cls, extent: int, levels: Sequence[str], column: np.ndarray) -> Tile:
         """Return the tiles of many configs as one `Tile`.
 
-        Args:
-            extent: Number of iterations of the axis.
-            levels: Names of the factors, outermost first.
-            column: Factors of shape (n, levels), without -1.
+        The column has shape (n, levels), without -1.
         """
         return cls(extent, dict(zip(levels, column.T, strict=True)))
 

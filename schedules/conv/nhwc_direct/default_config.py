@@ -43,17 +43,11 @@ MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to
 
 
 class DefaultCandidates(NamedTuple):
-    """Candidate configs that share some knobs and differ in the thread tile, as columns.
+    """Candidate configs that share some knobs and differ in the thread tile, as columns."""
 
-    Attributes:
-        knobs: Shared knobs besides the thread tile.
-        is_allowed: Which candidates meet the limits.
-        estimated_cycles: Latency estimate of each candidate.
-    """
-
-    knobs: dict[str, Any]
-    is_allowed: np.ndarray
-    estimated_cycles: np.ndarray
+    knobs: dict[str, Any]  # shared knobs besides the thread tile
+    is_allowed: np.ndarray  # which candidates meet the limits
+    estimated_cycles: np.ndarray  # latency estimate of each candidate
 
 
 def compute_halo_ratio(w: Conv, thread_tile: ThreadTile) -> Any:
@@ -101,16 +95,8 @@ def estimate_cycles(
 
     An SM issues instructions (each warp needs a minimum time for its own), reads through the L1 cache and shared
     memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of the
-    others.
-
-    Args:
-        w: The workload.
-        thread_tile: The thread tile.
-        issued_instructions: Instructions per thread.
-        input_vectors: Input vectors that a thread reads.
-        shared_vectors: Vectors that a thread reads from shared memory.
-        scattered_vectors: Vectors that a thread reads at addresses far from those of its neighbours along the channels.
-        filter_bytes: Bytes of the filters that a block reads.
+    others. The numbers are those of one thread; `filter_bytes` is read by a block. Scattered vectors are at addresses
+    far from those of a thread's neighbours along the channels.
     """
     itemsize, plane_shape = get_element_bytes(w), PlaneShape.from_workload(w)
     strides, planes = plane_shape.strides, plane_shape.kernel_size[0]
@@ -141,11 +127,7 @@ def select_fastest_default(
 ) -> dict[str, Any]:
     """Return the knobs with the lowest estimate among thread tiles of all sizes and blocks of all shapes.
 
-    Args:
-        w: The workload.
-        vector_choices: Options for the channels per thread.
-        list_variants: Function from thread tiles, as columns, to candidates with these; at least one must allow the
-            smallest tile.
+    At least one of the variants must allow the smallest tile.
     """
     itemsize, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
     # Loading half a word takes as long as a whole word.

@@ -37,17 +37,12 @@ MAX_DEFAULT_LIVE_REGISTERS, MAX_DEFAULT_PRODUCTS = 128, 1024  # per thread; some
 
 @dataclass(frozen=True)
 class DepthwiseTileConfig:
-    """One config, or many configs as columns.
-
-    Attributes:
-        thread_tile: Tile of a thread.
-        unroll_scope: Unrolled part of the filter, one of `UNROLL_SCOPES`.
-        weight_scope: Memory from which threads read the filters, one of `WEIGHT_SCOPES`: transposed in shared memory,
-            in registers, or element by element in global memory.
-    """
+    """One config, or many configs as columns."""
 
     thread_tile: ThreadTile
-    unroll_scope: Any
+    unroll_scope: Any  # unrolled part of the filter, one of `UNROLL_SCOPES`
+    # Memory from which threads read the filters, one of `WEIGHT_SCOPES`: transposed in shared memory, in registers, or
+    # element by element in global memory.
     weight_scope: Any
 
     @classmethod

@@ -127,9 +127,7 @@ class DepthwiseNhwcKernel:
     def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
         """Load the unrolled taps of a filter row to registers.
 
-        Args:
-            filter_row: Filter row, counted over all planes.
-            first_column: First filter column.
+        Filter rows are counted over all planes.
         """
         vector, (*_, num_columns) = self.thread_tile.vector, self.plane_shape.kernel_size
         with open_loop("s", self.num_unrolled_taps) as s:

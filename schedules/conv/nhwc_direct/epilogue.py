@@ -17,17 +17,7 @@ from .thread_tile import ThreadTile
 
 
 class StripEpilogue:
-    """Accumulators of a thread tile, and their store to the output with the epilogue.
-
-    Args:
-        w: The workload.
-        arrays: Argument buffers by name.
-        thread_tile: The thread tile.
-        thread_coords: Coordinates of the thread.
-
-    Attributes:
-        accum: The accumulators (rows, columns, channels).
-    """
+    """Accumulators of a thread tile, and their store to the output with the epilogue."""
 
     def __init__(
         self, w: Conv, arrays: Mapping[str, Any], thread_tile: ThreadTile, thread_coords: ThreadCoords

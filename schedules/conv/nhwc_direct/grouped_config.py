@@ -36,19 +36,12 @@ MAX_DEFAULT_LIVE_REGISTERS = 128  # per thread; see `MAX_LIVE_REGISTERS`
 
 @dataclass(frozen=True)
 class GroupedTileConfig:
-    """One config, or many configs as columns.
-
-    Attributes:
-        thread_tile: Tile of a thread.
-        block_k: Input channels per k-tile.
-        unroll_scope: Unrolled part of the filter, one of `UNROLL_SCOPES`.
-        weight_scope: Memory from which threads read the filters, one of `WEIGHT_SCOPES`.
-    """
+    """One config, or many configs as columns."""
 
     thread_tile: ThreadTile
-    block_k: Any
-    unroll_scope: Any
-    weight_scope: Any
+    block_k: Any  # input channels per k-tile
+    unroll_scope: Any  # unrolled part of the filter, one of `UNROLL_SCOPES`
+    weight_scope: Any  # memory from which threads read the filters, one of `WEIGHT_SCOPES`
 
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> GroupedTileConfig:

@@ -15,23 +15,7 @@ from .thread_tile import ThreadTile, compute_window_extent, list_input_offsets
 
 
 class InputWindow:
-    """Rows of a thread tile's input in registers, each with the channel vectors that all output columns read.
-
-    Args:
-        w: The workload.
-        X: The input.
-        thread_tile: The thread tile.
-        thread_coords: Coordinates of the thread.
-        vector_elements: Channels per vector.
-        num_rows: Number of rows held at a time.
-        num_unrolled_taps: Number of unrolled filter columns.
-
-    Attributes:
-        values: The registers (rows, columns, channels).
-        first_plane: First input plane of the tile, possibly outside the input.
-        first_row: First input row of the tile's first row, possibly outside the input.
-        first_column: First input column of the tile's first column, possibly outside the input.
-    """
+    """Rows of a thread tile's input in registers, each with the channel vectors that all output columns read."""
 
     def __init__(
         self,
@@ -74,12 +58,7 @@ class InputWindow:
     def load_row(self, window_row: Any, filter_plane: Any, row_offset: Any, channel: Any, column: Any = 0) -> None:
         """Load an input row to `window_row`, from a channel on.
 
-        Args:
-            window_row: Row of the registers.
-            filter_plane: Filter plane, which selects the input plane.
-            row_offset: Offset of the row from `first_row`.
-            channel: First channel.
-            column: Offset of the first column from `first_column`.
+        `filter_plane` selects the input plane; the row and column are offsets from `first_row` and `first_column`.
         """
         plane = self.first_plane + filter_plane * self._plane_shape.dilations[0]
         row_offset = self.first_row + row_offset

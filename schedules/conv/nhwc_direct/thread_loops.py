@@ -24,37 +24,21 @@ MAX_UNROLLED_COPIES = 32  # copies per thread to shared memory
 
 
 class ThreadCoords(NamedTuple):
-    """Coordinates of a thread.
+    """Coordinates of a thread."""
 
-    Attributes:
-        image: Image of the batch.
-        plane: Output plane; 0 if there is only one.
-        block_channel: First channel of the thread's block.
-        vector_idx: Index of the thread's channel vector in the whole tensor; it may exceed the last one.
-        row: First output row of the thread.
-        column: First output column of the thread.
-        thread_idx: Index of the thread in its block.
-    """
-
-    image: Any
-    plane: Any
-    block_channel: Any
-    vector_idx: Any
-    row: Any
-    column: Any
-    thread_idx: Any
+    image: Any  # image of the batch
+    plane: Any  # output plane; 0 if there is only one
+    block_channel: Any  # first channel of the thread's block
+    vector_idx: Any  # index of the thread's channel vector in the whole tensor; it may exceed the last one
+    row: Any  # first output row of the thread
+    column: Any  # first output column of the thread
+    thread_idx: Any  # index of the thread in its block
 
 
 def build_conv_schedule(
     w: Conv, thread_tile: ThreadTile, emit_thread: Callable[[dict[str, Any], ThreadCoords], None]
 ) -> Schedule:
-    """Return a convolution as a scheduled function of its arguments.
-
-    Args:
-        w: The convolution.
-        thread_tile: Tile of a thread.
-        emit_thread: Function that emits a thread's work, given the arguments by name and the thread's coordinates.
-    """
+    """Return a convolution as a scheduled function of its arguments."""
 
     def body(arguments: dict[str, Any]) -> None:
         with open_launch_loops(w, thread_tile) as thread_coords:

@@ -29,19 +29,12 @@ THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class ThreadTile:
-    """Tile of a thread, and arrangement of threads in a block; one config, or many as columns.
+    """Tile of a thread, and arrangement of threads in a block; one config, or many as columns."""
 
-    Attributes:
-        vector: Channels per thread.
-        channels: Tile (block, thread) of the channel vectors.
-        rows: Tile of the output rows, with `LEVELS`.
-        columns: Tile of the output columns, with `LEVELS`.
-    """
-
-    vector: Any
-    channels: Tile
-    rows: Tile
-    columns: Tile
+    vector: Any  # channels per thread
+    channels: Tile  # tile (block, thread) of the channel vectors
+    rows: Tile  # tile of the output rows, with `LEVELS`
+    columns: Tile  # tile of the output columns, with `LEVELS`
 
     @classmethod
     def from_tiles(cls, w: Conv, vector: Any, threads_c: Any, row_tile: Tile, column_tile: Tile) -> ThreadTile:

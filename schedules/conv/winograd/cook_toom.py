@@ -31,28 +31,16 @@ INTERPOLATION_POINTS = {
 
 
 class WinogradMatrices(NamedTuple):
-    """Matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d)).
+    """Matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d))."""
 
-    Attributes:
-        A: Output transform (α, m).
-        B: Input transform (α, α).
-        G: Filter transform (α, r).
-    """
-
-    A: FractionMatrix
-    B: FractionMatrix
-    G: FractionMatrix
+    A: FractionMatrix  # output transform (α, m)
+    B: FractionMatrix  # input transform (α, α)
+    G: FractionMatrix  # filter transform (α, r)
 
 
 @functools.cache
 def make_winograd_matrices(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> WinogradMatrices:
-    """Return the matrices for m outputs of a filter of r taps.
-
-    Args:
-        m: Outputs per tile.
-        r: Filter taps.
-        points: m + r - 2 interpolation points; by default the first of `INTERPOLATION_POINTS`.
-    """
+    """Return the matrices for m outputs of a filter of r taps."""
     alpha = m + r - 1
     fractions = [Fraction(point) for point in points or INTERPOLATION_POINTS[alpha - 1][: alpha - 1]]
     scales = [math.prod((a - b for b in fractions if b != a), start=Fraction(1)) for a in fractions]

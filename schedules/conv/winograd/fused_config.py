@@ -24,29 +24,17 @@ OVERHEAD_REGISTERS = 48  # minimum number of registers per thread besides the ac
 
 @dataclass(frozen=True)
 class WinogradTileConfig:
-    """Tile of a block.
-
-    Attributes:
-        w: The workload.
-        grid: Grid of output tiles.
-        points_per_thread: Points, of the α² of a tile, per thread.
-        threads_y: Threads along the output channels.
-        local_y: Output channels per thread.
-        threads_x: Threads along the output tiles.
-        local_x: Output tiles per thread.
-        block_k: Input channels between two barriers.
-        channels_per_exchange: Channels per thread whose products are in shared memory at a time in the output
-            transform.
-    """
+    """Tile of a block."""
 
     w: Conv2d
     grid: WinogradTileGrid
-    points_per_thread: Any
-    threads_y: Any
-    local_y: Any
-    threads_x: Any
-    local_x: Any
-    block_k: Any
+    points_per_thread: Any  # points, of the α² of a tile, per thread
+    threads_y: Any  # threads along the output channels
+    local_y: Any  # output channels per thread
+    threads_x: Any  # threads along the output tiles
+    local_x: Any  # output tiles per thread
+    block_k: Any  # input channels between two barriers
+    # Channels per thread whose products are in shared memory at a time in the output transform.
     channels_per_exchange: Any
 
     @classmethod

@@ -41,21 +41,13 @@ ERROR_MARGIN = 1.15  # minimum ratio of the tolerance to the expected error
 
 
 class WinogradTileGrid(NamedTuple):
-    """Grid of output tiles, for one config or as columns for many.
+    """Grid of output tiles, for one config or as columns for many."""
 
-    Attributes:
-        m: Outputs of a tile along each axis.
-        alpha: Inputs of a tile along each axis.
-        rows: Tiles per image column.
-        columns: Tiles per image row.
-        count: Tiles of the whole batch.
-    """
-
-    m: Any
-    alpha: Any
-    rows: Any
-    columns: Any
-    count: Any
+    m: Any  # outputs of a tile along each axis
+    alpha: Any  # inputs of a tile along each axis
+    rows: Any  # tiles per image column
+    columns: Any  # tiles per image row
+    count: Any  # tiles of the whole batch
 
     @classmethod
     def from_workload(cls, w: Conv2d, m: Any) -> WinogradTileGrid:

@@ -33,14 +33,7 @@ from .knobs import WinogradTileGrid
 def declare_winograd(w: Conv2d, grid: WinogradTileGrid, num_channels: int, num_tiles: int) -> tuple[te.Tensor, ...]:
     """Declare the convolution by tiles.
 
-    Args:
-        w: The workload.
-        grid: Grid of output tiles.
-        num_channels: Output channels, possibly padded; the additional ones have zero filters.
-        num_tiles: Tiles, possibly padded; the additional ones have zero inputs.
-
-    Returns:
-        A tensor for each argument of the workload.
+    Channels and tiles may be padded; the additional ones have zero filters and inputs.
     """
     return declare_around(w, lambda X, K: _declare_outputs(w, grid, num_channels, num_tiles, X, K))
 

@@ -29,17 +29,6 @@ __all__ = [
 def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
     """Create a tuner by its name.
 
-    Args:
-        name: Key of `TUNERS`.
-        space: Search space.
-        seed: Seed of the random numbers.
-
-    Returns:
-        The tuner.
-
-    Raises:
-        TunerError: There is no such tuner.
-
     Example:
         >>> from tvmconv.search.tuners import create_tuner
         >>> from tvmconv.space import ChoiceKnob
@@ -51,11 +40,7 @@ def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
 
 
 def find_tuner(name: str) -> type[Tuner]:
-    """Return the class of a tuner, which `name` is the key of in `TUNERS`.
-
-    Raises:
-        TunerError: There is no such tuner.
-    """
+    """Return the class of a tuner, which `name` is the key of in `TUNERS`."""
     name = rename_tuner(name)
     if name not in TUNERS:
         raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")

@@ -30,13 +30,6 @@ class Tuner:
 
     The same seed and the same sequence of calls give the same proposals. Trials may be learnt in any order, even if
     this tuner did not propose their configs.
-
-    Attributes:
-        batch_size: Preferred number of configs to propose before their costs are learnt. Larger requests are possible.
-
-    Args:
-        space: Search space.
-        seed: Seed of the random numbers.
     """
 
     batch_size = 1
@@ -51,12 +44,8 @@ class Tuner:
     def ask(self, max_configs: int, *, skip_model: bool = False) -> list[Config]:
         """Propose distinct legal configs that were not proposed or learnt before.
 
-        Args:
-            max_configs: Maximum number of configs.
-            skip_model: Whether too little time remains to load the libraries of a cost model, which takes seconds.
-
-        Returns:
-            At most `max_configs` configs; none if the space is exhausted.
+        With `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds. There are
+        no configs if the space is exhausted.
         """
         points = self._claim(self._select_points(max_configs, skip_model), max_configs)
         points += self._claim(self._random_points, max_configs - len(points))
@@ -69,10 +58,7 @@ class Tuner:
     def ask_neighbors(self, config: Config, max_configs: int, *, skip_model: bool = False) -> list[Config]:
         """Propose configs that differ from `config` in one knob and are new, the most promising first.
 
-        Args:
-            config: Config, which need not be in the space; then there are no proposals.
-            max_configs: Maximum number of configs.
-            skip_model: See `ask`.
+        There are none if `config` is not in the space.
         """
         try:
             neighbors = self.space.list_neighbors(self.space.point_from_config(config))

@@ -46,9 +46,6 @@ class BayesianTuner(Tuner):
 
     Boosted trees predict which configs fail. They also propose configs when trials of another workload are known. Two
     proposals of a batch differ in at least two knobs.
-
-    Attributes:
-        options: Components of the tuner.
     """
 
     batch_size = 4
@@ -67,9 +64,7 @@ class BayesianTuner(Tuner):
     def tell_transfer_trials(self, space: Space, trials: Iterable[Trial]) -> None:
         """Learn the relative throughput of configs for another workload.
 
-        Args:
-            space: Search space of the same schedule for the other workload.
-            trials: Trials of the other workload.
+        The space is that of the same schedule for the other workload.
         """
         trial_points = list(iterate_points_and_costs(space, trials))
         if trial_points:

@@ -16,15 +16,10 @@ from tvmconv.space.search_space import Space
 
 @dataclass(frozen=True)
 class KnobRestriction:
-    """A restriction to configs with one option of a binary knob.
-
-    Attributes:
-        knob_index: Index of the knob.
-        option_index: Index of the option, 0 or 1.
-    """
+    """A restriction to configs with one option of a binary knob."""
 
     knob_index: int
-    option_index: int
+    option_index: int  # index of the option, 0 or 1
 
     def mask_points(self, points: np.ndarray) -> np.ndarray:
         """Return which points (n, knobs) satisfy the restriction: bool (n,)."""
@@ -34,13 +29,7 @@ class KnobRestriction:
 def restrict_to_opposite_value(space: Space, best_point: np.ndarray, turn_index: int) -> KnobRestriction | None:
     """Return the restriction to the opposite value of one binary knob of a point.
 
-    Args:
-        space: Search space.
-        best_point: Point (knobs,).
-        turn_index: Number of the turn; the binary knobs take turns.
-
-    Returns:
-        The restriction; None if the space has no binary knob.
+    The binary knobs take turns. The result is None if the space has none.
     """
     binary_knobs = [knob_index for knob_index, size in enumerate(space.sizes) if size == 2]
     if not binary_knobs:

@@ -27,17 +27,9 @@ class GaussianProcess:
 
     The covariance of two configs is large if they are close in all features and differ in few knobs. A few iterations
     of L-BFGS maximize the posterior density of the kernel parameters. (Rasmussen and Williams, "Gaussian Processes for
-    Machine Learning", MIT Press 2006, chapters 2, 4 and 5.)
-
-    Args:
-        inputs: Measured configs.
-        values: Values of these configs, float (n,); larger values are better.
-        parameters: Start of the fit, the parameters of an earlier process with the same features and knobs.
-        margin: Amount by which a value has to exceed the largest one to be an improvement.
-
-    Attributes:
-        parameters: Kernel parameters, float (features + knobs + 2,).
-        best_target: Largest value plus the margin, in the units of predictions.
+    Machine Learning", MIT Press 2006, chapters 2, 4 and 5.) Larger values are better. `parameters` starts the fit, and
+    a value has to exceed the largest one by `margin` to be an improvement. `best_target` is in the units of
+    predictions.
     """
 
     def __init__(self, inputs: GPInputs, values: np.ndarray, parameters: np.ndarray | None = None, margin: float = 0.0):
@@ -130,19 +122,12 @@ def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: f
 
 @dataclass(frozen=True)
 class _KernelPosterior:
-    """The posterior density of the kernel parameters.
+    """The posterior density of the kernel parameters."""
 
-    Attributes:
-        distances: Squared distances in each feature and each knob: float (features + knobs, n, n).
-        targets: Standardized values: float (n,).
-        prior_means: Means of the parameters' prior.
-        prior_stds: Standard deviations of the parameters' prior.
-    """
-
-    distances: np.ndarray
-    targets: np.ndarray
-    prior_means: np.ndarray
-    prior_stds: np.ndarray
+    distances: np.ndarray  # squared distances in each feature and each knob: float (features + knobs, n, n)
+    targets: np.ndarray  # standardized values: float (n,)
+    prior_means: np.ndarray  # means of the parameters' prior
+    prior_stds: np.ndarray  # standard deviations of the parameters' prior
 
     def maximise(self, start: np.ndarray) -> np.ndarray:
         """Return parameters with a larger density than those of `start`."""

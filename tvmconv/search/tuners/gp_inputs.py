@@ -13,15 +13,10 @@ from tvmconv.space.search_space import Space
 
 @dataclass(frozen=True)
 class GPInputs:
-    """Encoded configs.
+    """Encoded configs."""
 
-    Attributes:
-        features: Numeric features: float (n, features).
-        points: Option indices of knobs that are compared for equality only: int32 (n, knobs).
-    """
-
-    features: np.ndarray
-    points: np.ndarray
+    features: np.ndarray  # numeric features: float (n, features)
+    points: np.ndarray  # option indices of knobs that are compared for equality only: int32 (n, knobs)
 
     def __getitem__(self, indices: np.ndarray | slice) -> GPInputs:
         return GPInputs(self.features[indices], self.points[indices])
@@ -32,11 +27,6 @@ class GPInputEncoder:
 
     A block of 128 threads often performs more like one of 64 than like one of 112, because splits, alignment and
     shared-memory banks depend on powers of two. The logarithm of a number does not show its power of two.
-
-    Args:
-        space: Search space of the configs.
-        power_of_two_features: Whether the exponent of two in numbers is a feature.
-        numeric_equality: Whether numeric knobs are also compared for equality.
     """
 
     def __init__(self, space: Space, power_of_two_features: bool, numeric_equality: bool):

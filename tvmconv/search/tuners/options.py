@@ -7,26 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BayesianTunerOptions:
-    """Components of the tuner; docs/ablation.md shows the effect of each.
+    """Components of the tuner; docs/ablation.md shows the effect of each."""
 
-    Attributes:
-        use_gp: Gaussian processes propose configs, by their expected improvement.
-        use_trees: Boosted trees propose configs, the members of an ensemble in turn. They also do so without Gaussian
-            processes, and when trials of another workload are known.
-        local_search: Every second proposal is a neighbour of the best config.
-        rank_objective: A Gaussian process learns ranks.
-        throughput_objective: A Gaussian process learns relative throughput; with ranks as well, the two take turns.
-        power_of_two_features: Gaussian processes have the exponent of two in each number as a feature.
-        numeric_equality: Gaussian processes compare numeric knobs for equality, as they do with other knobs.
-        challenge_binary_knobs: Every eighth config has the opposite value of a binary knob of the best config, and
-            has to improve only on configs with that value.
-    """
-
-    use_gp: bool = True
+    use_gp: bool = True  # gaussian processes propose configs, by their expected improvement
+    # Boosted trees propose configs, the members of an ensemble in turn. They also do so without Gaussian processes, and
+    # when trials of another workload are known.
     use_trees: bool = False
-    local_search: bool = False
-    rank_objective: bool = True
+    local_search: bool = False  # every second proposal is a neighbour of the best config
+    rank_objective: bool = True  # a Gaussian process learns ranks
+    # A Gaussian process learns relative throughput; with ranks as well, the two take turns.
     throughput_objective: bool = True
-    power_of_two_features: bool = True
-    numeric_equality: bool = False
+    power_of_two_features: bool = True  # gaussian processes have the exponent of two in each number as a feature
+    numeric_equality: bool = False  # gaussian processes compare numeric knobs for equality, as they do with other knobs
+    # Every eighth config has the opposite value of a binary knob of the best config, and has to improve only on configs
+    # with that value.
     challenge_binary_knobs: bool = True

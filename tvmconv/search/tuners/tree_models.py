@@ -23,17 +23,11 @@ _MAX_TRAINING_TRIALS = 1024  # limit of trials in the training set of a member, 
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials of one workload, whose costs are comparable.
+    """Trials of one workload, whose costs are comparable."""
 
-    Attributes:
-        features: Features, float32 (n, features); NaN for features that a trial lacks.
-        costs: Seconds per launch, float (n,); infinite for trials that failed.
-        weight: Weight of each trial.
-    """
-
-    features: np.ndarray
-    costs: np.ndarray
-    weight: float = 1.0
+    features: np.ndarray  # features, float32 (n, features); NaN for features that a trial lacks
+    costs: np.ndarray  # seconds per launch, float (n,); infinite for trials that failed
+    weight: float = 1.0  # weight of each trial
 
     @property
     def success_mask(self) -> np.ndarray:
@@ -76,11 +70,6 @@ class TreeEnsemble:
     The members differ where trials are few. When each proposal follows one member, this is Thompson sampling, whose
     exploration decreases as the members agree. (Chapelle and Li, "An Empirical Evaluation of Thompson Sampling", NIPS
     2011; Chen and Guestrin, "XGBoost", KDD 2016.)
-
-    Args:
-        groups: Measured trials of each workload.
-        num_members: Number of members.
-        rng: Generator that draws the samples.
     """
 
     def __init__(self, groups: Sequence[TrialGroup], num_members: int, rng: np.random.Generator):
@@ -113,12 +102,7 @@ def _train_on_bootstrap(
 
 
 class FeasibilityModel:
-    """A classifier of boosted trees that predicts whether configs succeed; with at most one failure, all do.
-
-    Args:
-        groups: Measured trials of each workload.
-        rng: Generator that draws the training set if there are many trials.
-    """
+    """A classifier of boosted trees that predicts whether configs succeed; with at most one failure, all do."""
 
     def __init__(self, groups: Sequence[TrialGroup], rng: np.random.Generator):
         self._booster = _train_feasibility(groups, rng)
