@@ -8,7 +8,7 @@ import pytest
 
 from tvmconv import Error
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.search.recorded_files import find_recorded_spaces
+from tvmconv.search.recorded_space import find_recorded_spaces
 from tvmconv.space import SplitKnob
 from tvmconv.workloads import parse
 

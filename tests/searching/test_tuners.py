@@ -12,11 +12,8 @@ import pytest
 from tvmconv import Error
 from tvmconv.search.recorded_space import RecordedTrial
 from tvmconv.search.tuners import TUNERS, create_tuner
-from tvmconv.search.tuners.bayesian import BayesianTuner
-from tvmconv.search.tuners.gaussian_process import GaussianProcess
-from tvmconv.search.tuners.gp_inputs import GPInputs
-from tvmconv.search.tuners.initial_candidates import iterate_initial_candidates
-from tvmconv.search.tuners.options import BayesianTunerOptions
+from tvmconv.search.tuners.bayesian import BayesianTuner, iterate_initial_candidates
+from tvmconv.search.tuners.gaussian_process import GaussianProcess, GPInputs
 from tvmconv.space import ChoiceKnob, Constraint, SplitKnob
 from tvmconv.space.search_space import ResourceUsage, Space
 
@@ -303,21 +300,21 @@ def test_a_draft_has_every_config_once():
     assert list(iterate_initial_candidates(small_space())) == []
 
 
-def proposed_after(measured, rivals):
-    """Eight proposals after so many trials, where side 1 is ten times as slow."""
+@pytest.mark.parametrize(("num_measured", "sides"), [(40, [0] * 16), (60, [*[0] * 7, 1] * 2)])
+def test_every_eighth_config_has_the_slow_option_of_two(num_measured, sides):
     numbers = tuple(range(1, 33))
     space = Space(
         {"side": ChoiceKnob("side", (0, 1), 0), "a": ChoiceKnob("a", numbers, 1), "b": ChoiceKnob("b", numbers, 1)}
     )
-    tuner = BayesianTuner(space)
-    tuner.options = BayesianTunerOptions(challenge_binary_knobs=rivals)
-    configs = create_tuner("random", space, seed=2).ask(measured)
+    tuner = create_tuner("gp", space)
+    configs = create_tuner("random", space, seed=2).ask(num_measured)
     tuner.tell(RecordedTrial(config, (config["a"] + config["b"]) * 10.0 ** config["side"]) for config in configs)
-    return tuner.ask(8)
+    assert [config["side"] for _ in sides for config in tuner.ask(1)] == sides
 
 
-def test_eighth_config_is_on_the_other_side_of_a_choice_of_two():
-    proposed = proposed_after(60, rivals=True)
-    assert proposed[:7] == proposed_after(60, rivals=False)[:7]
-    assert proposed[7]["side"] == 1
-    assert proposed[7] != proposed_after(60, rivals=False)[7]
+def test_trials_of_another_workload_count_beside_a_prior():
+    space, other = conv_space(), conv_space(channels=256)
+    tuner = create_tuner("gp", space)
+    tuner.set_prior(guess)
+    tuner.tell_transfer_trials(other, search(create_tuner("random", other), 20))
+    assert len({*map(str, search(tuner, 24))}) == 24

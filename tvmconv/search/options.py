@@ -21,30 +21,21 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The options of a search."""
+    """The options of a search; `tvmconv.search.tune.tune` describes those that are not described here."""
 
-    tuner: str = "gp"  # search algorithm: "gp", "ga", "random" or "grid"
-    # Number of records of all schedules, those in the log included. The default is
-    # `tvmconv.search.search.DEFAULT_MAX_TRIALS` without `seconds`, else no limit.
+    tuner: str = "gp"
     trials: int | None = None
-    # Time limit in seconds of wall-clock time, with final timings and earlier sessions included; see
-    # `tvmconv.deadline`.
     seconds: float | None = None
-    log: str | os.PathLike[str] = "tuning.jsonl"  # file of records that is read first and then appended to
-    seed: int = 0  # seed of the tuner, not negative
-    patience: int | None = None  # number of consecutive records without improvement after which the search ends
-    # Logs, or folders of logs, of other workloads that the gp tuner also learns from.
+    log: str | os.PathLike[str] = "tuning.jsonl"
+    seed: int = 0
+    patience: int | None = None
     transfer_logs: Iterable[str | os.PathLike[str]] = ()
-    workers: int | None = None  # Number of builder processes. The default is the number of processors minus one.
-    # Whether the naive schedule is measured once, if the log does not have it and a launch takes at most one second
-    # (`tvmconv.naive_cost`).
+    workers: int | None = None
     measure_baseline: bool = True
-    remeasure_best: bool = True  # whether the fastest configs are measured again at the end, on fresh inputs
-    # Value of `time.monotonic` from which `seconds` counts. The default is the call of the search.
-    started_at: float | None = None
-    verify: str = "auto"  # outputs of a kernel that are verified, one of `tvmconv.verification.VERIFICATION_MODES`
-    # Time at which the search is cut off in any state, in addition to the limit of `seconds`.
-    hard_deadline: Deadline = field(default_factory=Deadline)
+    remeasure_best: bool = True
+    started_at: float | None = None  # `time.monotonic` from which `seconds` counts; by default, that of the search
+    verify: str = "auto"
+    hard_deadline: Deadline = field(default_factory=Deadline)  # cuts off the search in any state, besides `seconds`
     # Whether the search waits beyond `seconds` for all configs of its first submission, two for each builder process,
     # and not only for the first config.
     waits_for_first_trials: bool = True

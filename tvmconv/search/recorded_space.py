@@ -1,8 +1,8 @@
 """Recorded spaces: search spaces in which every config was measured, so that tuners can be evaluated without a device.
 
-The files are those of Kernel Tuner (https://kerneltuner.github.io): a cache, complete or of an interrupted run, or a
-list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by gzip. Files for many
-kernels and GPUs are published at https://github.com/AutoTuningAssociation/benchmark_hub.
+The files are tuning logs and those of Kernel Tuner (https://kerneltuner.github.io): a cache, complete or of an
+interrupted run, or a list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by
+gzip. Files for many kernels and GPUs are published at https://github.com/AutoTuningAssociation/benchmark_hub.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,17 @@ from tvmconv import compat
 from tvmconv.errors import RecordingError
 from tvmconv.files import DamagedFileError, read_bytes
 from tvmconv.jsonfile import abbreviate_value
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.record_key import RecordKey
 from tvmconv.space import ChoiceKnob, Config, Knob, SplitKnob, Value
 from tvmconv.space.search_space import Space
 
+MIN_CONFIGS = 50  # every tuner soon finds the best of fewer configs
 MAX_KNOB_VALUE = 1e15
 MAX_BYTES = 1 << 29  # maximum size of a decompressed file
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # a time of a launch outside this range counts as a failure
+_LOG_SUFFIXES, _KERNEL_TUNER_SUFFIXES = (".jsonl",), (".json", ".json.gz")
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class RecordedSpace(Space):
 
     @property
     def enumerated_legal(self) -> np.ndarray:
-        """Legal points, int32 (n, knobs)."""
+        """Recorded points."""
         return self.points
 
     def is_legal(self, points: np.ndarray) -> np.ndarray:
@@ -60,10 +65,7 @@ class RecordedSpace(Space):
 
 @dataclass(frozen=True)
 class RecordedSplit(SplitKnob):
-    """A split knob with the recorded values; its extent is that of the largest recorded tile.
-
-    Each recorded value has -1 as its first factor.
-    """
+    """A split knob with the recorded values; its extent is that of the largest recorded tile."""
 
     # Values of the knob, each with -1 as its first factor.
     recorded_values: tuple[tuple[int, ...], ...] = field(kw_only=True, repr=False)
@@ -190,3 +192,74 @@ def _parse_seconds(milliseconds: Any) -> float:
     """Return seconds; infinity if the file has the name of an error, as Kernel Tuner writes it, or another value."""
     is_measured = isinstance(milliseconds, (int, float)) and MIN_SECONDS <= milliseconds / 1e3 <= MAX_SECONDS
     return milliseconds / 1e3 if is_measured else math.inf
+
+
+def find_recorded_spaces(
+    paths: Iterable[str | Path], min_configs: int = MIN_CONFIGS
+) -> Iterator[tuple[str, RecordedSpaceRunner]]:
+    """Yield the recorded spaces of files and folders, with their names.
+
+    The name is that of the file; for a log, also the schedule, the workload and the device. Paths are files of Kernel
+    Tuner, logs (`.jsonl`), and folders that are searched for both.
+    """
+    for path in map(Path, paths):
+        if not path.is_dir():
+            yield from _read_file_spaces(path, min_configs)
+            continue
+        has_space = False
+        suffixes = _LOG_SUFFIXES + _KERNEL_TUNER_SUFFIXES
+        for file in sorted(file for file in path.rglob("*") if file.name.endswith(suffixes)):
+            try:
+                for named_space in _read_file_spaces(file, min_configs):
+                    has_space = True
+                    yield named_space
+            except RecordingError:
+                continue
+        if not has_space:
+            raise RecordingError(
+                f"{path} has no recorded space: expected a file of Kernel Tuner, or a log of {min_configs} configs"
+            )
+
+
+def _read_file_spaces(path: Path, min_configs: int) -> Iterator[tuple[str, RecordedSpaceRunner]]:
+    if not path.name.endswith(_LOG_SUFFIXES):
+        yield str(path), load_recorded_space(path)
+        return
+    invalid_lines = InvalidLines()
+    spaces_by_key = read_log_spaces(path, min_configs, invalid_lines)
+    if not spaces_by_key:
+        reason = f": {invalid_lines}" if invalid_lines.count else ""
+        raise RecordingError(
+            f"{path} has no workload and schedule with {min_configs} configs, at least one of them valid{reason}"
+        )
+    for key, recording in spaces_by_key.items():
+        yield f"{path}: {key.schedule} of {key.workload} on {key.device}", recording
+
+
+def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -> dict[RecordKey, RecordedSpaceRunner]:
+    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device.
+
+    Final timings are left out, because they are not trials. If the knobs of a schedule have changed in the course of a
+    log, the space has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs
+    must have succeeded.
+    """
+    trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
+    for record in read_records(path, invalid_lines):
+        if not record.final and record.config:
+            config = dict(sorted(record.config.items(), key=lambda item: compat.former_knob(record.schedule, item[0])))
+            knob_kinds = tuple((name, _value_kind(value)) for name, value in config.items())
+            trials.setdefault(record.key, {}).setdefault(knob_kinds, []).append(RecordedTrial(config, record.cost))
+    largest_trials = {key: max(trials_by_kind.values(), key=len) for key, trials_by_kind in trials.items()}
+    recordings = {
+        key: RecordedSpaceRunner(key_trials, key.schedule)
+        for key, key_trials in largest_trials.items()
+        if len(key_trials) >= min_configs and any(math.isfinite(trial.cost) for trial in key_trials)
+    }
+    return {key: each for key, each in recordings.items() if len(each.space.enumerated_legal) >= min_configs}
+
+
+def _value_kind(value: Value) -> int | str:
+    """Return what all values of one knob have in common: the number of factors of a split, or the kind of value."""
+    if isinstance(value, tuple):
+        return len(value)
+    return "word" if isinstance(value, str) else "number"

@@ -30,7 +30,7 @@ from tvmconv.measure.results import (
     merge_results,
 )
 from tvmconv.measure.timing_rounds import measure_in_rounds
-from tvmconv.search.history_filter import drop_environment_failures
+from tvmconv.search.history import drop_environment_failures
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
 from tvmconv.search.progress import SearchProgress

@@ -18,10 +18,10 @@ from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.search import tuners
+from tvmconv.search.history import find_nearest_workload_configs
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import LOW_PRIORITY_WEIGHT, PortfolioMember, PortfolioSearch, Proposal
 from tvmconv.search.tuners.bayesian import BayesianTuner
-from tvmconv.search.warm_start import find_nearest_workload_configs
 from tvmconv.space.search_space import Space
 from tvmconv.workloads import Workload
 
@@ -73,10 +73,10 @@ def create_search(
             failures.append(failure)
             continue
         if isinstance(tuner, BayesianTuner):
-            for space, records in _read_transfer_trials(schedule, workload, transfer_logs, device):
-                tuner.tell_transfer_trials(space, records)
             if prior := make_prior(workload, schedule.name, tuner.space, device):
                 tuner.set_prior(prior)
+            for space, records in _read_transfer_trials(schedule, workload, transfer_logs, device):
+                tuner.tell_transfer_trials(space, records)
         members.append(
             PortfolioMember(schedule, tuner, LOW_PRIORITY_WEIGHT if schedule in selection.low_priority else 1.0)
         )

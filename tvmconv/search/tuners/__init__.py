@@ -1,33 +1,21 @@
-"""Tuners: search algorithms that propose which configs to measure next, one per file."""
+"""Tuners: search algorithms that propose which configs to measure next."""
 
 from __future__ import annotations
 
 from tvmconv.compat import rename_tuner
 from tvmconv.errors import TunerError
-from tvmconv.search.tuners.base import Trial, Tuner
+from tvmconv.search.tuners.base import GridTuner, RandomTuner, Trial, Tuner
 from tvmconv.search.tuners.bayesian import BayesianTuner
 from tvmconv.search.tuners.ga import GeneticTuner
-from tvmconv.search.tuners.grid import GridTuner
-from tvmconv.search.tuners.random import RandomTuner
 from tvmconv.space.search_space import Space
 
 TUNERS: dict[str, type[Tuner]] = {"gp": BayesianTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}
 
-__all__ = [
-    "TUNERS",
-    "BayesianTuner",
-    "GeneticTuner",
-    "GridTuner",
-    "RandomTuner",
-    "Trial",
-    "Tuner",
-    "create_tuner",
-    "find_tuner",
-]
+__all__ = ["TUNERS", "BayesianTuner", "GeneticTuner", "GridTuner", "RandomTuner", "Trial", "Tuner", "create_tuner"]
 
 
 def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
-    """Create a tuner by its name.
+    """Create a tuner by its name in `TUNERS`.
 
     Example:
         >>> from tvmconv.search.tuners import create_tuner
@@ -40,7 +28,7 @@ def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
 
 
 def find_tuner(name: str) -> type[Tuner]:
-    """Return the class of a tuner, which `name` is the key of in `TUNERS`."""
+    """Return the class of a tuner by its name in `TUNERS`; raise TunerError if there is none."""
     name = rename_tuner(name)
     if name not in TUNERS:
         raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")

@@ -1,4 +1,4 @@
-"""The base class of tuners, which propose new configs and learn their costs."""
+"""The base class of tuners, which propose new configs and learn their costs, and the reference tuners."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 from tvmconv.errors import KnobError
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space
+
+_GRID_BATCH_SIZE = 1 << 15  # number of points that a grid search checks at once
 
 
 class Trial(Protocol):
@@ -32,7 +34,7 @@ class Tuner:
     this tuner did not propose their configs.
     """
 
-    batch_size = 1
+    batch_size = 1  # preferred number of configs to propose before their costs are learnt
 
     def __init__(self, space: Space, seed: int = 0):
         self.space = space
@@ -42,18 +44,12 @@ class Tuner:
         self._random_points = self._iterate_random()
 
     def ask(self, max_configs: int, *, skip_model: bool = False) -> list[Config]:
-        """Propose distinct legal configs that were not proposed or learnt before.
+        """Propose distinct legal configs that were not proposed or learnt before; none if the space is exhausted.
 
-        With `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds. There are
-        no configs if the space is exhausted.
+        With `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds.
         """
-        points = self._claim(self._select_points(max_configs, skip_model), max_configs)
-        points += self._claim(self._random_points, max_configs - len(points))
-        return [self.space.config_from_point(point) for point in points]
-
-    def claim_points(self, points: Iterable[np.ndarray], max_configs: int) -> list[Config]:
-        """Return the configs of the first `max_configs` legal points that are new, and count them as proposed."""
-        return [self.space.config_from_point(point) for point in self._claim(points, max_configs)]
+        configs = self.claim_points(self._select_points(max_configs, skip_model), max_configs)
+        return configs + self.claim_points(self._random_points, max_configs - len(configs))
 
     def ask_neighbors(self, config: Config, max_configs: int, *, skip_model: bool = False) -> list[Config]:
         """Propose configs that differ from `config` in one knob and are new, the most promising first.
@@ -64,8 +60,21 @@ class Tuner:
             neighbors = self.space.list_neighbors(self.space.point_from_config(config))
         except KnobError:
             return []
-        unclaimed = neighbors[self._find_unclaimed(neighbors)] if len(neighbors) else neighbors
-        return self.claim_points(self._rank_points(unclaimed, skip_model), max_configs)
+        return self.claim_points(self._rank_points(neighbors[self._find_unclaimed(neighbors)], skip_model), max_configs)
+
+    def claim_points(self, points: Iterable[np.ndarray], max_configs: int) -> list[Config]:
+        """Return the configs of the first `max_configs` legal points that are new, and count them as proposed."""
+        configs: list[Config] = []
+        if max_configs < 1:
+            return configs
+        for point in points:
+            key = point.tobytes()
+            if key not in self._claimed:
+                self._claimed.add(key)
+                configs.append(self.space.config_from_point(point))
+                if len(configs) == max_configs:
+                    break
+        return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
         """Learn the costs of configs; trials whose configs are not in the space are skipped."""
@@ -81,6 +90,11 @@ class Tuner:
         """Return the points to propose, the best first; `ask` leaves out claimed ones, and adds random points."""
         return ()
 
+    def _list_legal_default(self) -> list[np.ndarray]:
+        """Return the point of the default config, if it is legal."""
+        point = self.space.point_from_config(self.space.default)
+        return [point] if self.space.is_legal(point[None])[0] else []
+
     def _sort_points_by_cost(self) -> np.ndarray:
         """Return the learnt points (n, knobs), the fastest first and those that failed last."""
         evaluations = sorted(self._evaluated.values(), key=lambda evaluation: evaluation[1])
@@ -94,20 +108,6 @@ class Tuner:
         """Return which points were neither proposed nor learnt: bool (n,)."""
         return np.array([point.tobytes() not in self._claimed for point in points], dtype=bool)
 
-    def _claim(self, points: Iterable[np.ndarray], max_points: int) -> list[np.ndarray]:
-        """Return the first `max_points` points that are not claimed, and claim them."""
-        claimed: list[np.ndarray] = []
-        if max_points < 1:
-            return claimed
-        for point in points:
-            key = point.tobytes()
-            if key not in self._claimed:
-                self._claimed.add(key)
-                claimed.append(point)
-                if len(claimed) == max_points:
-                    break
-        return claimed
-
     def _iterate_random(self) -> Iterator[np.ndarray]:
         """Yield legal points in random order, until all are claimed."""
         if self.space.enumerated_legal is not None:
@@ -117,6 +117,29 @@ class Tuner:
             yield from points
 
 
+class RandomTuner(Tuner):
+    """Random search, which draws legal configs uniformly: the reference for the other tuners."""
+
+
+class GridTuner(Tuner):
+    """Grid search over all legal configs in the order of the space's index; `seed` has no effect."""
+
+    def __init__(self, space: Space, seed: int = 0):
+        super().__init__(space, seed)
+        self._ordered_points = self._iterate_in_order()
+
+    def _select_points(self, max_configs: int, skip_model: bool) -> Iterable[np.ndarray]:
+        return self._ordered_points
+
+    def _iterate_in_order(self) -> Iterator[np.ndarray]:
+        if self.space.enumerated_legal is not None:
+            yield from self.space.enumerated_legal
+            return
+        for start in range(0, self.space.size, _GRID_BATCH_SIZE):  # the space is too large to list in memory
+            points = self.space.slice_points(start, _GRID_BATCH_SIZE)
+            yield from points[self.space.is_legal(points)]
+
+
 def iterate_points_and_costs(space: Space, trials: Iterable[Trial]) -> Iterator[tuple[np.ndarray, float]]:
     """Yield the points and costs of trials; trials whose configs are not in the space are left out."""
     for trial in trials:
@@ -124,9 +147,3 @@ def iterate_points_and_costs(space: Space, trials: Iterable[Trial]) -> Iterator[
             yield space.point_from_config(trial.config), trial.cost
         except KnobError:  # an older log may have values that are no longer in the space
             continue
-
-
-def list_legal_default_points(space: Space) -> list[np.ndarray]:
-    """Return the point of the default config, if it is legal."""
-    point = space.point_from_config(space.default)
-    return [point] if space.is_legal(point[None])[0] else []

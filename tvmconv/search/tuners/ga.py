@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tvmconv.search.tuners.base import Tuner, list_legal_default_points
+from tvmconv.search.tuners.base import Tuner
 from tvmconv.space.mutation import Mutator
 from tvmconv.space.search_space import Space
 
@@ -33,7 +33,7 @@ class GeneticTuner(Tuner):
 
     def _select_points(self, max_configs: int, skip_model: bool) -> Iterable[np.ndarray]:
         if self._count_successes() < _NUM_STARTUP_TRIALS:
-            return itertools.chain(list_legal_default_points(self.space), self._random_points)
+            return itertools.chain(self._list_legal_default(), self._random_points)
         num_offspring = min(_OFFSPRING_PER_SLOT * max_configs, _MAX_OFFSPRING)
         population_size = min(max(len(self._evaluated) // 8, _MIN_POPULATION), _MAX_POPULATION)
         parents = self._sort_points_by_cost()[:population_size]

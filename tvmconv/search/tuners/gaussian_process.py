@@ -1,12 +1,16 @@
-"""Gaussian process regression, which predicts the value of configs and its uncertainty from measured configs."""
+"""Gaussian process regression, which predicts the value of configs and its uncertainty from measured configs.
+
+Source of the formulas: Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT Press 2006.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvmconv.search.tuners.gp_inputs import GPInputs
+from tvmconv.space import ChoiceKnob
+from tvmconv.space.search_space import Space
 
 _MAX_INPUTS = 192  # number of measured configs that are used; half of them are the best ones
 _MAX_FIT_INPUTS = 96  # number of configs for the fit of the kernel parameters, whose time is cubic in it
@@ -22,14 +26,50 @@ _VARIANCE_MEAN, _VARIANCE_STD = 0.0, 0.7
 _NOISE_MEAN, _NOISE_STD = -5.0, 1.5
 
 
+@dataclass(frozen=True)
+class GPInputs:
+    """Encoded configs."""
+
+    features: np.ndarray  # numeric features: float (n, features)
+    points: np.ndarray  # option indices of knobs that are compared for equality only: int32 (n, knobs)
+
+    def __getitem__(self, indices: np.ndarray | slice) -> GPInputs:
+        return GPInputs(self.features[indices], self.points[indices])
+
+
+class GPInputEncoder:
+    """An encoder of configs by their features, the powers of two in their numbers, and the options of word knobs.
+
+    A block of 128 threads often performs more like one of 64 than like one of 112, because splits, alignment and
+    shared-memory banks depend on powers of two. The logarithm of a number does not show its power of two.
+    """
+
+    def __init__(self, space: Space):
+        self._power_of_two_counts: list[tuple[int, np.ndarray]] = []  # exponent of two in each option of a knob
+        self._equality_knobs: list[int] = []
+        for knob_index, knob in enumerate(space.knobs.values()):
+            if knob.size < 3:  # the features already distinguish the options
+                continue
+            kind = knob.option_table.dtype.kind if isinstance(knob, ChoiceKnob) else "split"
+            if kind not in tuple("biuf"):
+                self._equality_knobs.append(knob_index)
+            elif kind in "iu" and knob.option_table.min() >= 1:
+                options = knob.option_table
+                if (options & (options - 1)).any():  # not all of them are powers of two
+                    self._power_of_two_counts.append((knob_index, np.log2(options & -options)))
+
+    def encode(self, points: np.ndarray, features: np.ndarray) -> GPInputs:
+        """Return the encoded configs of points (n, knobs) with features (n, features)."""
+        powers = [counts[points[:, knob_index]] for knob_index, counts in self._power_of_two_counts]
+        return GPInputs(np.column_stack([features.astype(float), *powers]), points[:, self._equality_knobs])
+
+
 class GaussianProcess:
     """A Gaussian process with a Matérn-5/2 kernel, and a length scale for each feature and each knob.
 
     The covariance of two configs is large if they are close in all features and differ in few knobs. A few iterations
-    of L-BFGS maximize the posterior density of the kernel parameters. (Rasmussen and Williams, "Gaussian Processes for
-    Machine Learning", MIT Press 2006, chapters 2, 4 and 5.) Larger values are better. `parameters` starts the fit, and
-    a value has to exceed the largest one by `margin` to be an improvement. `best_target` is in the units of
-    predictions.
+    of L-BFGS maximize the posterior density of the kernel parameters, starting from `parameters`. Larger values are
+    better; one has to exceed the largest value by `margin` to be an improvement.
     """
 
     def __init__(self, inputs: GPInputs, values: np.ndarray, parameters: np.ndarray | None = None, margin: float = 0.0):
@@ -41,15 +81,13 @@ class GaussianProcess:
         self._inputs = self._scale_features(inputs)
         std = max(values.std(), 1e-9)
         targets = (values - values.mean()) / std
-        self.best_target = float(targets.max() + margin / std)
+        self.best_target = float(targets.max() + margin / std)  # in the units of predictions
         distances = _compute_squared_distances(self._inputs)
         fit_indices = _select_best_and_spread(targets, _MAX_FIT_INPUTS)
-        fit_block = np.ix_(fit_indices, fit_indices)
-        start_parameters = _make_kernel_prior(inputs)[0] if parameters is None else parameters
-        posterior = _KernelPosterior(
-            distances[:, fit_block[0], fit_block[1]], targets[fit_indices], *_make_kernel_prior(inputs)
+        rows, columns = np.ix_(fit_indices, fit_indices)
+        self.parameters = _fit_kernel(
+            distances[:, rows, columns], targets[fit_indices], inputs.features.shape[1], parameters
         )
-        self.parameters = posterior.maximise(start_parameters)
         weights, variance, noise = _split_parameters(self.parameters)
         correlation, _ = _evaluate_matern_with_slope(np.tensordot(weights, distances, 1))
         factor = np.linalg.cholesky(variance * correlation + (noise + _JITTER) * np.eye(len(targets)))
@@ -84,23 +122,18 @@ class GaussianProcess:
         )
         squared_distance += knob_weights.sum()
         squared_distance = squared_distance.astype(np.float32)  # float32 products are twice as fast
-        measured_matches, query_matches = self._match_matrices(inputs, knob_weights)
+        # The weight of equal knobs, as a product of matrices with a column for each value of a knob. It takes a
+        # hundredth of the time of comparing all pairs.
+        knobs, values = self._knob_values.T
+        query_matches = (inputs.points[:, knobs] == values).astype(np.float32)
+        measured_matches = (self._inputs.points[:, knobs] == values) * knob_weights[knobs].astype(np.float32)
         squared_distance -= measured_matches @ query_matches.T
         covariance = np.float32(variance) * _evaluate_matern(np.maximum(squared_distance, 0, out=squared_distance))
         whitened = self._inverse_factor @ covariance
         return self._solved_targets @ covariance, np.maximum(variance - (whitened**2).sum(axis=0), _JITTER)
 
-    def _match_matrices(self, inputs: GPInputs, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return two matrices whose product holds the total weight of the equal knobs of each pair of configs.
-
-        Each column stands for one value of one knob. The product takes a hundredth of the time of comparing all pairs.
-        """
-        knobs, values = self._knob_values.T
-        query_matches = (inputs.points[:, knobs] == values).astype(np.float32)
-        return (self._inputs.points[:, knobs] == values) * weights[knobs].astype(np.float32), query_matches
-
     def _scale_features(self, inputs: GPInputs) -> GPInputs:
-        return GPInputs((inputs.features - self._feature_min) / self._feature_range, inputs.points)
+        return replace(inputs, features=(inputs.features - self._feature_min) / self._feature_range)
 
 
 def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: float | None = None) -> np.ndarray:
@@ -120,51 +153,38 @@ def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: f
     return np.log(std) + np.where(z_score > -5, log_near, log_far)
 
 
-@dataclass(frozen=True)
-class _KernelPosterior:
-    """The posterior density of the kernel parameters."""
+def _fit_kernel(distances: np.ndarray, targets: np.ndarray, num_features: int, start: np.ndarray | None) -> np.ndarray:
+    """Return kernel parameters with a larger posterior density than those of `start`, or than the prior's means.
 
-    distances: np.ndarray  # squared distances in each feature and each knob: float (features + knobs, n, n)
-    targets: np.ndarray  # standardized values: float (n,)
-    prior_means: np.ndarray  # means of the parameters' prior
-    prior_stds: np.ndarray  # standard deviations of the parameters' prior
+    The distances are squared ones in each feature and each knob, float (features + knobs, n, n); the targets are
+    standardized, float (n,). The parameters are logarithms of the distances' weights, of the variance and of the noise.
+    """
+    from scipy.optimize import minimize
 
-    def maximise(self, start: np.ndarray) -> np.ndarray:
-        """Return parameters with a larger density than those of `start`."""
-        from scipy.optimize import minimize
+    num_knobs = len(distances) - num_features
+    weight_means = [_FEATURE_WEIGHT_MEAN] * num_features + [_KNOB_WEIGHT_MEAN] * num_knobs
+    prior_means = np.array([*weight_means, _VARIANCE_MEAN, _NOISE_MEAN])
+    prior_stds = np.array([_WEIGHT_STD] * len(distances) + [_VARIANCE_STD, _NOISE_STD])
 
-        return minimize(
-            self._negative_log, start, jac=True, method="L-BFGS-B", options={"maxiter": _MAX_FIT_ITERATIONS}
-        ).x
-
-    def _negative_log(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the negative logarithm of the density, up to a constant, and its gradient.
-
-        The formulas are equations 5.8 and 5.9 of Rasmussen and Williams.
-        """
+    def negative_log_density(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return it up to a constant, and its gradient, by equations 5.8 and 5.9."""
         weights, variance, noise = _split_parameters(parameters)
-        correlation, correlation_slope = _evaluate_matern_with_slope(np.tensordot(weights, self.distances, 1))
-        covariance = variance * correlation + (noise + _JITTER) * np.eye(len(self.targets))
+        correlation, correlation_slope = _evaluate_matern_with_slope(np.tensordot(weights, distances, 1))
+        covariance = variance * correlation + (noise + _JITTER) * np.eye(len(targets))
         factor = np.linalg.cholesky(covariance)
-        inverse = _solve_cholesky(factor, np.eye(len(self.targets)))
-        solved_targets = inverse @ self.targets
-        prior_z_score = (parameters - self.prior_means) / self.prior_stds
-        value = (
-            0.5 * self.targets @ solved_targets + np.log(np.diag(factor)).sum() + 0.5 * prior_z_score @ prior_z_score
-        )
+        inverse = _solve_cholesky(factor, np.eye(len(targets)))
+        solved_targets = inverse @ targets
+        z_score = (parameters - prior_means) / prior_stds
+        value = 0.5 * targets @ solved_targets + np.log(np.diag(factor)).sum() + 0.5 * z_score @ z_score
         gradient_weights = np.outer(solved_targets, solved_targets) - inverse
         slopes = (gradient_weights * variance * correlation_slope).ravel()
-        by_weight = weights * (self.distances.reshape(len(weights), -1) @ slopes)
+        by_weight = weights * (distances.reshape(len(weights), -1) @ slopes)
         by_scale = [variance * (gradient_weights * correlation).sum(), noise * np.trace(gradient_weights)]
-        return value, prior_z_score / self.prior_stds - 0.5 * np.concatenate([by_weight, by_scale])
+        return value, z_score / prior_stds - 0.5 * np.concatenate([by_weight, by_scale])
 
-
-def _make_kernel_prior(inputs: GPInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prior's means and standard deviations of the weights of features and knobs, variance and noise."""
-    features, knobs = inputs.features.shape[1], inputs.points.shape[1]
-    means = [_FEATURE_WEIGHT_MEAN] * features + [_KNOB_WEIGHT_MEAN] * knobs + [_VARIANCE_MEAN, _NOISE_MEAN]
-    stds = [_WEIGHT_STD] * (features + knobs) + [_VARIANCE_STD, _NOISE_STD]
-    return np.array(means), np.array(stds)
+    start_parameters = prior_means if start is None else start
+    options = {"maxiter": _MAX_FIT_ITERATIONS}
+    return minimize(negative_log_density, start_parameters, jac=True, method="L-BFGS-B", options=options).x
 
 
 def _split_parameters(parameters: np.ndarray) -> tuple[np.ndarray, float, float]:

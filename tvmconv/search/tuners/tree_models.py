@@ -1,4 +1,7 @@
-"""Cost models of boosted trees: an ensemble that predicts throughput, and a model of feasibility."""
+"""Cost models of boosted trees: an ensemble that predicts throughput, and a model of feasibility.
+
+Importing xgboost takes seconds if scikit-learn is installed, so it happens on first use.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +26,40 @@ _MAX_TRAINING_TRIALS = 1024  # limit of trials in the training set of a member, 
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """Trials of one workload, whose costs are comparable."""
+    """Trials of one workload, whose costs are comparable. The methods return a value for each valid trial."""
 
-    features: np.ndarray  # features, float32 (n, features); NaN for features that a trial lacks
+    features: np.ndarray  # float32 (n, features); NaN for features that a trial lacks
     costs: np.ndarray  # seconds per launch, float (n,); infinite for trials that failed
     weight: float = 1.0  # weight of each trial
 
     @property
-    def success_mask(self) -> np.ndarray:
-        """Mask of the trials that succeeded: bool (n,)."""
+    def is_valid(self) -> np.ndarray:
+        """Which trials succeeded: bool (n,)."""
         return np.isfinite(self.costs)
 
     def compute_normal_scores(self) -> np.ndarray:
-        """Return the ranks of the successful trials as quantiles of the normal distribution: float (successes,).
+        """Return the ranks as quantiles of the normal distribution.
 
         They are invariant under monotone transforms of the costs, and robust against outliers.
         """
         from scipy.special import ndtri
 
-        costs = self.costs[self.success_mask]
+        costs = self.costs[self.is_valid]
         ranks = np.argsort(np.argsort(-costs, kind="stable"), kind="stable")
         return ndtri((ranks + 0.5) / len(ranks))
 
     def compute_throughput(self) -> np.ndarray:
-        """Return the throughput of the successful trials relative to the best one: float (successes,).
+        """Return the throughput relative to the best one.
 
         Unlike the logarithm of the cost, it hardly distinguishes slow configs, whose order does not matter.
         """
-        costs = self.costs[self.success_mask]
+        costs = self.costs[self.is_valid]
         return costs.min(initial=np.inf) / costs
 
     def compute_clipped_throughput(self) -> np.ndarray:
         """Return the relative throughput, at least its median, so that the order of the slower half does not count."""
         throughput = self.compute_throughput()
-        return np.maximum(throughput, np.median(throughput)) if len(throughput) else throughput
+        return np.maximum(throughput, np.median(throughput))
 
     def compute_targets(self) -> np.ndarray:
         """Return the relative throughput with zero mean and unit variance."""
@@ -73,10 +76,18 @@ class TreeEnsemble:
     """
 
     def __init__(self, groups: Sequence[TrialGroup], num_members: int, rng: np.random.Generator):
-        features = np.concatenate([group.features[group.success_mask] for group in groups])
+        features = np.concatenate([group.features[group.is_valid] for group in groups])
         targets = np.concatenate([group.compute_targets() for group in groups])
-        weights = np.concatenate([np.full(group.success_mask.sum(), group.weight) for group in groups])
-        self._boosters = [_train_on_bootstrap(features, targets, weights, rng) for member_index in range(num_members)]
+        weights = np.concatenate([np.full(group.is_valid.sum(), group.weight) for group in groups])
+        self._boosters = []
+        for _ in range(num_members):
+            sampled = rng.choice(len(targets), min(len(targets), _MAX_TRAINING_TRIALS), p=weights / weights.sum())
+            trials, counts = np.unique(sampled, return_counts=True)
+            self._boosters.append(
+                _train_booster(
+                    _REGRESSION_PARAMETERS, _REGRESSION_BOOSTING_ROUNDS, features[trials], targets[trials], counts, rng
+                )
+            )
 
     def predict_scores(self, features: np.ndarray) -> np.ndarray:
         """Return the throughput that each member predicts, in standard deviations: float (members, n)."""
@@ -86,51 +97,32 @@ class TreeEnsemble:
         return np.stack([booster.predict(inputs) for booster in self._boosters])
 
 
-def _train_on_bootstrap(
-    features: np.ndarray, targets: np.ndarray, weights: np.ndarray, rng: np.random.Generator
-) -> Any:
-    sampled = rng.choice(len(targets), min(len(targets), _MAX_TRAINING_TRIALS), p=weights / weights.sum())
-    trial_indices, counts = np.unique(sampled, return_counts=True)
-    return _train_booster(
-        _REGRESSION_PARAMETERS,
-        _REGRESSION_BOOSTING_ROUNDS,
-        features[trial_indices],
-        targets[trial_indices],
-        counts,
-        rng,
-    )
-
-
 class FeasibilityModel:
     """A classifier of boosted trees that predicts whether configs succeed; with at most one failure, all do."""
 
     def __init__(self, groups: Sequence[TrialGroup], rng: np.random.Generator):
-        self._booster = _train_feasibility(groups, rng)
+        is_valid = np.concatenate([group.is_valid for group in groups])
+        self._booster = None
+        if (~is_valid).sum() >= 2:
+            features = np.concatenate([group.features for group in groups])
+            weights = np.concatenate([np.full(len(group.costs), group.weight) for group in groups])
+            trials = rng.permutation(len(is_valid))[: 2 * _MAX_TRAINING_TRIALS]
+            self._booster = _train_booster(
+                _FEASIBILITY_PARAMETERS,
+                _FEASIBILITY_BOOSTING_ROUNDS,
+                features[trials],
+                is_valid[trials],
+                weights[trials],
+                rng,
+            )
 
     def predict_log_likelihood(self, features: np.ndarray) -> np.ndarray:
         """Return the logarithm of the probability of success: float (n,)."""
         if self._booster is None:
             return np.zeros(len(features))
-        import xgboost as xgb  # the import takes seconds if scikit-learn is installed
+        import xgboost as xgb
 
         return np.log(self._booster.predict(xgb.DMatrix(features, nthread=1)) + 1e-9)
-
-
-def _train_feasibility(groups: Sequence[TrialGroup], rng: np.random.Generator) -> Any:
-    features = np.concatenate([group.features for group in groups])
-    success_mask = np.concatenate([group.success_mask for group in groups])
-    weights = np.concatenate([np.full(len(group.costs), group.weight) for group in groups])
-    if (~success_mask).sum() < 2:
-        return None
-    trial_indices = rng.permutation(len(success_mask))[: 2 * _MAX_TRAINING_TRIALS]
-    return _train_booster(
-        _FEASIBILITY_PARAMETERS,
-        _FEASIBILITY_BOOSTING_ROUNDS,
-        features[trial_indices],
-        success_mask[trial_indices],
-        weights[trial_indices],
-        rng,
-    )
 
 
 def _train_booster(

@@ -1,7 +1,8 @@
-"""Warm start of a search with the fastest configs that logs have of the nearest workloads."""
+"""Records of earlier searches: those that a search counts, and fast configs of similar workloads to begin with."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,9 +11,30 @@ from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.logs.index import LogIndex, index_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.ranking import iterate_fastest_first
+from tvmconv.logs.record import Record
 from tvmconv.logs.record_key import RecordKey
+from tvmconv.measure import faults
 from tvmconv.space import Config
 from tvmconv.workloads import Conv, Workload
+
+
+def drop_environment_failures(records: Sequence[Record], naive_name: str | None) -> list[Record]:
+    """Return the records without failures that the host or the device caused, so that their configs are tried again.
+
+    A failure is left out if its message names the environment, or if it is part of a streak in which even the naive
+    schedule failed, which is correct on every device. If the log has other records, a lone failure of the naive
+    schedule does not prove that. The records are those of one workload on one device, in the order of the log.
+    """
+    kept_records: list[Record] = []
+    for ok, group in itertools.groupby(records, key=lambda record: record.ok):
+        streak = list(group)
+        suspects = [] if ok else [record for record in streak if faults.is_doubtful(record.error, record.message)]
+        has_naive_failure = any(record.schedule == naive_name for record in suspects)
+        has_other_failure = any(record.schedule != naive_name for record in suspects)
+        is_environment_fault = has_naive_failure and (has_other_failure or len(streak) == len(records))
+        dropped = {id(each) for each in suspects if is_environment_fault or faults.is_environment_fault(each.message)}
+        kept_records += [record for record in streak if id(record) not in dropped]
+    return kept_records
 
 
 def find_nearest_workload_configs(
