@@ -82,47 +82,35 @@ class DirectTileConfig:
     ) -> DirectTileConfig:
         """Declare all knobs and return their values; except for the tiles, the defaults are what AutoTVM does."""
         is_dense = w.groups == 1
-        config = cls(
-            output=tuple(
-                k.tile(
-                    axis.knob_name,
-                    axis.extent,
-                    OUTPUT_LEVELS,
-                    axis.default_factors,
-                    overhang=select_max_overhang(axis.extent),
-                )
-                for axis in axes.output
-            ),
-            reduction=tuple(
-                k.tile(
-                    axis.knob_name,
-                    axis.extent,
-                    REDUCTION_LEVELS,
-                    axis.default_factors,
-                    exact=True,
-                    allow_mismatch=axis.allow_mismatch,
-                )
-                for axis in axes.reduction
-            ),
-            sliced_k=k.choice(
-                "sliced_k", [n for n in SLICED_K_CHOICES if w.C % n == 0] if allow_sliced_k and is_dense else (1,), 1
-            ),
-            pipeline=k.choice("pipeline", list_pipelines(w), "none"),
-            copy_order=k.choice("copy_order", ("contiguous", "coalesced"), "contiguous"),
-            max_unrolled_statements=k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0),
-            unrolls_explicitly=k.choice("unroll_explicit", (0, 1), 0),
-            weight_layout=k.choice("weight_layout", ("oihw", "ihwo") if is_dense else ("oihw",), "oihw"),
-            weight_pad_words=k.choice("weight_pad", WEIGHT_PAD_CHOICES, 0),
-            split_k=k.choice("split_k", [n for n in SPLIT_K_CHOICES if axes.reduction[0].extent % n == 0], 1)
-            if allow_split_k
-            else 1,
-        )
+        for axis in axes.output:
+            overhang = select_max_overhang(axis.extent)
+            k.tile(axis.knob_name, axis.extent, OUTPUT_LEVELS, axis.default_factors, overhang=overhang)
+        for axis in axes.reduction:
+            k.tile(
+                axis.knob_name,
+                axis.extent,
+                REDUCTION_LEVELS,
+                axis.default_factors,
+                exact=True,
+                allow_mismatch=axis.allow_mismatch,
+            )
+        slices = [n for n in SLICED_K_CHOICES if w.C % n == 0] if allow_sliced_k and is_dense else (1,)
+        k.choice("sliced_k", slices, 1)
+        k.choice("pipeline", list_pipelines(w), "none")
+        k.choice("copy_order", ("contiguous", "coalesced"), "contiguous")
+        k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0)
+        k.choice("unroll_explicit", (0, 1), 0)
+        k.choice("weight_layout", ("oihw", "ihwo") if is_dense else ("oihw",), "oihw")
+        k.choice("weight_pad", WEIGHT_PAD_CHOICES, 0)
+        if allow_split_k:
+            k.choice("split_k", [n for n in SPLIT_K_CHOICES if axes.reduction[0].extent % n == 0], 1)
+        config = cls.from_columns(k.values, axes)
         config.add_constraints(k, lambda c: cls.from_columns(c, axes))
         return config
 
     @classmethod
     def from_columns(cls, columns: Columns, axes: TiledAxes) -> DirectTileConfig:
-        """Return the configs of columns."""
+        """Return the config of the knobs' values, or the configs of many."""
         return cls(
             output=tuple(Tile.from_column(axis.extent, OUTPUT_LEVELS, columns[axis.knob_name]) for axis in axes.output),
             reduction=tuple(

@@ -286,6 +286,11 @@ class Knobs:
         """
         self.constraints.append(Constraint(description, predicate))
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of the declared knobs by name; a split's are its factors without -1."""
+        return dict(self._resolved_values)
+
     def check_unknown_knobs(self, schedule_name: str) -> None:
         """Raise `KnobError` for a configured knob that the schedule did not declare."""
         for name in self._requested:

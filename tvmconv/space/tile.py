@@ -31,12 +31,10 @@ class Tile:
         self.factors = dict(factors)
 
     @classmethod
-    def from_column(cls, extent: int, levels: Sequence[str], column: np.ndarray) -> Tile:
-        """Return the tiles of many configs as one `Tile`.
-
-        The column has shape (n, levels), without -1.
-        """
-        return cls(extent, dict(zip(levels, column.T, strict=True)))
+    def from_column(cls, extent: int, levels: Sequence[str], column: np.ndarray | tuple[int, ...]) -> Tile:
+        """Return the tile of one config's factors, without -1, or of many configs' as a column (n, levels)."""
+        factors = column.T if isinstance(column, np.ndarray) else column
+        return cls(extent, dict(zip(levels, factors, strict=True)))
 
     def __getattr__(self, level: str) -> Any:
         factors = self.__dict__.get("factors", {})

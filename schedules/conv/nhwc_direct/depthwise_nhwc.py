@@ -15,7 +15,7 @@ transposes its part in shared memory while the first input row is being loaded (
 loads the filters of all its channels, which are contiguous, in vectors and keeps them in registers.
 
 Small images have few strips; threads then compute fewer channels and pixels, so that a large GPU is filled. The
-defaults have the lowest estimated latency (`default_config`).
+defaults have the lowest estimated latency (`strip_config`).
 
 A signal is an image of one row. Each output plane of a volume is computed like an image, from as many input planes as
 the filter is deep; the thread walks down the rows of all of them.
@@ -28,9 +28,10 @@ it is emitted as TIR.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
+import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -39,69 +40,112 @@ from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ..plane_shape import PlaneShape
+from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES, has_filter_per_channel
-from .depthwise_config import DepthwiseTileConfig, compute_usage, declare_knobs
-from .epilogue import StripEpilogue
-from .input_window import InputWindow
-from .thread_loops import (
-    ThreadCoords,
+from .strip_config import WORD_BYTES, StripConfig, list_input_offsets
+from .strip_thread import (
+    InputWindow,
+    StripEpilogue,
+    StripThread,
     allocate_local,
     build_conv_schedule,
     emit_vector_copy,
-    get_thread_channel,
     load_filters_to_smem,
     open_loop,
 )
-from .thread_tile import list_input_offsets
+
+MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards
+
+
+class DepthwiseConfig(StripConfig):
+    """One config, or many configs as columns."""
+
+    UNROLL_SCOPES = ("filter", "row", "tap")
+    WEIGHT_SCOPES = ("shared", "registers", "global")
+    REQUIREMENTS: ClassVar[Mapping[str, Callable[[StripConfig], Any]]] = {
+        f"at most {MAX_LOADS} unrolled loads per thread": lambda config: config.unrolled_loads <= MAX_LOADS,
+        "filters stay in registers only if the whole filter is unrolled": lambda config: (
+            np.not_equal(config.weight_scope, "registers") | np.equal(config.unroll_scope, "filter")
+        ),
+        # TVM would omit the barrier, because it assumes that threads read what they stored themselves.
+        "filters in shared memory have more than one tap or channel per thread": lambda config: (
+            ~config.is_weight_shared | (config.num_taps * config.vector > 1)
+        ),
+    }
+    MAX_DEFAULT_PRODUCTS = 1024  # some kernels spill registers beyond this
+
+    @classmethod
+    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+        """Return whether the channels are those of whole input channels, or of a part of one."""
+        multiplier = w.O // w.groups
+        return vector % multiplier == 0 or multiplier % vector == 0
+
+    @property
+    def filter_vectors(self) -> Any:
+        """Filter vectors that a thread reads."""
+        rows = self.rows.local
+        return self.num_taps * self._select_by_unroll_scope(1, rows, rows)
+
+    @property
+    def widened_elements(self) -> Any:
+        """Elements that a thread converts to float32 if they have 16 bits."""
+        return self.vector * (self.loaded_vectors + self.filter_vectors)
+
+    @property
+    def operand_registers(self) -> Any:
+        """Estimated registers per thread for two input windows and filters."""
+        unrolled_columns = self._select_by_unroll_scope(self.w.kernel[-1], self.w.kernel[-1], 1)
+        taps = np.where(np.equal(self.weight_scope, "registers"), self.num_taps, unrolled_columns)
+        return self.vector * get_element_bytes(self.w) / WORD_BYTES * (2 * self.window_vectors + taps)
+
+    @property
+    def scattered_vectors(self) -> Any:
+        """Vectors of the filters: element by element in global memory, or once for registers."""
+        is_global = np.equal(self.weight_scope, "global")
+        return np.where(is_global, self.filter_vectors * self.vector, self.num_taps)
+
+    @property
+    def scattered_instructions(self) -> Any:
+        """Instructions per thread with scattered vectors, besides their loads."""
+        return self.scattered_vectors
+
+    @property
+    def filter_bytes(self) -> Any:
+        """Bytes of the filters that a block reads; a sector is read for one element at a time."""
+        return 2 * self.shared_bytes
 
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=DepthwiseConfig.compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
     search_if=has_filter_per_channel,
     supersedes=("depthwise",),
 )
 def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    config = declare_knobs(w, k)
-    return build_conv_schedule(
-        w, config.thread_tile, lambda arrays, at: DepthwiseNhwcKernel(w, config, arrays, at).emit()
-    )
+    config = DepthwiseConfig.declare_knobs(k, w)
+    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
 
 
 class DepthwiseNhwcKernel:
     """Emitter of a thread's work."""
 
-    def __init__(
-        self, w: Conv, config: DepthwiseTileConfig, arrays: Mapping[str, Any], thread_coords: ThreadCoords
-    ) -> None:
-        self.w, self.config, self.thread_tile = w, config, config.thread_tile
-        self.thread_coords, self.K = thread_coords, arrays["K"]
-        self.plane_shape = PlaneShape.from_workload(w)
+    def __init__(self, thread: StripThread) -> None:
+        self.thread, self.config, self.shape = thread, thread.config, thread.shape
+        w, vector = self.config.w, self.config.vector
         self.channel_multiplier = w.O // w.groups
-        vector = self.thread_tile.vector
-        self.first_channel = get_thread_channel(self.thread_tile, thread_coords)
         self.input_vector_elements = max(1, vector // self.channel_multiplier)  # input channels of the thread's outputs
-        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope != "tap" else 1  # filter columns
-        self.epilogue = StripEpilogue(w, arrays, self.thread_tile, thread_coords)
-        self.input_window = InputWindow(
-            w,
-            arrays["X"],
-            self.thread_tile,
-            thread_coords,
-            self.input_vector_elements,
-            num_rows=2,
-            num_unrolled_taps=self.num_unrolled_taps,
-        )
+        self.num_unrolled_taps = w.kernel[-1] if self.config.unroll_scope != "tap" else 1  # filter columns
+        self.epilogue = StripEpilogue(thread)
+        self.input_window = InputWindow(thread, self.input_vector_elements, 2, self.num_unrolled_taps)
         self.tap_regs = allocate_local("taps", (self.num_unrolled_taps, vector), w.storage)
 
     def emit(self) -> None:
         """Emit the thread's work."""
         if self.config.weight_scope == "shared":
-            self.smem_filters = load_filters_to_smem(self.w, self.thread_tile, self.thread_coords, self.K)
+            self.smem_filters = load_filters_to_smem(self.thread)
         elif self.config.weight_scope == "registers":
             self.load_filters_to_registers()
         {"filter": self.emit_unrolled_rows, "row": self.emit_filter_row_loop, "tap": self.emit_tap_loop}[
@@ -110,30 +154,27 @@ class DepthwiseNhwcKernel:
 
     def load_filters_to_registers(self) -> None:
         """Load the filters of the thread's channels, which are contiguous, in vectors."""
-        w, vector, taps = self.w, self.thread_tile.vector, self.plane_shape.num_taps
-        self.filter_regs = allocate_local("filters", (vector * taps,), w.storage)
+        vector, taps = self.config.vector, self.shape.num_taps
+        self.filter_regs = allocate_local("filters", (vector * taps,), self.config.w.storage)
         with open_loop("chunk", taps) as chunk:
 
             def get_filter_value(lane: Any) -> Any:
                 element = chunk * vector + lane
-                return self.get_filter_element(element // taps, self.plane_shape.tap_from_index(element % taps))
+                return self.get_filter_element(element // taps, self.shape.tap_from_index(element % taps))
 
             emit_vector_copy(vector, self.filter_regs, lambda lane: (chunk * vector + lane,), get_filter_value)
 
     def get_filter_element(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
         """Return a filter element of one of the thread's channels."""
-        return self.K[self.plane_shape.array_index(self.first_channel + channel, tap, 0)]
+        return self.thread.arrays["K"][self.shape.array_index(self.thread.first_channel + channel, tap, 0)]
 
     def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
-        """Load the unrolled taps of a filter row to registers.
-
-        Filter rows are counted over all planes.
-        """
-        vector, (*_, num_columns) = self.thread_tile.vector, self.plane_shape.kernel_size
+        """Load the unrolled taps of a filter row, counted over all planes, to registers."""
+        vector, (*_, num_columns) = self.config.vector, self.shape.kernel_size
         with open_loop("s", self.num_unrolled_taps) as s:
             tap = filter_row * num_columns + first_column + s
             if self.config.weight_scope == "shared":
-                lane_offset = self.thread_coords.vector_idx * vector - self.thread_coords.block_channel
+                lane_offset = self.thread.vector_idx * vector - self.thread.block_channel
                 emit_vector_copy(
                     vector,
                     self.tap_regs,
@@ -143,26 +184,22 @@ class DepthwiseNhwcKernel:
             else:
                 with open_loop("channel", vector) as channel:
                     if self.config.weight_scope == "registers":
-                        value = self.filter_regs[channel * self.plane_shape.num_taps + tap]
+                        value = self.filter_regs[channel * self.shape.num_taps + tap]
                     else:
                         value = self.get_filter_element(
-                            channel, (*self.plane_shape.tap_row_from_index(filter_row), first_column + s)
+                            channel, (*self.shape.tap_row_from_index(filter_row), first_column + s)
                         )
                     T.buffer_store(self.tap_regs, value, [s, channel])
 
     def load_input_row(self, window_half: int, filter_plane: Any, input_row: Any, column: Any = 0) -> None:
         """Load an input row, of the plane that `filter_plane` selects, to one half of the window."""
-        self.input_window.load_row(
-            window_half, filter_plane, input_row, self.first_channel // self.channel_multiplier, column
-        )
+        channel = self.thread.first_channel // self.channel_multiplier
+        self.input_window.load_row(window_half, filter_plane, input_row, channel, column)
 
     def accumulate_row(self, window_half: int, row_idx: int) -> None:
         """Accumulate an input row to output row `row_idx` of the strip, with the loaded taps."""
         for s in range(self.num_unrolled_taps):
-            with (
-                open_loop("j", self.thread_tile.columns.local) as j,
-                open_loop("channel", self.thread_tile.vector) as channel,
-            ):
+            with open_loop("j", self.config.columns.local) as j, open_loop("channel", self.config.vector) as channel:
                 input_value = self.input_window.values[
                     window_half,
                     self.input_window.window_column(j, s),
@@ -172,8 +209,8 @@ class DepthwiseNhwcKernel:
 
     def emit_unrolled_rows(self) -> None:
         """Walk down the input rows, with all rows of the strip and of the filter unrolled."""
-        rows_per_thread, (filter_planes, filter_rows, _) = self.thread_tile.rows.local, self.plane_shape.kernel_size
-        (_, row_stride, _), (_, row_dilation, _) = self.plane_shape.strides, self.plane_shape.dilations
+        rows_per_thread, (filter_planes, filter_rows, _) = self.config.rows.local, self.shape.kernel_size
+        (_, row_stride, _), (_, row_dilation, _) = self.shape.strides, self.shape.dilations
         input_rows = [
             (filter_plane, input_row)
             for filter_plane in range(filter_planes)
@@ -194,29 +231,25 @@ class DepthwiseNhwcKernel:
 
     def emit_filter_row_loop(self) -> None:
         """Loop over the filter rows, and load for each the input row that every output row of the strip needs."""
-        filter_planes, filter_rows, _ = self.plane_shape.kernel_size
+        filter_planes, filter_rows, _ = self.shape.kernel_size
         with self.filter_loop("r", filter_planes * filter_rows) as row:
             self.load_taps(row)
-            self.load_and_accumulate_row(self.plane_shape.tap_row_from_index(row), 0)
+            self.load_and_accumulate_row(self.shape.tap_row_from_index(row), 0)
 
     def emit_tap_loop(self) -> None:
         """Loop over the filter taps, and load the inputs of each."""
-        with self.filter_loop("tap", self.plane_shape.num_taps) as tap:
-            filter_plane, filter_row, filter_column = self.plane_shape.tap_from_index(tap)
-            self.load_taps(tap // self.plane_shape.kernel_size[-1], filter_column)
-            self.load_and_accumulate_row((filter_plane, filter_row), filter_column)
+        with self.filter_loop("tap", self.shape.num_taps) as tap:
+            *filter_row, filter_column = self.shape.tap_from_index(tap)
+            self.load_taps(tap // self.shape.kernel_size[-1], filter_column)
+            self.load_and_accumulate_row((filter_row[0], filter_row[1]), filter_column)
 
     def load_and_accumulate_row(self, row: tuple[Any, Any], filter_column: Any) -> None:
         """Load and accumulate a filter row's input rows for each output row, from `filter_column` on."""
-        (filter_plane, filter_row), (_, row_stride, _) = row, self.plane_shape.strides
-        _, row_dilation, column_dilation = self.plane_shape.dilations
-        for row_idx in range(self.thread_tile.rows.local):
-            self.load_input_row(
-                row_idx % 2,
-                filter_plane,
-                row_idx * row_stride + filter_row * row_dilation,
-                filter_column * column_dilation,
-            )
+        (filter_plane, filter_row), (_, row_stride, _) = row, self.shape.strides
+        _, row_dilation, column_dilation = self.shape.dilations
+        for row_idx in range(self.config.rows.local):
+            input_row = row_idx * row_stride + filter_row * row_dilation
+            self.load_input_row(row_idx % 2, filter_plane, input_row, filter_column * column_dilation)
             self.accumulate_row(row_idx % 2, row_idx)
 
     @contextlib.contextmanager
@@ -225,5 +258,5 @@ class DepthwiseNhwcKernel:
         self.epilogue.init_accumulators()
         with open_loop(name, extent, T.serial) as variable:
             yield variable
-        for i in range(self.thread_tile.rows.local):
+        for i in range(self.config.rows.local):
             self.epilogue.store_row(i)

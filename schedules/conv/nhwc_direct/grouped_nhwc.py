@@ -15,9 +15,10 @@ of a group's channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -26,23 +27,66 @@ from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ..plane_shape import PlaneShape
+from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES
-from .epilogue import StripEpilogue
-from .grouped_config import GroupedTileConfig, compute_usage, declare_knobs
-from .input_window import InputWindow
-from .thread_loops import (
-    ThreadCoords,
+from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, StripConfig
+from .strip_thread import (
+    InputWindow,
+    StripEpilogue,
+    StripThread,
     allocate_local,
     build_conv_schedule,
     emit_vector_copy,
-    get_thread_channel,
     load_filters_to_smem,
     open_loop,
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
 MIN_TENSOR_CORE_CHANNELS = 16  # 16-bit channels per mma; tensor cores then take half the time (ResNeXt, RegNet)
+
+
+class GroupedConfig(StripConfig):
+    """One config, or many configs as columns."""
+
+    UNROLL_SCOPES = ("row", "tap")
+    WEIGHT_SCOPES = ("shared", "global")
+
+    @classmethod
+    def list_own_choices(cls, w: Conv) -> dict[str, Sequence[Any]]:
+        """Return the options of the knobs besides those of the strip; one load reads the channels of a k-tile."""
+        block_k_choices = tuple(
+            channels
+            for channels in VECTOR_CHOICES
+            if channels * get_element_bytes(w) <= MAX_LOAD_BYTES and w.C // w.groups % channels == 0
+        )
+        return {"block_k": block_k_choices, **super().list_own_choices(w)}
+
+    @classmethod
+    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+        """Return whether the channels are of one group."""
+        return w.O // w.groups % vector == 0
+
+    @property
+    def filter_vectors(self) -> Any:
+        """Filter vectors that a thread reads."""
+        vectors_per_tap = self.channels_per_group // self.block_k * self.vector
+        return self.num_taps * np.where(self.is_weight_shared, self.channels_per_group, vectors_per_tap)
+
+    @property
+    def widened_elements(self) -> Any:
+        """Elements that a thread converts to float32 if they have 16 bits."""
+        return self.loaded_vectors * self.block_k + self.num_taps * self.channels_per_group * self.vector
+
+    @property
+    def operand_registers(self) -> Any:
+        """Estimated registers per thread for the window of a k-tile and the weights of a tap."""
+        window_vectors = self.rows.local * self.window_vectors
+        return self.block_k * (window_vectors + self.vector) * get_element_bytes(self.w) / WORD_BYTES
+
+    @property
+    def scattered_vectors(self) -> Any:
+        """Vectors of the filters in global memory."""
+        return self.filter_vectors
 
 
 def has_groups(w: Conv) -> bool:
@@ -58,7 +102,7 @@ def can_fill_tensor_cores(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=GroupedConfig.compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GROUP_CHANNELS,
     supersedes=("direct", "implicit_gemm"),
@@ -66,119 +110,75 @@ def can_fill_tensor_cores(w: Conv) -> bool:
 )
 def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    config = declare_knobs(w, k)
-    return build_conv_schedule(
-        w, config.thread_tile, lambda arrays, at: GroupedNhwcKernel(w, config, arrays, at).emit()
-    )
+    return build_conv_schedule(GroupedConfig.declare_knobs(k, w), emit_thread)
 
 
-class GroupedNhwcKernel:
-    """Emitter of a thread's work."""
+def emit_thread(thread: StripThread) -> None:
+    """Emit a thread's work."""
+    config, shape = thread.config, thread.shape
+    w, vector, block_k, rows_per_thread = config.w, config.vector, config.block_k, config.rows.local
+    num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # filter columns
+    epilogue = StripEpilogue(thread)
+    input_window = InputWindow(thread, block_k, rows_per_thread, num_unrolled_taps)
+    is_weight_shared = bool(config.is_weight_shared)
+    weights_shape = (block_k, vector) if is_weight_shared else (vector, block_k)  # the innermost axis is a vector
+    weight_regs = allocate_local("weights", weights_shape, w.storage)  # of one tap
+    smem_filters: Any = load_filters_to_smem(thread) if is_weight_shared else None
 
-    def __init__(
-        self, w: Conv, config: GroupedTileConfig, arrays: Mapping[str, Any], thread_coords: ThreadCoords
-    ) -> None:
-        self.w, self.config, self.thread_tile = w, config, config.thread_tile
-        self.thread_coords, self.K = thread_coords, arrays["K"]
-        self.channels_per_group, self.plane_shape = w.C // w.groups, PlaneShape.from_workload(w)
-        self.first_channel = get_thread_channel(self.thread_tile, thread_coords)
-        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # filter columns
-        self.epilogue = StripEpilogue(w, arrays, self.thread_tile, thread_coords)
-        rows_per_thread = self.thread_tile.rows.local
-        self.input_window = InputWindow(
-            w,
-            arrays["X"],
-            self.thread_tile,
-            thread_coords,
-            config.block_k,
-            num_rows=rows_per_thread,
-            num_unrolled_taps=self.num_unrolled_taps,
-        )
-        self.is_weight_shared = config.weight_scope == "shared"
-        shape = (config.block_k, self.thread_tile.vector)  # one tap; the axis that is loaded in vectors is innermost
-        self.weight_regs = allocate_local("weights", shape if self.is_weight_shared else shape[::-1], w.storage)
-
-    def emit(self) -> None:
-        """Emit the thread's work."""
-        w, config, rows_per_thread = self.w, self.config, self.thread_tile.rows.local
-        if self.is_weight_shared:
-            self.smem_filters = load_filters_to_smem(w, self.thread_tile, self.thread_coords, self.K)
-        first_channel = self.first_channel // (w.O // w.groups) * self.channels_per_group
-        self.epilogue.init_accumulators()
-        (_, stride, _), (_, *spatial_dilations) = self.plane_shape.strides, self.plane_shape.dilations
-        num_tap_groups = self.plane_shape.num_taps // self.num_unrolled_taps
-        with (
-            open_loop("tap", num_tap_groups, T.serial) as tap_group,
-            open_loop("step", self.k_tiles_per_group, T.serial) as k_tile,
-        ):
-            filter_plane, filter_row, filter_column = self.first_tap(tap_group)
-            for row_idx in range(rows_per_thread):
-                input_row = row_idx * stride + filter_row * spatial_dilations[0]
-                self.input_window.load_row(
-                    row_idx,
-                    filter_plane,
-                    input_row,
-                    first_channel + k_tile * config.block_k,
-                    filter_column * spatial_dilations[1],
-                )
-            for column in range(self.num_unrolled_taps):
-                self.load_weights((filter_plane, filter_row, filter_column + column), k_tile)
-                for row_idx in range(rows_per_thread):
-                    self.accumulate_row(row_idx, column)
-        for row_idx in range(rows_per_thread):
-            self.epilogue.store_row(row_idx)
-
-    def first_tap(self, tap_group: Any) -> tuple[Any, Any, Any]:
-        """Return plane, row and column of the first tap of a group of unrolled taps."""
-        return (
-            self.plane_shape.tap_from_index(tap_group)
-            if self.config.unroll_scope == "tap"
-            else (*self.plane_shape.tap_row_from_index(tap_group), 0)
-        )
-
-    @property
-    def k_tiles_per_group(self) -> int:
-        """K-tiles of a group's input channels."""
-        return self.channels_per_group // self.config.block_k
-
-    def load_weights(self, tap: tuple[Any, Any, Any], k_tile: Any) -> None:
-        """Load the weights of one tap and k-tile."""
-        vector_elements, block_k = self.thread_tile.vector, self.config.block_k
-        if self.is_weight_shared:
-            lane_offset = self.thread_coords.vector_idx * vector_elements - self.thread_coords.block_channel
+    def load_weights(tap: tuple[Any, Any, Any], k_tile: Any) -> None:
+        if is_weight_shared:
+            lane_offset = thread.vector_idx * vector - thread.block_channel
             with open_loop("d", block_k) as channel_in:
-                filter_row_idx = (
-                    self.plane_shape.tap_index(tap) * self.channels_per_group + k_tile * block_k + channel_in
-                )
+                filter_row = shape.tap_index(tap) * config.channels_per_group + k_tile * block_k + channel_in
                 emit_vector_copy(
-                    vector_elements,
-                    self.weight_regs,
+                    vector,
+                    weight_regs,
                     lambda lane: (channel_in, lane),
-                    lambda lane: self.smem_filters[filter_row_idx, lane_offset + lane],
+                    lambda lane: smem_filters[filter_row, lane_offset + lane],
                 )
         else:
-            with open_loop("channel", vector_elements) as channel:
+            with open_loop("channel", vector) as channel:
+                output_channel = thread.first_channel + channel
                 emit_vector_copy(
                     block_k,
-                    self.weight_regs,
+                    weight_regs,
                     lambda lane: (channel, lane),
-                    lambda lane: self.K[
-                        self.plane_shape.array_index(self.first_channel + channel, tap, k_tile * block_k + lane)
-                    ],
+                    lambda lane: thread.arrays["K"][shape.array_index(output_channel, tap, k_tile * block_k + lane)],
                 )
 
-    def accumulate_row(self, row_idx: int, column: int) -> None:
-        """Accumulate the products of one unrolled filter column to output row `row_idx` of the strip."""
-        columns, vector, block_k = self.thread_tile.columns.local, self.thread_tile.vector, self.config.block_k
+    def accumulate_row(row_idx: int, filter_column: int) -> None:
         with (
             open_loop("d", block_k) as channel_in,
-            open_loop("j", columns) as j,
+            open_loop("j", config.columns.local) as j,
             open_loop("channel", vector) as channel,
         ):
-            input_value = self.input_window.values[row_idx, self.input_window.window_column(j, column), channel_in]
-            weight = (
-                self.weight_regs[channel_in, channel]
-                if self.is_weight_shared
-                else self.weight_regs[channel, channel_in]
+            input_value = input_window.values[row_idx, input_window.window_column(j, filter_column), channel_in]
+            weight = weight_regs[channel_in, channel] if is_weight_shared else weight_regs[channel, channel_in]
+            epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
+
+    first_input_channel = thread.first_channel // (w.O // w.groups) * config.channels_per_group
+    epilogue.init_accumulators()
+    (_, row_stride, _), (_, row_dilation, column_dilation) = shape.strides, shape.dilations
+    with (
+        open_loop("tap", shape.num_taps // num_unrolled_taps, T.serial) as tap_group,
+        open_loop("step", config.channels_per_group // block_k, T.serial) as k_tile,
+    ):
+        filter_plane, filter_row, filter_column = (
+            shape.tap_from_index(tap_group)
+            if config.unroll_scope == "tap"
+            else (*shape.tap_row_from_index(tap_group), 0)
+        )
+        for row_idx in range(rows_per_thread):
+            input_window.load_row(
+                row_idx,
+                filter_plane,
+                row_idx * row_stride + filter_row * row_dilation,
+                first_input_channel + k_tile * block_k,
+                filter_column * column_dilation,
             )
-            self.epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
+        for column in range(num_unrolled_taps):
+            load_weights((filter_plane, filter_row, filter_column + column), k_tile)
+            for row_idx in range(rows_per_thread):
+                accumulate_row(row_idx, column)
+    for row_idx in range(rows_per_thread):
+        epilogue.store_row(row_idx)

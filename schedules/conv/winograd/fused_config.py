@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ POINTS_PER_THREAD_CHOICES = (1, 2, 3, 4, 6, 7, 8, 9)  # divisors of α² for som
 OVERHEAD_REGISTERS = 48  # minimum number of registers per thread besides the accumulators: those of a transform
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WinogradTileConfig:
     """Tile of a block."""
 
@@ -39,19 +39,10 @@ class WinogradTileConfig:
 
     @classmethod
     def from_columns(cls, w: Conv2d, columns: Columns) -> WinogradTileConfig:
-        """Return the configs of columns."""
-        knob_names = (
-            "points_per_thread",
-            "threads_y",
-            "local_y",
-            "threads_x",
-            "local_x",
-            "block_k",
-            "channels_per_exchange",
-        )
-        return cls(
-            w, WinogradTileGrid.from_workload(w, columns["output_tile"]), *(columns[name] for name in knob_names)
-        )
+        """Return the config of the knobs' values, or the configs of many."""
+        grid = WinogradTileGrid.from_workload(w, columns["output_tile"])
+        names = (field.name for field in dataclasses.fields(cls)[2:])
+        return cls(w, grid, *(columns[name] for name in names))
 
     @property
     def num_points(self) -> Any:
@@ -109,22 +100,17 @@ class WinogradTileConfig:
 def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     """Declare the knobs and return their values."""
     m = k.choice("output_tile", list_output_tile_sizes(w), select_default_output_tile(w))
-    grid = WinogradTileGrid.from_workload(w, m)
-    alpha = grid.alpha
+    alpha = m + w.R - 1
     points_choices = [
         n for n in POINTS_PER_THREAD_CHOICES if alpha**2 % n == 0 and alpha**2 // n * 16 <= MAX_THREADS_PER_BLOCK
     ]
-    config = WinogradTileConfig(
-        w,
-        grid,
-        points_per_thread=k.choice("points_per_thread", POINTS_PER_THREAD_CHOICES, points_choices[0]),
-        threads_y=k.choice("threads_y", SIZE_CHOICES, 4),
-        local_y=k.choice("local_y", SIZE_CHOICES, 8 if w.O >= 32 else 4),
-        threads_x=k.choice("threads_x", SIZE_CHOICES, 4),
-        local_x=k.choice("local_x", SIZE_CHOICES, 4 if alpha <= 6 else 2),
-        block_k=k.choice("block_k", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2),
-        channels_per_exchange=k.choice("channels_per_exchange", SIZE_CHOICES[:-1], 1),
-    )
+    k.choice("points_per_thread", POINTS_PER_THREAD_CHOICES, points_choices[0])
+    k.choice("threads_y", SIZE_CHOICES, 4)
+    k.choice("local_y", SIZE_CHOICES, 8 if w.O >= 32 else 4)
+    k.choice("threads_x", SIZE_CHOICES, 4)
+    k.choice("local_x", SIZE_CHOICES, 4 if alpha <= 6 else 2)
+    k.choice("block_k", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2)
+    k.choice("channels_per_exchange", SIZE_CHOICES[:-1], 1)
 
     def configs(columns: Columns) -> WinogradTileConfig:
         return WinogradTileConfig.from_columns(w, columns)
@@ -151,7 +137,7 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
         "tiles are less than twice as large as the product",
         lambda c: (configs(c).block_channels < 2 * w.O) & (configs(c).block_tiles < 2 * configs(c).grid.count),
     )
-    return config
+    return configs(k.values)
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:

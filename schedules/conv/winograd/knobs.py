@@ -122,26 +122,16 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConf
     grid = WinogradTileGrid.from_workload(w, m)
     k.tile("tile_b", grid.alpha**2, POINT_LEVELS)
     max_overhang_fraction = MAX_OVERHANG_FRACTION_OF_FEW_TILES if grid.count <= MAX_FEW_TILES else MAX_OVERHANG_FRACTION
-    config = DirectTileConfig(
-        output=(
-            k.tile("tile_y", w.O, OUTPUT_LEVELS, {"thread": 8, "local": 8}, overhang=MAX_OVERHANG_FRACTION),
-            k.tile(
-                "tile_x",
-                grid.count,
-                OUTPUT_LEVELS,
-                {"vthread": 2, "thread": 16, "local": 4},
-                overhang=max_overhang_fraction,
-            ),
-        ),
-        reduction=(k.tile("tile_rc", w.C, REDUCTION_LEVELS, {"tap": 8}, exact=True),),
-        max_unrolled_statements=k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0),
-        unrolls_explicitly=k.choice("unroll_explicit", (0, 1), 0),
-        sliced_k=k.choice("sliced_k", [n for n in SLICED_K_CHOICES if w.C % n == 0], 1),
-        pipeline=k.choice("pipeline", tuple(PIPELINE_COPIES), "none"),
-        copy_order=k.choice("copy_order", COPY_ORDERS, COPY_ORDERS[0]),
-        weight_layout="oihw",
-        weight_pad_words=0,
-    )
+    k.tile("tile_y", w.O, OUTPUT_LEVELS, {"thread": 8, "local": 8}, overhang=MAX_OVERHANG_FRACTION)
+    default_tiles = {"vthread": 2, "thread": 16, "local": 4}
+    k.tile("tile_x", grid.count, OUTPUT_LEVELS, default_tiles, overhang=max_overhang_fraction)
+    k.tile("tile_rc", w.C, REDUCTION_LEVELS, {"tap": 8}, exact=True)
+    k.choice("auto_unroll_max_step", UNROLL_CHOICES, 0)
+    k.choice("unroll_explicit", (0, 1), 0)
+    k.choice("sliced_k", [n for n in SLICED_K_CHOICES if w.C % n == 0], 1)
+    k.choice("pipeline", tuple(PIPELINE_COPIES), "none")
+    k.choice("copy_order", COPY_ORDERS, COPY_ORDERS[0])
+    grid, config = configs_from_columns(w, k.values)
     k.prune(
         "tiles are less than twice as large as the product",
         lambda c: c["tile_x"][:, 1:].prod(axis=1) < 2 * WinogradTileGrid.from_workload(w, c["output_tile"]).count,
@@ -152,11 +142,11 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConf
         f"vector copies need tiles and copies per thread in multiples of {VECTOR_ELEMENTS} elements",
         lambda c: (c["copy_order"] != "vectorized") | _can_copy_vectors(configs_from_columns(w, c)[1]),
     )
-    return grid, dataclasses.replace(config, output=tuple(map(round_up_tile, config.output)))
+    return grid, config
 
 
 def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid, DirectTileConfig]:
-    """Return the grids and the product configs of columns."""
+    """Return the grid and the product's config of the knobs' values, or those of many."""
     grid = WinogradTileGrid.from_workload(w, columns["output_tile"])
     tiles = [
         Tile.from_column(extent, OUTPUT_LEVELS, columns[knob])

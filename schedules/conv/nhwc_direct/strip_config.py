@@ -1,0 +1,413 @@
+"""Configs of the NHWC direct schedules: tiles, knobs, resource usage, and defaults by an estimate of the latency.
+
+A thread computes a *strip*: a vector of neighbouring output channels at rows × columns of neighbouring pixels of a
+plane. The threads of a block are arranged along the channels (x), the columns (y) and the rows (z), so that each access
+of a warp consists of one or several contiguous runs.
+
+Small images have few strips: threads then need fewer channels and pixels until there are enough of them for a large
+GPU; large images need the opposite. An estimate in clock cycles weighs the two. It counts instructions, loads and
+bytes, but not how they overlap; a search improves on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.gpu_specs import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP_SIZE
+from tvmconv.space import Columns, Knobs, Tile
+from tvmconv.space.factors import list_divisors
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
+
+from ..axis_tiles import get_element_bytes
+from ..direct_config import select_max_overhang
+from ..plane_shape import PlaneShape
+
+# Properties of an H200.
+NUM_MULTIPROCESSORS = 132
+SCHEDULERS_PER_SM = 4
+L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
+L1_LINES_PER_CYCLE = 2  # approximate lookups of the L1 cache per warp
+OVERHEAD_INSTRUCTIONS = 60  # instructions per thread before its first load and after its last store
+CACHE_LINE_BYTES, SECTOR_BYTES, WORD_BYTES = 128, 32, 4
+MAX_LOAD_BYTES = 16  # maximum bytes per load or store instruction
+
+LEVELS = ("block", "thread", "local")
+VECTOR_CHOICES = (8, 4, 2, 1)  # channels per thread
+THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32, 64)
+LOCAL_CHOICES = (1, 2, 4, 7, 8)  # rows or columns per thread
+SPATIAL_THREADS_CHOICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads per block along rows or columns
+MAX_DEFAULT_THREADS = 256  # per block
+MAX_ACCUMULATORS = 64
+MAX_PRODUCTS = 2048  # unrolled products per thread, for which NVRTC takes two seconds
+MAX_LIVE_REGISTERS = 176  # estimated registers per thread for accumulators, windows and weights
+MAX_DEFAULT_LIVE_REGISTERS = 128  # some kernels spill registers beyond this
+MIN_THREADS = 32
+MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to the channels that exist
+
+
+@dataclass(frozen=True)
+class StripConfig:
+    """One config, or many configs as columns."""
+
+    WEIGHT_SCOPES: ClassVar[tuple[str, ...]]
+    UNROLL_SCOPES: ClassVar[tuple[str, ...]]
+    # Conditions besides those of `declare_knobs`, by their description.
+    REQUIREMENTS: ClassVar[Mapping[str, Callable[[StripConfig], Any]]] = {}
+    MAX_DEFAULT_PRODUCTS: ClassVar[int] = MAX_PRODUCTS
+
+    w: Conv
+    vector: Any  # output channels per thread
+    channels: Tile  # tile (block, thread) of the channel vectors
+    rows: Tile  # tile of the output rows, with `LEVELS`
+    columns: Tile  # tile of the output columns, with `LEVELS`
+    unroll_scope: Any  # unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap")
+    # Memory from which threads read the filters: transposed in shared memory, in registers, or in global memory.
+    weight_scope: Any
+    block_k: Any = 1  # input channels per k-tile
+
+    @classmethod
+    def from_columns(cls, w: Conv, columns: Columns) -> StripConfig:
+        """Return the config of the knobs' values, or the configs of many."""
+        _, *plane = PlaneShape.from_workload(w).output_size
+        rows, columns_tile = (
+            Tile.from_column(extent, LEVELS, columns[name])
+            for name, extent in zip(("tile_y", "tile_x"), plane, strict=True)
+        )
+        return cls.from_tiles(w, columns, rows, columns_tile)
+
+    @classmethod
+    def from_tiles(cls, w: Conv, values: Mapping[str, Any], rows: Tile, columns: Tile) -> StripConfig:
+        """Return the config of these tiles and of the values of the other knobs."""
+        num_vectors = w.O // values["vector"]
+        threads = values["threads_c"]
+        channels = Tile(num_vectors, {"block": ceil_div(num_vectors, threads), "thread": threads})
+        own_values = {name: values[name] for name in cls.list_own_choices(w)}
+        return cls(w, values["vector"], channels, rows, columns, **own_values)
+
+    @classmethod
+    def list_own_choices(cls, w: Conv) -> dict[str, Sequence[Any]]:
+        """Return the options of the knobs besides those of the strip."""
+        return {"unroll_scope": cls.UNROLL_SCOPES, "weight_scope": cls.WEIGHT_SCOPES}
+
+    @classmethod
+    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+        """Return whether a thread can compute a number of channels."""
+        raise NotImplementedError
+
+    @classmethod
+    def declare_knobs(cls, k: Knobs, w: Conv) -> StripConfig:
+        """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
+        defaults = select_default(cls, w)
+        k.choice("vector", cls.list_vector_choices(w), defaults["vector"])
+        k.choice("threads_c", list_threads_c_choices(w), defaults["threads_c"])
+        _, *plane = PlaneShape.from_workload(w).output_size
+        for name, extent in zip("yx", plane, strict=True):
+            default = {"thread": defaults[f"threads_{name}"], "local": defaults[name]}
+            k.tile(f"tile_{name}", extent, LEVELS, default, overhang=select_max_overhang(extent))
+        for name, choices in cls.list_own_choices(w).items():
+            k.choice(name, choices, defaults[name])
+
+        def configs(columns: Columns) -> StripConfig:
+            return cls.from_columns(w, columns)
+
+        k.require(
+            f"at most {MAX_PRODUCTS} unrolled products per thread",
+            lambda c: configs(c).num_products <= MAX_PRODUCTS,
+        )
+        k.require(
+            f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
+            lambda c: configs(c).fits_shared_memory,
+        )
+        k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
+        k.prune(
+            f"at most {MAX_LIVE_REGISTERS} registers per thread",
+            lambda c: configs(c).live_registers <= MAX_LIVE_REGISTERS,
+        )
+        min_threads = min(MIN_THREADS, ceil_div(w.O * math.prod(plane), 4))  # small planes have few outputs
+        k.prune(f"at least {min_threads} threads", lambda c: configs(c).num_threads >= min_threads)
+        k.prune(
+            "threads overhang the channels by at most a quarter",
+            lambda c: configs(c).channels.block * c["threads_c"] <= MAX_OVERHANG_RATIO * configs(c).channels.extent,
+        )
+        for description, predicate in cls.REQUIREMENTS.items():
+            k.require(description, lambda c, predicate=predicate: predicate(configs(c)))  # type: ignore[misc]
+        return configs(k.values)
+
+    @classmethod
+    def list_vector_choices(cls, w: Conv) -> tuple[int, ...]:
+        """Return the options for channels per thread: divisors of all channels that one store can write."""
+        return tuple(
+            vector
+            for vector in VECTOR_CHOICES
+            if vector * get_element_bytes(w) <= MAX_LOAD_BYTES
+            and w.O % vector == 0
+            and cls.is_vector_allowed(w, vector)
+        )
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads per block."""
+        return self.channels.thread * self.rows.thread * self.columns.thread
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Accumulators per thread, one for each of its outputs."""
+        return self.vector * self.rows.local * self.columns.local
+
+    @property
+    def num_blocks(self) -> Any:
+        """Blocks in the grid."""
+        num_planes = PlaneShape.from_workload(self.w).num_output_planes
+        return num_planes * self.channels.block * self.rows.block * self.columns.block
+
+    @property
+    def channels_per_group(self) -> int:
+        """Input channels of a group."""
+        return self.w.C // self.w.groups
+
+    @property
+    def num_taps(self) -> int:
+        """Taps of a filter."""
+        return math.prod(self.w.kernel)
+
+    @property
+    def num_products(self) -> Any:
+        """Multiplications per thread in the kernel's source."""
+        unrolled_taps = self._select_by_unroll_scope(self.num_taps, self.w.kernel[-1], 1)
+        return self.num_accumulators * self.block_k * unrolled_taps
+
+    @property
+    def window_vectors(self) -> Any:
+        """Vectors of an input row that a thread loads at a time."""
+        w, columns = self.w, self.columns.local
+        distinct_inputs = count_distinct_inputs(columns, w.stride[-1], w.kernel[-1], w.dilation[-1])
+        return self._select_by_unroll_scope(distinct_inputs, distinct_inputs, columns)
+
+    @property
+    def unrolled_loads(self) -> Any:
+        """Input vector loads per thread in the kernel's source."""
+        rows, shape = self.rows.local, PlaneShape.from_workload(self.w)
+        num_distinct_rows = shape.kernel_size[0] * count_distinct_inputs(
+            rows, shape.strides[1], shape.kernel_size[1], shape.dilations[1]
+        )
+        return self.window_vectors * self._select_by_unroll_scope(num_distinct_rows, rows, rows)
+
+    @property
+    def loaded_vectors(self) -> Any:
+        """Input vectors that a thread loads."""
+        num_repetitions = self._select_by_unroll_scope(1, math.prod(self.w.kernel[:-1]), self.num_taps)
+        return self.unrolled_loads * num_repetitions * (self.channels_per_group // self.block_k)
+
+    @property
+    def filter_vectors(self) -> Any:
+        """Filter vectors that a thread reads."""
+        raise NotImplementedError
+
+    @property
+    def widened_elements(self) -> Any:
+        """Elements that a thread converts to float32 if they have 16 bits."""
+        raise NotImplementedError
+
+    @property
+    def operand_registers(self) -> Any:
+        """Estimated registers per thread for inputs and filters."""
+        raise NotImplementedError
+
+    @property
+    def scattered_vectors(self) -> Any:
+        """Vectors that a thread reads at addresses far from those of its neighbours along the channels."""
+        raise NotImplementedError
+
+    @property
+    def scattered_instructions(self) -> Any:
+        """Instructions per thread with scattered vectors, besides their loads."""
+        return 0
+
+    @property
+    def filter_bytes(self) -> Any:
+        """Bytes of the filters that a block reads."""
+        return self.shared_bytes
+
+    @property
+    def issued_instructions(self) -> Any:
+        """Estimated instructions per thread: products, conversions of operands, guarded loads, stores."""
+        is_16_bit = get_element_bytes(self.w) < WORD_BYTES
+        return (
+            self.num_accumulators * self.num_taps * self.channels_per_group
+            + is_16_bit * self.widened_elements
+            + 3 * self.loaded_vectors
+            + self.filter_vectors
+            + 4 * self.rows.local * self.columns.local * (1 + self.vector / 4)
+        )
+
+    @property
+    def live_registers(self) -> Any:
+        """Estimated registers per thread for accumulators, inputs and filters."""
+        return self.num_accumulators + self.operand_registers
+
+    @property
+    def is_weight_shared(self) -> Any:
+        """Whether the filters are in shared memory."""
+        return np.equal(self.weight_scope, "shared")
+
+    @property
+    def shared_bytes(self) -> Any:
+        """Bytes of a block's filters."""
+        block_channels = self.channels.thread * self.vector
+        return self.num_taps * self.channels_per_group * block_channels * get_element_bytes(self.w)
+
+    @property
+    def fits_shared_memory(self) -> Any:
+        """Whether a block's filters fit shared memory, if they are there."""
+        return ~self.is_weight_shared | (self.shared_bytes <= STATIC_SHARED_BYTES)
+
+    @property
+    def halo_ratio(self) -> Any:
+        """Ratio of the inputs that a block reads to those that it would read without overlapping windows."""
+        strides, extents = PlaneShape.from_workload(self.w).strides[1:], compute_window_extent(self.w)[1:]
+        return math.prod(
+            ((tile.size - 1) * stride + extent) / (tile.size * stride)
+            for tile, stride, extent in zip((self.rows, self.columns), strides, extents, strict=True)
+        )
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles of the SM with the most blocks.
+
+        An SM issues instructions (each warp needs a minimum time for its own), reads through the L1 cache and shared
+        memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of
+        the others.
+        """
+        itemsize, shape = get_element_bytes(self.w), PlaneShape.from_workload(self.w)
+        strides, planes = shape.strides, shape.kernel_size[0]
+        blocks_per_sm = ceil_div(self.num_blocks, NUM_MULTIPROCESSORS)
+        warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
+        issued_instructions = self.issued_instructions + np.where(
+            self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, self.scattered_instructions
+        )
+        issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS_PER_SM) + 0.5)
+        lanes = np.minimum(WARP_SIZE, self.channels.thread)
+        wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / CACHE_LINE_BYTES)
+        l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
+        read_cycles = warps * (
+            self.loaded_vectors * l1_lines
+            + np.where(self.is_weight_shared, self.filter_vectors, 0) * wavefronts
+            + np.where(self.is_weight_shared, 0, self.scattered_vectors)
+            * np.maximum(wavefronts, lanes / L1_LINES_PER_CYCLE)
+        )
+        contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
+        num_elements = (
+            self.rows.size
+            * self.columns.size
+            * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O)
+        )
+        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + self.filter_bytes) / L2_BYTES_PER_CYCLE
+        cycle_terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles))
+        return 0.75 * cycle_terms.max(axis=0) + 0.25 * cycle_terms.sum(axis=0)
+
+    @property
+    def is_default_allowed(self) -> Any:
+        """Whether the config may be a default."""
+        is_allowed = (self.num_products <= self.MAX_DEFAULT_PRODUCTS) & self.fits_shared_memory
+        is_allowed &= self.live_registers <= MAX_DEFAULT_LIVE_REGISTERS
+        for predicate in self.REQUIREMENTS.values():
+            is_allowed = is_allowed & predicate(self)
+        return is_allowed
+
+    @classmethod
+    def compute_usage(cls, w: Conv, columns: Columns) -> ResourceUsage:
+        """Return the resources that configs use; instructions are estimated numbers per output."""
+        config = cls.from_columns(w, columns)
+        return ResourceUsage(
+            threads=config.num_threads,
+            shared_bytes=np.where(config.is_weight_shared, config.shared_bytes, 0),
+            accumulators=config.num_accumulators,
+            blocks=config.num_blocks,
+            all_threads=config.num_blocks * config.num_threads,
+            live_registers=config.live_registers,
+            issued_instructions=config.issued_instructions / config.num_accumulators,
+            halo_read_ratio=config.halo_ratio,
+            estimate=config.estimated_cycles,
+        )
+
+    def _select_by_unroll_scope(self, filter_value: Any, row_value: Any, tap_value: Any) -> Any:
+        """Return one of three values, depending on the unrolled part of the filter."""
+        scopes = [np.equal(self.unroll_scope, "filter"), np.equal(self.unroll_scope, "row")]
+        return np.select(scopes, [filter_value, row_value], tap_value)
+
+
+@functools.lru_cache(maxsize=64)
+def select_default(kind: Any, w: Conv) -> dict[str, Any]:
+    """Return the knobs with the lowest estimate, among strips of all sizes, of a subclass of `StripConfig`."""
+    itemsize, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
+    vector_choices = kind.list_vector_choices(w)
+    # Loading half a word takes as long as a whole word.
+    wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices
+    options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w)}
+    for axis in "yx":
+        options |= {axis: LOCAL_CHOICES, f"threads_{axis}": SPATIAL_THREADS_CHOICES}
+    grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
+    candidates = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
+
+    def filter_candidates(mask: np.ndarray) -> None:
+        candidates.update({name: column[mask] for name, column in candidates.items()})
+
+    threads = candidates["threads_c"] * candidates["threads_y"] * candidates["threads_x"]
+    accumulators = candidates["vector"] * candidates["y"] * candidates["x"]
+    filter_candidates((threads <= MAX_DEFAULT_THREADS) & (accumulators <= MAX_ACCUMULATORS))
+    num_vectors, threads_c = w.O // candidates["vector"], candidates["threads_c"]
+    fills_sectors = threads_c * candidates["vector"] * itemsize >= SECTOR_BYTES
+    is_exact = num_vectors % threads_c == 0
+    is_acceptable_overhang = fills_sectors & (round_up(num_vectors, threads_c) <= MAX_OVERHANG_RATIO * num_vectors)
+    # If channels have a large prime factor, no exact tile may fill sectors: some threads then overhang, or read less.
+    masks = (is_exact & (fills_sectors | (num_vectors == threads_c)), is_acceptable_overhang, is_exact)
+    filter_candidates(next(mask for mask in masks if mask.any()))
+    for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
+        filter_candidates((candidates[f"threads_{name}"] - 1) * candidates[name] < extent)
+    tiles = []
+    for name, extent in (("y", num_rows), ("x", num_columns)):
+        threads, size = candidates[f"threads_{name}"], candidates[name]
+        tiles.append(Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size}))
+    best_of_variants: list[tuple[float, int, dict[str, Any]]] = []
+    own_choices = kind.list_own_choices(w)
+    for variant in itertools.product(*own_choices.values()):
+        own_values = dict(zip(own_choices, variant, strict=True))
+        configs = kind.from_tiles(w, candidates | own_values, *tiles)
+        cycles = np.where(configs.is_default_allowed, configs.estimated_cycles, np.inf)
+        best_index = int(np.argmin(cycles))
+        best_of_variants.append((float(cycles[best_index]), best_index, own_values))
+    _, best_index, own_values = min(best_of_variants, key=lambda variant: variant[0])
+    return {**{name: int(column[best_index]) for name, column in candidates.items()}, **own_values}
+
+
+def list_threads_c_choices(w: Conv) -> tuple[int, ...]:
+    """Return the options for threads per block along the channels: powers of two, and divisors of the channels."""
+    return tuple(sorted({*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}))
+
+
+def compute_window_extent(w: Conv) -> list[int]:
+    """Return the extent of an output's input window in planes, rows and columns, with dilation."""
+    shape = PlaneShape.from_workload(w)
+    return [(taps - 1) * dilation + 1 for taps, dilation in zip(shape.kernel_size, shape.dilations, strict=True)]
+
+
+def list_input_offsets(num_outputs: int, stride: int, num_taps: int, dilation: int) -> list[int]:
+    """Return the offsets of the inputs along an axis that neighbouring outputs read, relative to the first one."""
+    return sorted({i * stride + r * dilation for i in range(num_outputs) for r in range(num_taps)})
+
+
+def count_distinct_inputs(num_outputs: Any, stride: int, num_taps: int, dilation: int) -> Any:
+    """Return the number of distinct inputs along an axis that neighbouring outputs read."""
+    counts = [
+        len(list_input_offsets(n, stride, num_taps, dilation)) for n in range(int(np.max(num_outputs, initial=0)) + 1)
+    ]
+    return np.array(counts)[num_outputs]

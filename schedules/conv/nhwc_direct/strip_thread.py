@@ -1,0 +1,311 @@
+"""Building blocks of the NHWC direct kernels: coordinates of a thread, loops, copies, input window and epilogue."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.gpu_specs import MAX_BLOCKS_YZ
+from tvmconv.workloads import epilogue
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype
+
+from ...tir_builder import build_schedule
+from ..plane_shape import PlaneShape
+from .strip_config import MAX_LOAD_BYTES, StripConfig, compute_window_extent, list_input_offsets
+
+MAX_UNROLLED_COPIES = 32  # copies per thread to shared memory
+
+
+@dataclass(frozen=True)
+class StripThread:
+    """A thread: its config, the argument buffers by name, and its coordinates."""
+
+    config: StripConfig
+    shape: PlaneShape
+    arrays: Mapping[str, Any]
+    image: Any  # image of the batch
+    plane: Any  # output plane; 0 if there is only one
+    block_channel: Any  # first channel of the thread's block
+    vector_idx: Any  # index of the thread's channel vector in the whole tensor; it may exceed the last one
+    row: Any  # first output row of the thread
+    column: Any  # first output column of the thread
+    thread_idx: Any  # index of the thread in its block
+
+    @property
+    def first_channel(self) -> Any:
+        """First channel of the thread; a thread without channels reads the last vector, but never stores."""
+        channels = self.config.channels
+        vector_idx = self.vector_idx if channels.divides else tirx.min(self.vector_idx, channels.extent - 1)
+        return vector_idx * self.config.vector
+
+
+def build_conv_schedule(config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:
+    """Return a convolution as a scheduled function of its arguments, given a function that emits a thread's work."""
+
+    def body(arrays: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as stack:
+            emit_thread(_open_launch_loops(config, arrays, stack))
+
+    return build_schedule(config.w, body)
+
+
+def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: contextlib.ExitStack) -> StripThread:
+    """Open the loops over blocks and threads; the device's compiler unrolls the unrolled loops inside them."""
+
+    def bind(extent: int, thread: str) -> Any:
+        return stack.enter_context(T.thread_binding(extent, thread=thread))
+
+    channels, rows, columns = config.channels, config.rows, config.columns
+    channel_blocks, pixel_blocks = channels.block, columns.block * rows.block
+    shape = PlaneShape.from_workload(config.w)
+    num_images, planes_per_image = shape.num_output_planes, shape.output_size[0]
+    if max(pixel_blocks, num_images) > MAX_BLOCKS_YZ:
+        block = bind(num_images * pixel_blocks * channel_blocks, "blockIdx.x")
+        image, pixel = block // (pixel_blocks * channel_blocks), block // channel_blocks % pixel_blocks
+        channel = block % channel_blocks
+    else:
+        image, pixel = bind(num_images, "blockIdx.z"), bind(pixel_blocks, "blockIdx.y")
+        channel = bind(channel_blocks, "blockIdx.x")
+    z, y, x = (bind(tile.thread, f"threadIdx.{axis}") for tile, axis in ((rows, "z"), (columns, "y"), (channels, "x")))
+    stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
+    return StripThread(
+        config,
+        shape,
+        arrays,
+        image=image // planes_per_image if planes_per_image > 1 else image,
+        plane=image % planes_per_image if planes_per_image > 1 else 0,
+        block_channel=channel * channels.thread * config.vector,
+        vector_idx=channel * channels.thread + x,
+        row=(pixel // columns.block * rows.thread + z) * rows.local,
+        column=(pixel % columns.block * columns.thread + y) * columns.local,
+        thread_idx=(z * columns.thread + y) * channels.thread + x,
+    )
+
+
+def allocate_local(name: str, shape: Sequence[int], dtype: str) -> Any:
+    """Allocate an array in registers."""
+    return IRBuilder.name(name, T.sblock_alloc_buffer(tuple(shape), dtype, scope="local"))
+
+
+@contextlib.contextmanager
+def open_loop(name: str, extent: int, loop_kind: Callable[[int], Any] = T.unroll) -> Iterator[Any]:
+    """Open a loop of the builder with a named variable."""
+    with loop_kind(extent) as variable:
+        yield IRBuilder.name(name, variable)
+
+
+def emit_guarded(
+    conditions: Sequence[Any], emit_then: Callable[[], None], emit_else: Callable[[], None] | None = None
+) -> None:
+    """Emit `emit_then` under all conditions, and `emit_else` otherwise."""
+    if not conditions:
+        emit_then()
+        return
+    with T.If(tirx.all(*conditions)):
+        with T.Then():
+            emit_then()
+        if emit_else:
+            with T.Else():
+                emit_else()
+
+
+def emit_vector_copy(
+    num_lanes: int, target: Any, target_index: Callable[[Any], Sequence[Any]], value: Callable[[Any], Any]
+) -> None:
+    """Emit `target[target_index(lane)] = value(lane)` for all lanes, in the widest possible vectors."""
+    width = min(num_lanes, MAX_LOAD_BYTES // get_numpy_dtype(str(target.dtype)).itemsize)
+    for first_lane in range(0, num_lanes, width):
+        if width == 1:
+            T.buffer_store(target, value(first_lane), [*target_index(first_lane)])
+        else:
+            with open_loop("lane", width, T.vectorized) as lane:
+                T.buffer_store(target, value(lane + first_lane), [*target_index(lane + first_lane)])
+
+
+def load_filters_to_smem(thread: StripThread) -> Any:
+    """Copy a block's filters to shared memory, transposed to (taps and input channels, output channels of the block).
+
+    Neighbouring threads copy neighbouring output channels, whose filters are a filter apart in global memory. They
+    store to neighbouring words, and the L1 cache serves the other elements of the sectors that they read.
+    """
+    config, shape = thread.config, thread.shape
+    w, num_threads, channels_per_group = config.w, config.num_threads, config.channels_per_group
+    block_channels, num_rows = config.channels.thread * config.vector, shape.num_taps * config.channels_per_group
+    shared = IRBuilder.name("filters", T.sblock_alloc_buffer((num_rows, block_channels), w.storage, scope="shared"))
+    num_copies = ceil_div(num_rows * block_channels, num_threads)
+    with open_loop("copy", num_copies, T.unroll if num_copies <= MAX_UNROLLED_COPIES else T.serial) as copy_idx:
+        element = (copy_idx * num_threads + thread.thread_idx) // block_channels
+        channel = (copy_idx * num_threads + thread.thread_idx) % block_channels
+        conditions = [element < num_rows] * (num_rows * block_channels % num_threads > 0)
+        conditions += [thread.block_channel + channel < w.O] * (not config.channels.divides)
+        tap, channel_in = element // channels_per_group, element % channels_per_group
+        index = shape.array_index(thread.block_channel + channel, shape.tap_from_index(tap), channel_in)
+        value = thread.arrays["K"][index]
+        emit_guarded(conditions, lambda: T.buffer_store(shared, value, [element, channel]))
+    return shared
+
+
+class InputWindow:
+    """Input rows of a strip in registers, which neighbouring outputs share: `values` (rows, columns, channels)."""
+
+    def __init__(self, thread: StripThread, vector_elements: int, num_rows: int, num_unrolled_taps: int) -> None:
+        w, shape = thread.config.w, thread.shape
+        self._thread, self._vector_elements = thread, vector_elements
+        self._stride, self._dilation, self._num_columns = w.stride[-1], w.dilation[-1], thread.config.columns.local
+        offsets = list_input_offsets(self._num_columns, self._stride, num_unrolled_taps, self._dilation)
+        self._is_contiguous = offsets == [*range(len(offsets))]
+        if not self._is_contiguous:  # inputs of neighbouring columns are adjacent
+            offsets.sort(key=lambda offset: (offset % self._stride, offset))
+        self._column_offsets = offsets
+        self.values = allocate_local("window", (num_rows, len(offsets), vector_elements), w.storage)
+        self._first_plane, self._first_row, self._first_column = (  # possibly outside the input
+            first_output * stride - padding
+            for first_output, stride, padding in zip(
+                (thread.plane, thread.row, thread.column), shape.strides, shape.pad_low, strict=True
+            )
+        )
+
+    def window_column(self, output_column: Any, filter_column: int) -> Any:
+        """Return the position in a row of the input for `output_column` and filter column `filter_column`."""
+        offset = filter_column * self._dilation
+        position = self._column_offsets.index(offset)
+        if self._num_columns == 1:
+            return position
+        return position + output_column * (self._column_offsets.index(offset + self._stride) - position)
+
+    def load_row(self, window_row: Any, filter_plane: Any, row_offset: Any, channel: Any, column: Any = 0) -> None:
+        """Load an input row of the plane that `filter_plane` selects to `window_row`, from a channel on.
+
+        The row and the column are offsets from the first ones of the strip.
+        """
+        plane = self._first_plane + filter_plane * self._thread.shape.dilations[0]
+        row = self._first_row + row_offset
+
+        def load(position: Any, offset: Any) -> None:
+            self._load_vector(window_row, position, (plane, row, self._first_column + column + offset), channel)
+
+        if self._is_contiguous:
+            with open_loop("g", len(self._column_offsets)) as position:
+                load(position, position)
+        else:
+            for position, offset in enumerate(self._column_offsets):
+                load(position, offset)
+
+    def _load_vector(self, window_row: Any, position: Any, coords: tuple[Any, Any, Any], channel: Any) -> None:
+        """Load a vector of the input, or zeros outside the image."""
+        thread, shape = self._thread, self._thread.shape
+        w = thread.config.w
+
+        def fill_vector(get_value: Callable[[Any], Any]) -> None:
+            emit_vector_copy(self._vector_elements, self.values, lambda lane: (window_row, position, lane), get_value)
+
+        emit_guarded(
+            self._list_bounds_checks(coords),
+            lambda: fill_vector(
+                lambda lane: thread.arrays["X"][shape.array_index(thread.image, coords, channel + lane)]
+            ),
+            lambda: fill_vector(lambda lane: tirx.const(0, w.storage)),
+        )
+
+    def _list_bounds_checks(self, coords: tuple[Any, Any, Any]) -> list[Any]:
+        """Return the conditions under which an input coordinate is inside the image, without those that always hold."""
+        config, shape = self._thread.config, self._thread.shape
+        computed_sizes = (shape.output_size[0], *(tile.block * tile.size for tile in (config.rows, config.columns)))
+        conditions = []
+        for i, (coord, size, extent) in enumerate(
+            zip(coords, shape.input_size, compute_window_extent(config.w), strict=True)
+        ):
+            last_coord = (computed_sizes[i] - 1) * shape.strides[i] + extent - 1 - shape.pad_low[i]
+            conditions += [coord >= 0] * (shape.pad_low[i] > 0) + [coord < size] * (last_coord >= size)
+        return conditions
+
+
+class StripEpilogue:
+    """Accumulators of a strip (rows, columns, channels), and their store to the output with the epilogue."""
+
+    def __init__(self, thread: StripThread) -> None:
+        self._thread, config = thread, thread.config
+        columns, vector = config.columns.local, config.vector
+        self.accum = allocate_local("sums", (config.rows.local, columns, vector), ACCUMULATOR)
+        self._results = allocate_local("results", (columns, vector), config.w.storage)
+        argument_kinds = {op.name: op.argument_kind for op in epilogue.get_ops(config.w.epilogue) if op.argument_kind}
+        shapes = {"channel": (vector,), "output": (columns, vector)}
+        self._argument_regs = {
+            name: allocate_local(name, shapes[kind], str(thread.arrays[name].dtype))
+            for name, kind in argument_kinds.items()
+        }
+        self._channel_arguments = [name for name, kind in argument_kinds.items() if kind == "channel"]
+
+    def init_accumulators(self) -> None:
+        """Set the accumulators to zero, and load the epilogue arguments that all pixels share."""
+        num_rows, num_columns, vector = self.accum.shape
+        with open_loop("i", num_rows) as i, open_loop("j", num_columns) as j, open_loop("channel", vector) as channel:
+            T.buffer_store(self.accum, tirx.const(0, ACCUMULATOR), [i, j, channel])
+        for name in self._channel_arguments:
+            self._load_argument(name, (), lambda lane: self._thread.first_channel + lane)
+
+    def accumulate_product(
+        self, row_idx: Any, column_idx: Any, channel: Any, input_value: Any, weight_value: Any
+    ) -> None:
+        """Add the product of two operands, which are widened first, to an accumulator."""
+        product = input_value.astype(ACCUMULATOR) * weight_value.astype(ACCUMULATOR)
+        T.buffer_store(self.accum, self.accum[row_idx, column_idx, channel] + product, [row_idx, column_idx, channel])
+
+    def store_row(self, row_idx: int) -> None:
+        """Store output row `row_idx` of the strip."""
+        thread, config, shape = self._thread, self._thread.config, self._thread.shape
+        row, first_channel = thread.row + row_idx, thread.first_channel
+        _, num_rows, num_columns = shape.output_size
+        conditions = [row < num_rows] * (not config.rows.divides)
+        conditions += [thread.vector_idx < config.channels.extent] * (not config.channels.divides)
+
+        def list_bounds_checks(j: Any) -> list[Any]:
+            return conditions + [thread.column + j < num_columns] * (not config.columns.divides)
+
+        def output_index(j: Any, channel: Any) -> tuple[Any, ...]:
+            return shape.array_index(thread.image, (thread.plane, row, thread.column + j), channel)
+
+        def read_argument(name: str, j: Any, lane: Any) -> Any:
+            registers = self._argument_regs[name]
+            return (registers[lane] if name in self._channel_arguments else registers[j, lane]).astype(ACCUMULATOR)
+
+        for name in self._argument_regs:
+            if name not in self._channel_arguments:
+                with open_loop("j", config.columns.local) as j:
+                    *pixel, channel = output_index(j, first_channel)
+                    emit_guarded(
+                        list_bounds_checks(j),
+                        lambda: self._load_argument(name, (j,), lambda lane: (*pixel, channel + lane)),  # noqa: B023
+                    )
+        with open_loop("j", config.columns.local) as j:
+            with open_loop("channel", config.vector) as lane:
+                value = epilogue.apply_to_expression(
+                    config.w.epilogue, self.accum[row_idx, j, lane], lambda name: read_argument(name, j, lane)
+                )
+                T.buffer_store(self._results, value.astype(config.w.storage), [j, lane])
+            emit_guarded(
+                list_bounds_checks(j),
+                lambda: emit_vector_copy(
+                    config.vector,
+                    thread.arrays["Y"],
+                    lambda lane: output_index(j, first_channel + lane),
+                    lambda lane: self._results[j, lane],
+                ),
+            )
+
+    def _load_argument(self, name: str, pixel: tuple[Any, ...], source_index: Callable[[Any], Any]) -> None:
+        """Load a vector of an epilogue argument."""
+        emit_vector_copy(
+            self._thread.config.vector,
+            self._argument_regs[name],
+            lambda lane: (*pixel, lane),
+            lambda lane: self._thread.arrays[name][source_index(lane)],
+        )
