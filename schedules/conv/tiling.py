@@ -8,7 +8,6 @@ contributes, so that every level does more arithmetic per byte. Measured: tuning
 """
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
@@ -33,37 +32,32 @@ def tiling(s: Schedule, w: Conv2d, k: Knobs) -> None:
 
 
 def tile_convolution(s: Schedule, w: Conv2d, tiles: AxisTiles) -> None:
-    """Tile the output and the reduction, and stage the operands of each step and substep."""
+    """Tile the output, with or without virtual threads, and the reduction, and stage the operands of both levels.
+
+    All threads copy the operands to shared memory at each step; each thread copies its part to registers at each
+    substep.
+    """
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)
     shared = cache_operands(s, conv, "shared")
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
     outer_loop, channel, space, depth, taps = get_conv_loops(s, w)
-    block, thread, point = split_tiles(s, (channel, *space), tiles.output)
+    block, *vthread, thread, point = split_tiles(s, (channel, *space), tiles.output)
     step_loops, substep_loops, tap_loops = split_tiles(s, (depth, *taps), tiles.reduction)
+    vthread_loops = [loop for loops in vthread for loop in loops]
     threads = order_channels_innermost(thread)
-    s.reorder(outer_loop, *block, *threads, *step_loops, *substep_loops, *tap_loops, *point)
+    s.reorder(outer_loop, *block, *vthread_loops, *threads, *step_loops, *substep_loops, *tap_loops, *point)
     bind_grid(s, s.fuse(outer_loop, block[0]), *block[1:])
+    if vthread_loops and any(tile.vthread > 1 for tile in tiles.output):
+        bind(s, "vthread", *vthread_loops)
     bind(s, "threadIdx", *thread)
 
     s.reverse_compute_at(store, threads[-1])
-    place_operand_copies(s, w, tiles, (shared, step_loops), (local, substep_loops))
-    s.decompose_reduction(conv, step_loops[0])
-
-
-OperandCopies = tuple[list[SBlockRV], list[LoopRV]]  # copy blocks of both operands, and the loops that enclose them
-
-
-def place_operand_copies(
-    s: Schedule, w: Conv2d, tiles: AxisTiles, shared_copies: OperandCopies, local_copies: OperandCopies
-) -> None:
-    """Copy the operands to shared memory at each step, by all threads, and to registers at each substep."""
-    copies, substep_loops = local_copies
-    for copy in copies:  # consumers before producers
+    for copy in local:  # consumers before producers
         s.compute_at(copy, substep_loops[-1], preserve_unit_loops=True)
-    copies, step_loops = shared_copies
     z, y, x = (tile.thread for tile in tiles.output)
-    for copy in copies:
+    for copy in shared:
         s.compute_at(copy, step_loops[-1], preserve_unit_loops=True)
         cooperative_copy(s, sort_axes_by_memory(w, block_loops(s, copy)), (x, y, z), coalesced=False)
+    s.decompose_reduction(conv, step_loops[0])
