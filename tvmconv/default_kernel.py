@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -45,25 +46,15 @@ def build_default_kernels(
 
     The first schedule is always built; after `max_seconds` no further build begins.
     """
-    started_at = perf_counter()
+    started_at, builds = perf_counter(), []
     with ThreadPoolExecutor() as pool:  # NVRTC compiles while TVM lowers the next schedule
-        builds = [
-            (kernel, pool.submit(lambda kernel=kernel: kernel.executable))  # type: ignore[misc]
-            for number, schedule in enumerate(schedules)
-            if number == 0 or perf_counter() - started_at < max_seconds
-            for kernel in _build_if_valid(workload, schedule, device)
-        ]
+        for number, schedule in enumerate(schedules):
+            if number == 0 or perf_counter() - started_at < max_seconds:
+                with contextlib.suppress(Error):
+                    kernel = build_for_device(workload, schedule, device, None)
+                    assert kernel.source  # generated here, in this thread
+                    builds.append((kernel, pool.submit(getattr, kernel, "executable")))
     return [kernel for kernel, compilation in builds if compilation.exception() is None]
-
-
-def _build_if_valid(workload: Workload, schedule: Schedule, device: Device) -> Iterator[Kernel]:
-    """Yield the default kernel of a schedule with its source generated, or nothing if it cannot be built."""
-    try:
-        kernel = build_for_device(workload, schedule, device, None)
-        assert kernel.source
-        yield kernel
-    except Error:
-        return
 
 
 def build_fastest_default(workload: Workload, device: Device) -> Kernel:

@@ -70,8 +70,7 @@ def build_predicted(workload: Workload, device: Device, *, time_candidates: bool
 
 def build_contenders(workload: Workload, device: Device) -> list[Kernel]:
     """Build the kernels that `build_predicted` times on a device: a plausible prediction, then default kernels."""
-    cost_model = cost_model_for(device.arch)
-    predicted = None
+    cost_model, predicted = cost_model_for(device.arch), None
     if cost_model:
         predictions = recommend_configs(workload, device)
         predicted = _build_plausible_prediction(workload, device, predictions, cost_model.device_spec)

@@ -24,7 +24,7 @@ from tvmconv import compat, gpu_specs
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
 from tvmconv.gpu_specs import BlockLimits
 from tvmconv.requirements import describe_unmet
-from tvmconv.space import Columns, Config, Knobs, Value, format_value
+from tvmconv.space import Columns, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
 from tvmconv.user_code import BUILT_IN, translate_user_errors
 from tvmconv.workloads.registry import as_workload
@@ -53,20 +53,8 @@ class Schedule:
     Attributes:
         name: Name of the schedule, as used on the command line and in logs.
         operator: Operator whose workloads it computes, such as `conv2d`.
-        function: `f(s, w, k)`. It declares knobs on `k`, and either transforms `s` in place or returns a schedule of a
-            function with the same arguments that it wrote itself.
-        dtypes: Dtypes that it supports.
+        function: `f(s, w, k)`, which `schedule` describes, like the attributes that are its arguments.
         order: Position among the schedules of its package, in import order.
-        usage: `f(w, columns)`, which computes the `ResourceUsage` of many configs; None if the usage is unknown.
-        condition: `f(w)`, which returns whether the schedule supports a workload of its operator and dtypes; None if it
-            supports all of them. A `Requirement` (tvmconv.requirements) also explains itself in error messages.
-        search_if: `f(w)`, which returns whether a search tries the schedule by default; None for never.
-        supersedes: Names of schedules that a search skips when it tries this one.
-        defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
-        device_kinds: Kinds of devices that it supports: "cuda", "opencl".
-        baseline: Whether speed-ups are relative to this schedule.
-        min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
-        exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for no such limit.
     """
 
     name: str
@@ -91,28 +79,22 @@ class Schedule:
         return super().__reduce__()
 
     def is_applicable(self, w: Workload) -> bool:
-        """Return whether the schedule can compute the workload.
-
-        Raises:
-            ScheduleFailure: The condition raised an exception.
-        """
-        return w.operator == self.operator and w.dtype in self.dtypes and self._meets_condition(w)
+        """Return whether the schedule can compute the workload; raise `ScheduleFailure` if the condition raises."""
+        return w.operator == self.operator and w.dtype in self.dtypes and self._meets(self.condition, w, default=True)
 
     def is_searched_by_default(self, w: Workload) -> bool:
         """Return whether a search tries the schedule by default; raises `ScheduleFailure` as `is_applicable` does."""
-        with self._guard_user_code(self.search_if):
-            return bool(self.search_if and _evaluate_condition(self.search_if, w))
+        return self._meets(self.search_if, w)
 
     def is_deferred(self, w: Workload) -> bool:
         """Return whether other searched schedules come first; raises `ScheduleFailure` as `is_applicable` does."""
-        with self._guard_user_code(self.defers_when):
-            return bool(self.defers_when and _evaluate_condition(self.defers_when, w))
+        return self._meets(self.defers_when, w)
 
-    def _meets_condition(self, w: Workload) -> bool:
-        if self.condition is None:
-            return True
-        with self._guard_user_code(self.condition):
-            return _evaluate_condition(self.condition, w)
+    def _meets(self, condition: Callable[[Any], bool] | None, w: Workload, *, default: bool = False) -> bool:
+        if condition is None:
+            return default
+        with self._guard_user_code(condition):
+            return _evaluate_condition(condition, w)
 
     def _guard_user_code(self, function: Callable | None = None) -> AbstractContextManager[None]:
         """Translate exceptions raised by the schedule's function, or by another of its functions."""
@@ -171,16 +153,16 @@ class Schedule:
             ScheduleError: As `apply`. Methods of the space raise `ScheduleFailure` if `usage` or a constraint raises.
         """
         k = self.apply(w)[1]
+
+        def guard(predicate: Callable[[Columns], Any], columns: Columns) -> Any:
+            with self._guard_user_code(predicate):
+                return predicate(columns)
+
         constraints = tuple(
-            replace(constraint, predicate=functools.partial(self._evaluate_predicate, constraint.predicate))
+            replace(constraint, predicate=functools.partial(guard, constraint.predicate))
             for constraint in k.constraints
         )
         return Space(k.declared, constraints, functools.partial(self._compute_usage, w) if self.usage else None, limits)
-
-    def _evaluate_predicate(self, predicate: Callable[[Columns], Any], columns: Columns) -> Any:
-        """Evaluate a constraint on the values of many configs."""
-        with self._guard_user_code(predicate):
-            return predicate(columns)
 
     def _compute_usage(self, w: Workload, columns: Columns) -> ResourceUsage:
         assert self.usage
@@ -208,7 +190,7 @@ class Schedule:
         from tvm.s_tir import Schedule as TirSchedule
         from tvm.s_tir.schedule import ScheduleError as TirScheduleError
 
-        self._meets_condition(w)  # `schedules` also lists a schedule whose condition raises; it is reported here
+        self._meets(self.condition, w)  # `schedules` also lists a schedule whose condition raises; it is reported here
         k = Knobs(compat.rename_requested_config(self.name, config) if isinstance(config, Mapping) else config)
         s = TirSchedule(w.prim_func())
         try:
@@ -220,9 +202,8 @@ class Schedule:
                 raise
             reason = f"{str(error).strip().splitlines()[-1]} ({failure.location})"
             if config:
-                raise KnobError(
-                    f"schedule {self.name} cannot take {_format_config(k.config)} for {w}: {reason}"
-                ) from error
+                values = " ".join(f"{name}={format_value(value)}" for name, value in k.config.items())
+                raise KnobError(f"schedule {self.name} cannot take {values} for {w}: {reason}") from error
             raise ScheduleError(f"schedule {self.name} cannot compute {w}: {reason}") from error
         if not isinstance(returned_schedule, TirSchedule | None):
             raise self._make_return_type_failure(self.function, returned_schedule, "None or a tvm.s_tir.Schedule")
@@ -245,10 +226,6 @@ def _check_arguments(returned_schedule: TirSchedule, w: Workload) -> None:
 @functools.lru_cache(maxsize=4096)
 def _evaluate_condition(condition: Callable[[Any], bool], w: Workload) -> bool:
     return bool(condition(w))
-
-
-def _format_config(config: Config) -> str:
-    return " ".join(f"{name}={format_value(value)}" for name, value in config.items())
 
 
 _registry: dict[tuple[str, str], Schedule] = {}
@@ -296,9 +273,12 @@ def schedule(
     def register_function(function: Callable) -> Callable:
         name = function.__name__
         operators = [op for op in (operator, *more_operators) if not _is_registered_from_same_file(op, function)]
-        if baseline:
-            for op in operators:
-                _check_single_baseline(op, function)
+        for registered in _registry.values():
+            if baseline and registered.baseline and registered.operator in operators and registered.name != name:
+                raise ScheduleError(
+                    f"{registered.operator} has two baselines, {registered.name} in {registered.function.__module__} "
+                    f"and {name} in {function.__module__}; expected one"
+                )
         for op in operators:
             _registry[op, name] = Schedule(
                 name,
@@ -327,7 +307,7 @@ def _get_registered(operator: str, name: str, function: Callable) -> Schedule:
 
 
 def _is_registered_from_same_file(operator: str, function: Callable) -> bool:
-    """Return whether the same file already registered the schedule under another module name."""
+    """Return whether a file already registered the schedule under another module name; raise if it is another file."""
     name, module = function.__name__, function.__module__
     registered = _registry.get((operator, name))
     if registered is None or registered.function.__module__ == module:
@@ -337,17 +317,6 @@ def _is_registered_from_same_file(operator: str, function: Callable) -> bool:
             f"schedule {name} of {operator} is defined in {registered.function.__module__} and {module}"
         )
     return True
-
-
-def _check_single_baseline(operator: str, function: Callable) -> None:
-    """Raise ScheduleError if another schedule of the operator is its baseline."""
-    name, module = function.__name__, function.__module__
-    for registered in _registry.values():
-        if registered.operator == operator and registered.baseline and registered.name != name:
-            raise ScheduleError(
-                f"{operator} has two baselines, {registered.name} in {registered.function.__module__} "
-                f"and {name} in {module}; expected one"
-            )
 
 
 def _get_source_path(function: Callable) -> str:
@@ -440,8 +409,12 @@ def find_schedule(w: Workload, name: str) -> Schedule:
     registered = _registry.get((w.operator, name))
     if registered and _is_applicable_or_failing(registered, w):
         return registered
+    if registered and w.dtype not in registered.dtypes:
+        dtypes = ", ".join(registered.dtypes)
+        raise ScheduleError(f"{name} computes {w.operator} in {dtypes}; this workload has {w.dtype}")
     if registered:
-        raise ScheduleError(_explain_inapplicable(registered, w))
+        assert registered.condition
+        raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")
     available_names = ", ".join(s.name for s in schedules(w)) or "none"
     reason = f"no schedule {name!r} for {w.operator} in {w.dtype}"
     raise ScheduleError("; ".join([reason, f"there are: {available_names}", *map(str, import_errors.values())]))
@@ -454,14 +427,6 @@ def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:
     if not isinstance(schedule, str):
         raise ScheduleError(f"expected a schedule or its name, such as 'tiling', not {quote(schedule)}")
     return find_schedule(w, schedule)
-
-
-def _explain_inapplicable(s: Schedule, w: Workload) -> str:
-    """Return which of a schedule's conditions a workload of its operator does not meet."""
-    if w.dtype not in s.dtypes:
-        return f"{s.name} computes {s.operator} in {', '.join(s.dtypes)}; this workload has {w.dtype}"
-    assert s.condition
-    return f"{s.name} computes {s.operator} in {w.dtype}{describe_unmet(s.condition, w)}"
 
 
 def low_priority_schedules(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:

@@ -1,25 +1,15 @@
 """Verification of a kernel's output against a float64 reference on fresh random inputs.
 
-The error is relative to the output: ‖output - reference‖ / ‖reference‖. Rounding at the final store causes an error
-proportional to the output, but float32 accumulation followed by an epilogue causes an error proportional to the sums.
-Both have the same magnitude if outputs are about as large as their sums, which holds on average over many outputs. With
-few outputs, all of them may be near zero: GELU maps a sum of -6.3 to -1e-9, and 1 + erf in float32 gives zero, so that
-a correct kernel has the relative error 1. ReLU may map all outputs to zero, so that a kernel that stores only zeros has
-the error 0. For workloads with few outputs, the inputs are therefore the draw of several with the largest output norm.
+The error is relative to the output: ‖output - reference‖ / ‖reference‖. Float32 accumulation causes an error
+proportional to the sums, which an epilogue may map to outputs near zero. On average over many outputs both have the
+same magnitude. For workloads with few outputs, the inputs are therefore the draw of several with the largest output
+norm.
 
-The relative error over many outputs hardly changes if a few are wrong: in bfloat16, one output in 10,000 may have any
-value. A convolution with more than `MANY_OUTPUTS` outputs is therefore also checked on a random sample, in which each
-output is compared with the largest error that rounding explains (`Conv.sample_outputs`). Above `FULL_FLOPS` only that
-sample is computed, and the relative error is taken over the sample. The whole output is always checked for elements
-that are unwritten or not finite.
-
-All output channels are compared at each sampled pixel. The sample always covers every channel, and every border, corner
-and remainder of tiles of 2, 4, ... 256 pixels. It has at least one pixel of every tile with one channel or more and at
-least 64 pixels, if the sides are powers of two and the tile is aligned to them, or if the tile is an aligned run of
-pixels in (n, p) order. Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2
-TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.pixel_sample`). Without an epilogue, an output that is
-independent of the correct one is rejected with a probability of 0.92 in bfloat16, 0.99 in float16, and 0.9999 in
-float32.
+The relative error over many outputs hardly changes if a few are wrong. A convolution with more than `MANY_OUTPUTS`
+outputs is therefore also checked on a random sample, in which each output is compared with the largest error that
+rounding explains (`Conv.sample_outputs`). Above `FULL_FLOPS` only that sample is computed. The whole output is always
+checked for elements that are unwritten or not finite. The section "A sample of the outputs" of docs/design.md states
+what the sample covers, and with which probabilities it detects a fault.
 """
 
 from __future__ import annotations

@@ -204,39 +204,31 @@ def _parse_integer(value: Any) -> int:
     return int(np.int64(operator.index(value)))
 
 
-class _ActiveModel:
-    """The cost model of this process, which all threads share."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self.cost_model: CostModel | None = None
-
-
-_active_model = _ActiveModel()
+_active_models: list[CostModel | None] = []  # the cost model of this process, which all threads share; empty if unset
 
 
 def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> None:
-    """Set the cost model of this process, in place of the one that comes with the package."""
-    selected = cost_model if isinstance(cost_model, CostModel) or cost_model is None else CostModel.load(cost_model)
-    _active_model.is_set, _active_model.cost_model = True, selected
+    """Set the cost model of this process, or the path of its file, in place of the one that comes with the package."""
+    is_loaded = isinstance(cost_model, CostModel) or cost_model is None
+    _active_models[:] = [cost_model if is_loaded else CostModel.load(cost_model)]
 
 
 @contextlib.contextmanager
 def disable_cost_model() -> Iterator[None]:
     """Disable the cost model inside a `with` block."""
-    previous = _active_model.is_set, _active_model.cost_model
+    previous = _active_models.copy()
     set_cost_model(None)
     try:
         yield
     finally:
-        _active_model.is_set, _active_model.cost_model = previous
+        _active_models[:] = previous
 
 
 def cost_model_for(arch: str | None) -> CostModel | None:
     """Return the cost model for an architecture such as "sm_90"; None if the model in use is for another one."""
-    if not _active_model.is_set:
-        _active_model.is_set, _active_model.cost_model = True, _load_packaged_model()
-    cost_model = _active_model.cost_model
+    if not _active_models:
+        set_cost_model(_load_packaged_model())
+    cost_model = _active_models[0]
     return cost_model if cost_model and arch and cost_model.device_spec.arch == arch else None
 
 

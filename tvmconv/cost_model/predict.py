@@ -48,17 +48,10 @@ def predict(
     for name, space in spaces.items():
         schedule_model = cost_model.find_schedule_model(workload, name, space)
         if schedule_model:
-            predictions += _predict_schedule(workload, space, cost_model, schedule_model, max_configs)
+            points = candidate_points(workload, space, cost_model, schedule_model)
+            candidates = _predict_points(workload, space, cost_model, schedule_model, points) if len(points) else []
+            predictions += sorted(candidates, key=lambda candidate: candidate.upper_bound_seconds)[:max_configs]
     return sorted(predictions, key=lambda prediction: prediction.upper_bound_seconds)
-
-
-def _predict_schedule(
-    workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, max_configs: int
-) -> list[Prediction]:
-    """Return the predictions of the best configs of one schedule."""
-    points = candidate_points(workload, space, cost_model, schedule_model)
-    predictions = _predict_points(workload, space, cost_model, schedule_model, points) if len(points) else []
-    return sorted(predictions, key=lambda prediction: prediction.upper_bound_seconds)[:max_configs]
 
 
 def _predict_points(

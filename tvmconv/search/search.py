@@ -158,6 +158,13 @@ class _SearchSession:
     ):
         max_trials = DEFAULT_MAX_TRIALS if options.trials is None and options.seconds is None else options.trials
         self.progress = SearchProgress(max_trials, options.seconds)
+        seconds = options.seconds  # in all, of which the last ones are for the final timings
+        self._final_seconds = (
+            MAX_FINAL_SECONDS if seconds is None else min(MAX_FINAL_SECONDS, MAX_FINAL_FRACTION * seconds)
+        )
+        self._search_seconds = seconds
+        if seconds is not None and options.remeasure_best:
+            self._search_seconds = seconds - self._final_seconds
         self._options = options
         self._workload = workload
         self._selection = selection
@@ -312,20 +319,6 @@ class _SearchSession:
         else:
             self._untold_records += new_records
 
-    @property
-    def _search_seconds(self) -> float | None:
-        """Time limit of the trials in seconds, which leaves time for the final timings; None without a limit."""
-        seconds = self._options.seconds
-        if seconds is None or not self._options.remeasure_best:
-            return seconds
-        return seconds - self._final_seconds
-
-    @property
-    def _final_seconds(self) -> float:
-        """Approximate time limit of the final timings in seconds."""
-        seconds = self._options.seconds
-        return MAX_FINAL_SECONDS if seconds is None else min(MAX_FINAL_SECONDS, MAX_FINAL_FRACTION * seconds)
-
     def _progress_fraction(self) -> float:
         """Return the fraction of the search that is done."""
         progress = self.progress
@@ -377,20 +370,15 @@ class _SearchSession:
             return self.progress.reference
         return min(timed_records, key=lambda record: abs(record.timestamp - result.timestamp))
 
-    def _make_naive_trial(self) -> MeasureCandidate | None:
-        """Return the naive schedule's candidate for the final run; None if it is not measured, or is too slow."""
-        reference = self.progress.reference
-        if not self._measures_baseline or reference is None or not reference.cost <= MAX_NAIVE_SECONDS:
-            return None
-        return MeasureCandidate(reference.schedule, reference.config)
-
     def remeasure_best(self, built_candidates: Sequence[MeasureCandidate], phases: Mapping[str, float]) -> None:
         """Time the fastest configs again, in turn, on fresh inputs, while no other work runs, and log the results.
 
         The finalists include the best config of earlier final timings and the naive schedule, because only times of one
         final run are comparable. The mean milliseconds of each phase decide how many finalists there is time for.
         """
-        naive_trial = self._make_naive_trial()
+        reference, naive_trial = self.progress.reference, None
+        if self._measures_baseline and reference and reference.cost <= MAX_NAIVE_SECONDS:
+            naive_trial = MeasureCandidate(reference.schedule, reference.config)
         is_already_measured = bool(self._best_records) and self._best_records[0].identity in self._final_records
         if is_already_measured and (naive_trial is None or self._naive_final_records):
             return
@@ -405,7 +393,8 @@ class _SearchSession:
         pending_trials = [*itertools.islice(remaining_trials, count)]
         if not pending_trials:
             return
-        previous_best = _fastest_valid_record(self._final_records.values())
+        valid_finals = (record for record in self._final_records.values() if record.ok)
+        previous_best = min(valid_finals, key=lambda record: record.cost, default=None)
         if previous_best and all(_config_key(trial) != _config_key(previous_best) for trial in pending_trials):
             pending_trials.append(MeasureCandidate(previous_best.schedule, previous_best.config))
             count += 1
@@ -446,11 +435,6 @@ class _SearchSession:
         has_too_few = self._hard_deadline.has_passed and len(finalists) < min(count, len(self._best_records))
         if has_too_few or any(None in rounds.measurements for rounds in finalist_rounds):
             self.skipped_phases.add(SkippedPhase.FINAL_MEASUREMENTS)
-
-
-def _fastest_valid_record(records: Iterable[Record]) -> Record | None:
-    """Return the fastest valid record; None if there is none."""
-    return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
 def _config_key(candidate: MeasureCandidate | MeasureResult | Record) -> str:

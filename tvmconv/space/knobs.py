@@ -82,30 +82,27 @@ class SplitKnob:
 
     def resolve(self, value: object) -> tuple[int, ...]:
         """Check `value` and replace a leading -1 by the number of tiles."""
-        expected = (
-            f"knob {self.name} takes {self.num_factors} factors of {self.extent} such as {format_value(self.default)} "
-            f"(-1: as many as cover {self.extent})"
-        )
+
+        def refuse(reason: str = "") -> KnobError:
+            return KnobError(
+                f"knob {self.name} takes {self.num_factors} factors of {self.extent} such as "
+                f"{format_value(self.default)} (-1: as many as cover {self.extent}), not {format_value(value)}{reason}"
+            )
+
         if not isinstance(value, (tuple, list)) or len(value) != self.num_factors:
-            raise KnobError(f"{expected}, not {format_value(value)}")
+            raise refuse()
         if not all(isinstance(f, int) and not isinstance(f, bool) for f in value):
-            raise KnobError(f"{expected}, not {format_value(value)}: a factor is not an integer")
+            raise refuse(": a factor is not an integer")
         if self.allow_mismatch and self.num_factors == 2:
             value = (-1, min(value[1], self.extent))
         tile_size = math.prod(value[1:])
         if min(value[1:], default=1) < 1 or not (value[0] >= 1 or value[0] == -1):
-            raise KnobError(
-                f"{expected}, not {format_value(value)}: only the first factor may be -1, the others are >= 1"
-            )
+            raise refuse(": only the first factor may be -1, the others are >= 1")
         if tile_size >= 2 * self.extent:
-            raise KnobError(
-                f"{expected}, not {format_value(value)}: a tile of {tile_size} is too large for {self.extent}"
-            )
+            raise refuse(f": a tile of {tile_size} is too large for {self.extent}")
         num_tiles = ceil_div(self.extent, tile_size)
         if value[0] not in (-1, num_tiles):
-            raise KnobError(
-                f"{expected}, not {format_value(value)}: {self.extent} needs {num_tiles} x {tile_size}, or -1 first"
-            )
+            raise refuse(f": {self.extent} needs {num_tiles} x {tile_size}, or -1 first")
         return (num_tiles, *value[1:])
 
 

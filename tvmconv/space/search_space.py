@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,22 +130,10 @@ class Space:
         """Return the config of a point."""
         return {name: knob.options[i] for (name, knob), i in zip(self.knobs.items(), point, strict=True)}
 
-    def index_from_point(self, point: np.ndarray) -> int:
-        """Return the stable index of a point: a mixed-radix number whose last digit is the last knob."""
-        index = 0
-        for size, digit in zip(self.sizes, point, strict=True):
-            index = index * size + int(digit)
-        return index
-
-    def point_from_index(self, index: int) -> np.ndarray:
-        """Return the point of an index; the inverse of `index_from_point`."""
-        if not 0 <= index < self.size:
-            raise KnobError(f"index {index} is outside of a space of {self.size} configs")
-        return self.slice_points(index, 1)[0]
-
     def slice_points(self, start: int, count: int) -> np.ndarray:
-        """Return the points with indices `start` to `start + count`, legal or not: (n, knobs), fewer at the end of the
-        space.
+        """Return the points from index `start` on, legal or not: (n, knobs), at most `count` and none past the end.
+
+        The index of a point is a mixed-radix number whose last digit is the last knob.
         """
         quotients = np.arange(min(count, self.size - start))
         points = np.empty((len(quotients), len(self.knobs)), dtype=np.int32)
@@ -166,18 +154,16 @@ class Space:
         """Return which points meet all constraints and limits: bool (n,)."""
         columns = self.columns_from_points(points)
         remaining = np.arange(len(points))  # most points fail early, so that later constraints are evaluated on fewer
-        for predicate in self._list_predicates():
+        predicates = [constraint.predicate for constraint in self.constraints]
+        if usage_of := self.usage_from_columns:
+            predicates.append(lambda columns: _check_limits(self.limits, usage_of(columns)))
+        for predicate in predicates:
             passes = predicate(columns)
             remaining = remaining[passes]
             columns = {name: column[passes] for name, column in columns.items()}
         legal = np.zeros(len(points), dtype=bool)
         legal[remaining] = True
         return legal
-
-    def _list_predicates(self) -> Iterator[Callable[[Columns], np.ndarray]]:
-        yield from (condition.predicate for condition in self.constraints)
-        if usage_of := self.usage_from_columns:
-            yield lambda columns: _check_limits(self.limits, usage_of(columns))
 
     @functools.cached_property
     def enumerated_legal(self) -> np.ndarray | None:
@@ -224,8 +210,8 @@ class Space:
         depend on the workload, so that a model applies to several workloads.
         """
         feature_blocks = [np.empty((len(points), 0))]
-        feature_blocks += [encoding.option_features[points[:, i]] for i, encoding in enumerate(self._encodings)]
-        feature_names = [name for encoding in self._encodings for name in encoding.feature_names]
+        feature_blocks += [option_features[points[:, i]] for i, (option_features, _) in enumerate(self._encodings)]
+        feature_names = [name for _, names in self._encodings for name in names]
         usage = self.compute_usage(points)
         if usage:
             columns = usage.to_columns()
@@ -234,8 +220,8 @@ class Space:
         return np.concatenate(feature_blocks, axis=1, dtype=np.float32), tuple(feature_names)
 
     @functools.cached_property
-    def _encodings(self) -> list[_KnobEncoding]:
-        return list(_encode_knobs(self.knobs))
+    def _encodings(self) -> list[tuple[np.ndarray, list[str]]]:
+        return [_encode_knob(name, knob) for name, knob in self.knobs.items()]
 
 
 def _check_limits(limits: BlockLimits, usage: ResourceUsage) -> np.ndarray:
@@ -248,30 +234,16 @@ def _check_limits(limits: BlockLimits, usage: ResourceUsage) -> np.ndarray:
     return is_within_limits
 
 
-@dataclass(frozen=True)
-class _KnobEncoding:
-    """Features of each option of a knob: float32 (options, features)."""
-
-    option_features: np.ndarray
-    feature_names: tuple[str, ...]
-
-
-def _encode_knobs(knobs: Mapping[str, Knob]) -> Iterator[_KnobEncoding]:
-    for name, knob in knobs.items():
-        option_table = knob.option_table
-        if isinstance(knob, SplitKnob):
-            option_features = np.column_stack([option_table, option_table[:, 1:].prod(axis=1)])
-            names = (*(f"{name}.{factor_index}" for factor_index in range(knob.num_factors)), f"{name}.tile")
-            yield _KnobEncoding(np.log2(option_features).astype(np.float32), names)
-        elif option_table.dtype.kind in "biuf":
-            option_features = option_table.astype(np.float64)[:, None]
-            yield _KnobEncoding(
-                (np.log2(option_features) if option_features.min() > 0 else option_features).astype(np.float32), (name,)
-            )
-        else:
-            yield _KnobEncoding(
-                np.eye(knob.size, dtype=np.float32), tuple(f"{name}={option}" for option in knob.options)
-            )
+def _encode_knob(name: str, knob: Knob) -> tuple[np.ndarray, list[str]]:
+    """Return the features of each option of a knob, float32 (options, features), and their names."""
+    table = knob.option_table
+    if isinstance(knob, SplitKnob):
+        features = np.log2(np.column_stack([table, table[:, 1:].prod(axis=1)]))
+        return features.astype(np.float32), [f"{name}.{factor}" for factor in (*range(knob.num_factors), "tile")]
+    if table.dtype.kind in "biuf":
+        numbers = table.astype(np.float64)[:, None]
+        return (np.log2(numbers) if numbers.min() > 0 else numbers).astype(np.float32), [name]
+    return np.eye(knob.size, dtype=np.float32), [f"{name}={option}" for option in knob.options]
 
 
 def _find_nearest_option(knob: Knob, value: Value) -> int:

@@ -54,8 +54,3 @@ class Tile:
     def divides(self) -> Any:
         """Whether the tile size divides the extent, so that no tile overhangs the axis."""
         return self.extent % self.size == 0
-
-    def size_below(self, level: str) -> Any:
-        """Return the number of iterations that the loops inside a level cover."""
-        names = list(self.factors)
-        return math.prod([self.factors[name] for name in names[names.index(level) + 1 :]])
