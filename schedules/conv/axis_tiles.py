@@ -30,29 +30,39 @@ def declare_tile_knobs(
     The factors are the preferred ones by level, without the outermost `block` or `step`; those of the reduction divide
     their axes.
     """
-    extents = {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": w.C // w.groups, "rh": w.R, "rw": w.S}
-    preferred_factors = {**output_factors, **reduction_factors}
-    fitting_factors = {
-        axis: find_nearest_factors(extents[axis], tuple(factors.values()), exact_divisors=axis in reduction_factors)
-        for axis, factors in preferred_factors.items()
-    }
-    fitting_factors = shrink_to_shared_memory(w, fitting_factors)
+    extents, factors = (
+        list_extents(w),
+        fit_default_factors(
+            w, {axis: tuple(own.values()) for axis, own in {**output_factors, **reduction_factors}.items()}
+        ),
+    )
 
-    def declare_tile(axis: str, outermost: str) -> Tile:
-        default = dict(zip(preferred_factors[axis], fitting_factors[axis], strict=True))
-        return k.tile(f"tile_{axis}", extents[axis], (outermost, *default), default, exact=axis in reduction_factors)
+    def declare_tile(axis: str, outermost: str, levels: Factors) -> Tile:
+        default = dict(zip(levels, factors[axis], strict=True))
+        return k.tile(f"tile_{axis}", extents[axis], (outermost, *levels), default, exact=axis in reduction_factors)
 
     return AxisTiles(
-        tuple(declare_tile(axis, "block") for axis in output_factors),
-        tuple(declare_tile(axis, "step") for axis in reduction_factors),
+        tuple(declare_tile(axis, "block", levels) for axis, levels in output_factors.items()),
+        tuple(declare_tile(axis, "step", levels) for axis, levels in reduction_factors.items()),
     )
 
 
-def shrink_to_shared_memory(w: Conv2d, factors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Halve factors until a block's operands fit into shared memory, each time the factor that saves most.
+def list_extents(w: Conv2d) -> dict[str, int]:
+    """Return the extents of channels, rows and columns, and of the reduction: input channels, filter rows, columns."""
+    return {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": w.C // w.groups, "rh": w.R, "rw": w.S}
 
-    Strides and dilations can make the default tiles too wide.
+
+def fit_default_factors(w: Conv2d, preferred: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the factors nearest to the preferred ones that fit the axes and shared memory.
+
+    Strides and dilations can make the preferred tiles too wide. Factors are then halved until a block's operands fit,
+    each time the factor that saves most.
     """
+    extents = list_extents(w)
+    factors = {
+        axis: find_nearest_factors(extents[axis], own, exact_divisors=axis.startswith("r"))
+        for axis, own in preferred.items()
+    }
     while compute_staged_bytes(w, factors) > STATIC_SHARED_BYTES and (halved_factors := _list_halved_tiles(factors)):
         factors = min(halved_factors, key=lambda candidate: compute_staged_bytes(w, candidate))
     return factors

@@ -19,18 +19,19 @@ import functools
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.space import Columns, Knobs, find_nearest_factors
+from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
 
-from .axis_tiles import shrink_to_shared_memory
+from .axis_tiles import fit_default_factors, list_extents
 from .bias_init import initialize_with_bias
 from .block_tiling import pipeline_operand_copies, set_weight_layout, split_reduction, tile_output
 from .direct_config import DirectTileConfig, TiledAxes, TiledAxis
-from .reduction import DTYPES, cache_operands, get_conv_loops, get_tiled_channels, sort_axes_by_memory
+from .reduction import DTYPES, cache_operands, get_conv_loops, sort_axes_by_memory
 
-OUTPUT_FACTORS = {"f": (1, 8, 4), "y": (1, 2, 2), "x": (1, 16, 2)}  # virtual threads, threads, outputs per thread
-REDUCTION_FACTORS = {"rc": 4, "ry": 3, "rx": 3}
+OUTPUT_FACTORS = {"c": (1, 8, 4), "h": (1, 2, 2), "w": (1, 16, 2)}  # virtual threads, threads, outputs per thread
+REDUCTION_FACTORS = {"rc": (4,), "rh": (3,), "rw": (3,)}
+KNOB_NAMES = {"c": "tile_f", "h": "tile_y", "w": "tile_x", "rc": "tile_rc", "rh": "tile_ry", "rw": "tile_rx"}
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
@@ -69,28 +70,16 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
 def make_tiled_axes(w: Conv2d) -> TiledAxes:
     """Return the tiled axes, with default tiles that fit the workload and shared memory."""
-    extents = {"f": get_tiled_channels(w), "y": w.P, "x": w.Q, "rc": w.C // w.groups, "ry": w.R, "rx": w.S}
     # In a depthwise convolution each channel needs its own input.
-    output = OUTPUT_FACTORS if has_shared_inputs(w) else {**OUTPUT_FACTORS, "f": (1, 4, 1)}
-    axis_names = {"f": "c", "y": "h", "x": "w", "rc": "rc", "ry": "rh", "rx": "rw"}
-    fitting_factors = {
-        axis_names[make_axis]: find_nearest_factors(extents[make_axis], factors)
-        for make_axis, factors in output.items()
-    }
-    fitting_factors |= {
-        axis_names[make_axis]: find_nearest_factors(extents[make_axis], (tap,), exact_divisors=True)
-        for make_axis, tap in REDUCTION_FACTORS.items()
-    }
-    fitting_factors = shrink_to_shared_memory(w, fitting_factors)
+    output = OUTPUT_FACTORS if has_shared_inputs(w) else {**OUTPUT_FACTORS, "c": (1, 4, 1)}
+    extents, factors = list_extents(w), fit_default_factors(w, {**output, **REDUCTION_FACTORS})
 
-    def make_axis(axis_name: str, levels: tuple[str, ...]) -> TiledAxis:
+    def make_axis(axis: str, levels: tuple[str, ...]) -> TiledAxis:
         # Older versions of AutoTVM swapped the filter's rows and columns, so their logs contain mismatched factors.
-        default = dict(zip(levels, fitting_factors[axis_names[axis_name]], strict=True))
-        return TiledAxis(
-            f"tile_{axis_name}", extents[axis_name], default, allow_mismatch=axis_name in REDUCTION_FACTORS
-        )
+        default = dict(zip(levels, factors[axis], strict=True))
+        return TiledAxis(KNOB_NAMES[axis], extents[axis], default, allow_mismatch=axis in REDUCTION_FACTORS)
 
     return TiledAxes(
-        tuple(make_axis(name, ("vthread", "thread", "local")) for name in OUTPUT_FACTORS),
-        tuple(make_axis(name, ("tap",)) for name in REDUCTION_FACTORS),
+        tuple(make_axis(axis, ("vthread", "thread", "local")) for axis in OUTPUT_FACTORS),
+        tuple(make_axis(axis, ("tap",)) for axis in REDUCTION_FACTORS),
     )
