@@ -18,7 +18,7 @@ from tvmconv.cost_model.model import CostModel
 @pytest.fixture(autouse=True)
 def in_use(monkeypatch):
     """A model that has the numbers of the made-up GPU, as no such GPU is here; few trees."""
-    monkeypatch.setattr(model, "_active_model", model._ActiveModel())
+    monkeypatch.setattr(model, "_active_models", [])
     monkeypatch.setattr(train, "BOOSTING_ROUNDS", 20)
     model.set_cost_model(replace(knowledge(), schedule_models={}))
 

@@ -97,10 +97,10 @@ def _meetings(case: Case) -> set[tuple[str, ...]]:
 
 
 def in_turn(cases: Sequence[Case]) -> list[Case]:
-    """Those of some cases with which each schedule meets every other workload, and all dtypes, layouts and epilogues.
+    """Those of some cases with which each schedule meets every third workload, and all dtypes, layouts and epilogues.
 
-    Schedules of an operator begin with the first and with the second workload in turn, so that all are computed; a
-    workload that one schedule alone computes is there in any case.
+    Schedules of an operator begin with the first, the second and the third workload in turn, so that all are computed;
+    a workload that at most two schedules compute is there in any case.
     """
     names: dict[tuple[str, str], list[str]] = {}
     for case in cases:
@@ -114,8 +114,8 @@ def in_turn(cases: Sequence[Case]) -> list[Case]:
         key = case.operator, case.schedule
         choices = {("epilogue", case.epilogue), ("type", case.dtype, case.layout)}
         new = {(*key, *choice) for choice in choices} - met
-        turn = (list(names).index(key) + names[key].index(case.text)) % 2
-        if turn == 0 or new or computed[case.operator, case.text] == 1:
+        turn = (list(names).index(key) + names[key].index(case.text)) % 3
+        if turn == 0 or new or computed[case.operator, case.text] < 3:
             met |= new
             found.append(case)
     return found

@@ -5,8 +5,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tvmconv import KnobError
 from tvmconv.space import ChoiceKnob, Constraint, SplitKnob
@@ -39,20 +37,15 @@ def usage_of_tile(columns):
 def test_a_large_space_costs_nothing_to_hold():
     start = time.process_time()
     assert HUGE.size == 1771**8 > 10**25
-    assert HUGE.index_from_point(HUGE.point_from_index(10**25)) == 10**25
+    assert len(HUGE.slice_points(10**25, 3)) == 3
     assert len(HUGE.sample_legal(100, np.random.default_rng(0))) == 100
     assert time.process_time() - start < 1
 
 
-@given(st.integers(0, SMALL.size - 1))
-def test_index_point_and_config_are_one_to_one(index):
-    point = SMALL.point_from_index(index)
-    assert SMALL.index_from_point(point) == index
-    assert SMALL.point_from_config(SMALL.config_from_point(point)).tolist() == point.tolist()
-
-
 def test_walking_a_space_lists_each_config_once():
-    configs = [tuple(SMALL.config_from_point(point).values()) for point in SMALL.slice_points(0, 10**6)]
+    points = SMALL.slice_points(0, 10**6)
+    assert [SMALL.point_from_config(SMALL.config_from_point(point)).tolist() for point in points] == points.tolist()
+    configs = [tuple(SMALL.config_from_point(point).values()) for point in points]
     assert configs == list(itertools.product(*(knob.options for knob in SMALL.knobs.values())))
 
 
@@ -167,6 +160,6 @@ def test_a_schedule_without_knobs_is_a_space_of_one():
     space = space_of()
     assert space.size == 1
     assert space.config_from_point(space.sample_legal(3, np.random.default_rng(0))[0]) == {}
-    assert space.list_neighbors(space.point_from_index(0)).shape == (0, 0)
+    assert space.list_neighbors(space.point_from_config({})).shape == (0, 0)
     assert space.project({"tile": (-1, 2)}).shape == (0,)
     assert space.compute_features(space.enumerated_legal)[0].shape == (1, 0)

@@ -61,69 +61,67 @@ def test_the_file_gives_the_same_model(tmp_path):
 
 
 def assert_refused(path):
-    with pytest.raises(tc.Error, match=rf"cannot read .*{path.name}") as raised:
+    with pytest.raises(tc.Error, match=rf"cannot read .*{path.name}|{path.name} has version") as raised:
         CostModel.load(path)
     assert "\n" not in str(raised.value)
 
 
-ODD = {
+def first(head):
+    return head["experts"][0]
+
+
+FAULTS = {
     "no head": lambda head, arrays: arrays.pop("head"),
+    "no machine": lambda head, arrays: head.pop("machine"),
+    "a version to come": lambda head, arrays: head.update(version=99),
+    "nodes past the last": lambda head, arrays: arrays.update({"0.0.left": arrays["0.0.left"] + 10**6}),
     "a node past 31 bits": lambda head, arrays: arrays["0.0.left"].__setitem__(0, 2**31 - 1),
     "fractions for nodes": lambda head, arrays: arrays.update({"0.0.left": arrays["0.0.left"].astype(float)}),
     "fractions for roots": lambda head, arrays: arrays.update({"0.0.roots": arrays["0.0.roots"].astype(float)}),
     "roots in a row": lambda head, arrays: arrays.update({"0.0.roots": arrays["0.0.roots"][None]}),
     "leaves that are no numbers": lambda head, arrays: arrays["0.0.threshold"].fill(np.nan),
     "leaves without end": lambda head, arrays: arrays["0.0.threshold"].fill(1e30),
-    "no base": lambda head, arrays: head["experts"][0]["members"][0].update(base=None),
-    "a depth of 2.5": lambda head, arrays: head["experts"][0]["members"][0].update(depth=2.5),
-    "no forests": lambda head, arrays: head["experts"][0].update(members=[]),
-    "no features": lambda head, arrays: head["experts"][0].update(names=[]),
-    "a portfolio of numbers": lambda head, arrays: head["experts"][0].update(portfolio=[1]),
-    "a factor past 63 bits": lambda head, arrays: head["experts"][0].update(portfolio=[{"tile_f": [-1, 1, 1, 2**63]}]),
-    "a choice that is none": lambda head, arrays: head["experts"][0].update(portfolio=[{"unroll_explicit": None}]),
-    "an example of a filter": lambda head, arrays: head["experts"][0].update(examples=[["filter1d:9,k3", {}, 1.0]]),
+    "no base": lambda head, arrays: first(head)["members"][0].update(base=None),
+    "a depth of 2.5": lambda head, arrays: first(head)["members"][0].update(depth=2.5),
+    "no forests": lambda head, arrays: first(head).update(members=[]),
+    "no features": lambda head, arrays: first(head).update(names=[]),
+    "a portfolio of numbers": lambda head, arrays: first(head).update(portfolio=[1]),
+    "a factor past 63 bits": lambda head, arrays: first(head).update(portfolio=[{"tile_f": [-1, 1, 1, 2**63]}]),
+    "a choice that is none": lambda head, arrays: first(head).update(portfolio=[{"unroll_explicit": None}]),
+    "an example of a filter": lambda head, arrays: first(head).update(examples=[["filter1d:9,k3", {}, 1.0]]),
     "layers that are a number": lambda head, arrays: head.update(taught=7),
     "a machine without arithmetic": lambda head, arrays: head["machine"].update(flops=0),
     "a machine without end": lambda head, arrays: head["machine"].update(bandwidth=10**400),
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_a_file_that_could_not_be_asked_is_one_line(tmp_path, name):
-    path = tmp_path / "k.npz"
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A file of the made-up model, and its arrays."""
+    path = tmp_path_factory.mktemp("model") / "k.npz"
     knowledge().save(path)
-    arrays = dict(np.load(path))
+    return path, dict(np.load(path))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_file_that_could_not_be_asked_is_one_line(saved, tmp_path, name):
+    arrays = {key: array.copy() for key, array in saved[1].items()}
     head = json.loads(arrays["head"].tobytes())
-    rest = dict(arrays, head=None)
-    ODD[name](head, rest)
-    if "head" in rest:
-        rest["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    np.savez(path, **rest)
-    assert_refused(path)
+    FAULTS[name](head, arrays)
+    if "head" in arrays:
+        arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    np.savez(tmp_path / "k.npz", **arrays)
+    assert_refused(tmp_path / "k.npz")
 
 
-@pytest.mark.parametrize("fault", ["text", "cut", "version", "pickle", "fields", "nodes"])
-def test_a_file_that_is_no_model_is_one_line(tmp_path, fault):
+@pytest.mark.parametrize("fault", ["text", "cut", "pickle"])
+def test_a_file_that_is_no_archive_of_arrays_is_one_line(saved, tmp_path, fault):
     path = tmp_path / "k.npz"
-    knowledge().save(path)
-    if fault == "text":
-        path.write_text("no archive")
-    elif fault == "cut":
-        path.write_bytes(path.read_bytes()[:-1000])
-    elif fault == "nodes":
-        arrays = dict(np.load(path))
-        np.savez(path, **{**arrays, "0.0.left": arrays["0.0.left"] + 10**6})
-    elif fault == "pickle":
+    if fault == "pickle":
         np.savez(path, head=np.array([{"version": 1}], object))
     else:
-        head = json.loads(np.load(path)["head"].tobytes())
-        head["version"] = 99 if fault == "version" else 1
-        if fault == "fields":
-            del head["machine"]
-        np.savez(path, head=np.frombuffer(json.dumps(head).encode(), np.uint8))
-    with pytest.raises(tc.Error, match=r"k\.npz") as raised:
-        CostModel.load(path)
-    assert "\n" not in str(raised.value)
+        path.write_bytes(b"no archive" if fault == "text" else saved[0].read_bytes()[:-1000])
+    assert_refused(path)
 
 
 def test_kernel_is_built_as_predicted_where_the_device_is_known(in_use):

@@ -95,11 +95,11 @@ def turns(texts, step):
 
 DEFAULTS = [
     *(("opencl:0", case.schedule, case.workload.text) for case in FEW),
-    *turns([text for text in NASTY if text not in NASTY_2D], 4),
+    *turns([text for text in NASTY if text not in NASTY_2D], 6),
     *(("opencl:0", "conflict_free", text) for text in LARGE),
     *turns(NASTY_FILTERS, 3),
     *(
-        pytest.param("sm_90", name, text, marks=[pytest.mark.slow] if number % 2 else [])
+        pytest.param("sm_90", name, text, marks=[pytest.mark.slow] if number % 4 else [])
         for name, texts in EMULATED.items()
         for number, text in enumerate(texts)
     ),
@@ -147,7 +147,7 @@ def searched(schedule):
 
 
 SEARCHES = [
-    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 2 else [])
+    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 3 else [])
     for place, workloads in (("sm_90", DEEP), ("opencl:0", TUNED))
     for name, texts in workloads.items()
     for number, text in enumerate(texts)
@@ -213,7 +213,7 @@ def test_pairs_of_choices_meet_every_dtype_layout_and_epilogue():
     for operator, schedule, texts in schedules():
         own = [case for case in FEW if (case.operator, case.schedule) == (operator, schedule)]
         if schedule not in OWN_TURNS:
-            assert len({case.text for case in own}) >= len(texts) / 2
+            assert len({case.text for case in own}) >= len(texts) / 3
             assert {(case.dtype, case.layout) for case in own} == set(itertools.product(ON_OPENCL, layouts(schedule)))
             assert {case.epilogue for case in own} == set(EPILOGUES)
 
@@ -244,7 +244,7 @@ ON_ANY = (*LADDER, "direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "gr
 
 
 @pytest.mark.parametrize("schedule", ON_ANY)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(workload=convolutions(max_flops=1_000_000), seed=st.integers(0, 2**32 - 1))
 def test_any_config_computes_any_convolution(schedule, workload, seed):
     workload = suited(workload, schedule)
@@ -264,7 +264,7 @@ def test_defaults_of_any_workload_fit_any_gpus_shared_memory(rung, workload):
     assert tc.build(workload, rung, arch="sm_75").shared_bytes <= 48 << 10
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(workload=filters(), data=st.data())
 def test_any_filter_is_computed(workload, data):
     schedule = data.draw(st.sampled_from([s.name for s in tc.schedules(workload) if "opencl" in s.device_kinds]))
@@ -272,13 +272,15 @@ def test_any_filter_is_computed(workload, data):
 
 
 @pytest.mark.parametrize("texts", [NASTY, NASTY_1D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED])
-@pytest.mark.parametrize("kind", ["", ",f16,nhwc"])
-def test_there_is_a_config_to_search_for_any_small_workload(texts, kind):
+@pytest.mark.parametrize(("first", "kind"), [(0, ""), (2, ",f16,nhwc")])
+def test_there_is_a_config_to_search_for_any_small_workload(texts, first, kind):
     """Limits that serve a GPU, of threads, say, must not shut out all of a space."""
-    for w in (tc.parse(text + kind) for text in texts[::2]):
+    rng = np.random.default_rng(0)
+    for w in (tc.parse(text + kind) for text in texts[first::4]):
         for schedule in registry.schedules_to_tune(w, "cuda", "sm_90"):
             space = schedule.space(w, gpus.get_block_limits("sm_90"))
-            assert len(space.sample_legal(1, np.random.default_rng(0))), (w.text, schedule.name)
+            drawn = (rng.random((4096, len(space.knobs))) * space.sizes).astype(np.int32)  # faster than to list all
+            assert space.is_legal(drawn).any() or len(space.sample_legal(1, rng)), (w.text, schedule.name)
 
 
 TF32 = [(name, texts[8 % len(texts)], layouts(name)[-(i % 2)]) for i, (_, name, texts) in enumerate(schedules())]
@@ -336,7 +338,7 @@ def architectures(schedule, text):
 COMPILED = [
     (name, text, own[(number + 2 * place) % len(own)])
     for number, (name, texts) in enumerate(LAYERS.items())
-    for place, text in enumerate(texts)
+    for place, text in list(enumerate(texts))[::3]  # all of them below
     for own in [architectures(name, text)]
 ]
 
@@ -372,13 +374,13 @@ FITTING += [
 
 @pytest.mark.parametrize("rung", LADDER[1:])
 def test_layers_and_large_images_fit_any_gpus_shared_memory(rung):
-    """Each rung with every fourth of them; on a GPU, all compute all layers."""
-    for text in FITTING[LADDER.index(rung) - 1 :: 4]:
+    """Each rung with every eighth of them; on a GPU, all compute all layers."""
+    for text in FITTING[2 * LADDER.index(rung) - 1 :: 8]:
         assert tc.build(tc.parse(text), rung, arch="sm_75").shared_bytes <= 48 << 10, text
 
 
 def in_16_bits():
-    """Each schedule in f16 and in bf16, with the architectures, layouts and epilogues in turn."""
+    """Each schedule in f16 or in bf16, with the architectures, layouts and epilogues in turn; the rest is slow."""
     channels = {"depthwise": 1, "depthwise_nhwc": 1, "grouped_nhwc": 8}
     shapes = {
         "conv1d": "conv1d:1x64x3000,64x{}x9,p4,g{}",
@@ -390,7 +392,8 @@ def in_16_bits():
             each, own = channels.get(name, 64), layouts(name)
             choices = (dtype, own[(i + j) % len(own)], EPILOGUES[(i + 3 * j) % 6])
             text = ",".join(filter(None, (shapes[operator].format(each, 64 // each), *choices)))
-            yield name, text, ("sm_80", "sm_90", "sm_120")[(i + 2 * j) % 3]
+            arch = ("sm_80", "sm_90", "sm_120")[(i + 2 * j) % 3]
+            yield pytest.param(name, text, arch, marks=[pytest.mark.slow] if (i + j) % 2 else [])
 
 
 @needs_nvrtc
