@@ -69,23 +69,17 @@ def split_reduction(
 
     Channels come first among the loops. Unless `stores_output`, the sums are partial ones for a second kernel.
     """
-    if config.sliced_k == 1:
-        _cache_and_store(s, block, stores_output)
-        return ReductionBlocks(block, None, outer_loop, output_loops, reduction_loops)
-    channel_loop, *other_loops = reduction_loops
-    step_loop, slice_loop, tap_loop = s.split(channel_loop, [None, config.sliced_k, config.reduction[0].tap])
-    s.reorder(slice_loop, outer_loop, *output_loops, step_loop, tap_loop, *other_loops)
-    partial = s.rfactor(slice_loop, 0)
-    s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
-    _cache_and_store(s, block, stores_output)
-    return ReductionBlocks(partial, block, outer_loop, output_loops, reduction_loops)
-
-
-def _cache_and_store(s: Schedule, block: SBlockRV, stores_output: bool) -> None:
-    """Accumulate a block in registers and store its sums, with the epilogue or as partial sums."""
+    multiply_block, reduce_block = block, None
+    if config.sliced_k > 1:
+        channel_loop, *other_loops = reduction_loops
+        step_loop, slice_loop, tap_loop = s.split(channel_loop, [None, config.sliced_k, config.reduction[0].tap])
+        s.reorder(slice_loop, outer_loop, *output_loops, step_loop, tap_loop, *other_loops)
+        multiply_block, reduce_block = s.rfactor(slice_loop, 0), block
+        s.set_scope(s.cache_write(multiply_block, 0, "local"), 0, "shared")
     store = s.cache_write(block, 0, "local")
     if stores_output:
         inline_consumers(s, store)
+    return ReductionBlocks(multiply_block, reduce_block, outer_loop, output_loops, reduction_loops)
 
 
 def tile_output(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) -> LoopNest:
@@ -202,7 +196,6 @@ def cooperative_fetch(s: Schedule, loops: Sequence[LoopRV], config: DirectTileCo
 
 def bind_blocks(s: Schedule, outer_loop: LoopRV, block_loops: Sequence[LoopRV]) -> None:
     """Bind the outer loop and the block loops of two or three axes to the grid."""
-    z, y, x = (
-        (outer_loop, *block_loops) if len(block_loops) == 2 else (s.fuse(outer_loop, block_loops[0]), *block_loops[1:])
-    )
-    bind_grid(s, z, y, x)
+    if len(block_loops) > 2:
+        outer_loop, block_loops = s.fuse(outer_loop, block_loops[0]), block_loops[1:]
+    bind_grid(s, outer_loop, *block_loops)

@@ -149,12 +149,9 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     s.decompose_reduction(conv, step_loops[0])
 
 
-TileFactors = dict[str, int]
-
-
 def select_default_tiles(
     w: Conv, num_channels: int, num_pixels: int, staged_taps: int
-) -> tuple[TileFactors, TileFactors]:
+) -> tuple[dict[str, int], dict[str, int]]:
     """Return the first of `DEFAULT_TILES` that fits the channels and shared memory and gives enough blocks.
 
     The channels are those of a group, the pixels those of the whole batch, and `staged_taps` is input channels × filter

@@ -32,18 +32,6 @@ DEFAULT_THREAD_SHAPES = ((8, 32), (8, 16), (8, 8), (4, 8))  # threads along rows
 DEFAULT_ROW_THREAD_SHAPES = ((1, 256), (1, 128), (1, 64), (1, 32))
 
 
-def tiles_from_columns(w: Conv, columns: Columns) -> list[Tile]:
-    """Return the tiles of channels, rows and columns of many configs."""
-    _, num_rows, num_columns = PlaneShape.from_workload(w).output_size
-    extents = {"tile_f": w.O, "tile_y": num_rows, "tile_x": num_columns}
-    return [Tile.from_column(extent, OUTPUT_LEVELS, columns[knob]) for knob, extent in extents.items()]
-
-
-def count_accumulators(tiles: list[Tile]) -> np.ndarray:
-    """Return the accumulators per thread."""
-    return math.prod(tile.local * tile.vthread for tile in tiles)
-
-
 def _count_staged_elements(w: Conv, num_channels: Any, num_rows: Any, num_columns: Any) -> tuple[Any, Any]:
     """Return the elements of the input and of the weight that a tile of channels, rows and columns needs."""
     plane_shape = PlaneShape.from_workload(w)
@@ -69,7 +57,9 @@ def _select_default_threads(w: Conv) -> tuple[int, int]:
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    axis_tiles = tiles_from_columns(w, columns)
+    _, num_rows, num_columns = PlaneShape.from_workload(w).output_size
+    extents = {"tile_f": w.O, "tile_y": num_rows, "tile_x": num_columns}
+    axis_tiles = [Tile.from_column(extent, OUTPUT_LEVELS, columns[knob]) for knob, extent in extents.items()]
     f, y, x = (tile.size for tile in axis_tiles)
     inputs, weights = _count_staged_elements(w, f, y, x)
     threads = math.prod(tile.thread for tile in axis_tiles)
@@ -77,7 +67,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     return ResourceUsage(
         threads=threads,
         shared_bytes=np.where(columns["operand_scope"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
-        accumulators=count_accumulators(axis_tiles),
+        accumulators=math.prod(tile.local * tile.vthread for tile in axis_tiles),
         blocks=blocks,
         staged_elements=inputs + weights,
         input_read_ratio=inputs / (f * y * x),
@@ -107,7 +97,7 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     min_threads = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
     k.prune(
         f"at least {min_threads} threads",
-        lambda c: math.prod(tile.thread for tile in tiles_from_columns(w, c)) >= min_threads,
+        lambda c: compute_usage(w, c).threads >= min_threads,
     )
     k.prune(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
@@ -120,7 +110,7 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     )
     k.prune(
         f"at most {MAX_ACCUMULATORS} accumulators per thread",
-        lambda c: count_accumulators(tiles_from_columns(w, c)) <= MAX_ACCUMULATORS,
+        lambda c: compute_usage(w, c).accumulators <= MAX_ACCUMULATORS,
     )
 
     conv = s.get_sblock("sum")

@@ -34,6 +34,7 @@ VERSION = 2
 MAX_BYTES = 1 << 28  # maximum size of a decompressed file; the file of the package has 6 MB
 PACKAGED_MODEL = Path(__file__).with_name("h200.npz")
 _WORKLOAD_PREFIXES = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))
+_HEADER_FIELDS = ("schedule", "knobs", "kinds", "names", "portfolio")
 _TREE_ARRAYS = ("feature", "threshold", "left", "roots")
 
 
@@ -116,11 +117,9 @@ class CostModel:
             for member_index, trees in enumerate(schedule_model.members):
                 arrays |= {f"{model_index}.{member_index}.{name}": getattr(trees, name) for name in _TREE_ARRAYS}
                 members.append({"base": trees.base, "depth": trees.depth})
-            field_values = {
-                name: getattr(schedule_model, name) for name in ("schedule", "knobs", "kinds", "names", "portfolio")
-            }
+            header = {name: getattr(schedule_model, name) for name in _HEADER_FIELDS}
             examples = [[each.workload, each.config, each.relative_throughput] for each in schedule_model.examples]
-            model_headers.append({**field_values, "members": members, "examples": examples})
+            model_headers.append({**header, "members": members, "examples": examples})
         file_header = {"version": VERSION, "machine": asdict(self.device_spec), "provenance": self.provenance}
         header = {**file_header, "taught": sorted(self.training_layers), "experts": model_headers}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -149,16 +148,12 @@ class CostModel:
 
 def _parse_cost_model(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CostModel:
     device_spec = DeviceSpec(**header["machine"])
-    if not all(
-        1 <= float(value) < math.inf
-        for value in (device_spec.multiprocessors, device_spec.flops, device_spec.bandwidth)
-    ):
+    rates = (device_spec.multiprocessors, device_spec.flops, device_spec.bandwidth)
+    if not all(1 <= float(rate) < math.inf for rate in rates):
         raise ValueError(f"expected positive finite rates of the device, not {device_spec}")
-    schedule_models = [_parse_schedule_model(index, data, arrays) for index, data in enumerate(header["experts"])]
-    training_layers = frozenset(map(str, header["taught"]))
-    return CostModel(
-        device_spec, {value.schedule: value for value in schedule_models}, str(header["provenance"]), training_layers
-    )
+    models = [_parse_schedule_model(index, data, arrays) for index, data in enumerate(header["experts"])]
+    models_by_schedule = {each.schedule: each for each in models}
+    return CostModel(device_spec, models_by_schedule, str(header["provenance"]), frozenset(map(str, header["taught"])))
 
 
 def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Mapping[str, Any]) -> ScheduleModel:
@@ -188,20 +183,17 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
 
 
 def _parse_config(data: Mapping[str, Any]) -> Config:
-    """Return a config from JSON, where its tuples are lists."""
-    return {
-        name: tuple(map(_parse_integer, value)) if isinstance(value, list) else _parse_scalar(value)
-        for name, value in data.items()
-    }
+    """Return a config from JSON, where its tuples are lists; its integers fit in int64."""
 
+    def parse_integer(value: Any) -> int:
+        return int(np.int64(operator.index(value)))
 
-def _parse_scalar(value: Any) -> Value:
-    return value if isinstance(value, (bool, float, str)) else _parse_integer(value)
+    def parse_value(value: Any) -> Value:
+        if isinstance(value, list):
+            return tuple(map(parse_integer, value))
+        return value if isinstance(value, (bool, float, str)) else parse_integer(value)
 
-
-def _parse_integer(value: Any) -> int:
-    """Return an integer that fits in int64; raise TypeError or OverflowError for other values."""
-    return int(np.int64(operator.index(value)))
+    return {name: parse_value(value) for name, value in data.items()}
 
 
 _active_models: list[CostModel | None] = []  # the cost model of this process, which all threads share; empty if unset

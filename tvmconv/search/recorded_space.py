@@ -106,7 +106,7 @@ class RecordedSpaceRunner:
         return sum(math.isinf(cost) for cost in self._seconds_by_point.values())
 
 
-def _make_knob(name: str, values: list[Value], schedule: str | None = None) -> Knob:
+def _make_knob(name: str, values: list[Value], schedule: str | None) -> Knob:
     if not isinstance(values[0], tuple):
         options = sorted(set(values), key=lambda value: compat.former_value(schedule, name, value))
         return ChoiceKnob(name, tuple(options), options[0])
