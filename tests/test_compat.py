@@ -184,10 +184,7 @@ def test_every_knob_of_the_recorded_logs_is_known():
             sample = (
                 each.workload.operator,
                 each.workload.layout if hasattr(each.workload, "layout") else "",
-                (
-                    each.schedule,
-                    tuple(each.config),
-                ),
+                (each.schedule, tuple(each.config)),
             )
             if sample not in checked:
                 checked.add(sample)

@@ -153,8 +153,7 @@ def test_a_few_wrong_outputs_of_many_are_seen_in_bfloat16():
 
 def test_problems_above_20_gflop_are_sampled():
     small, large, filter_ = map(
-        tc.parse,
-        ("conv2d:1x64x56x56,64x64x3x3", "conv2d:32x256x56x56,256x256x3x3,p1", "filter2d:4096x4096x3,5x5"),
+        tc.parse, ("conv2d:1x64x56x56,64x64x3x3", "conv2d:32x256x56x56,256x256x3x3,p1", "filter2d:4096x4096x3,5x5")
     )
     assert [is_sampled(w) for w in (small, large, filter_)] == [False, True, False]
     assert [is_sampled(w, "sample") for w in (small, large, filter_)] == [True, True, False]

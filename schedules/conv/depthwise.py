@@ -95,10 +95,7 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     unrolls_explicitly = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("operand_scope", ("shared", "registers"), "shared") == "shared"
     min_threads = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
-    k.prune(
-        f"at least {min_threads} threads",
-        lambda c: compute_usage(w, c).threads >= min_threads,
-    )
+    k.prune(f"at least {min_threads} threads", lambda c: compute_usage(w, c).threads >= min_threads)
     k.prune(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
     k.prune(  # otherwise TVM cannot determine which inputs a tile reads

@@ -52,15 +52,7 @@ DEEP, EMULATED = listed("deep"), listed("nasty")  # those for tensor cores; of t
 EMULATED["mma_sync"] = [*PATCHES, *DEEP["mma_sync"], *with_choices((*NASTY_2D, *NASTY_1D, *NASTY_3D))]
 EMULATED["hopper"] = [*PATCHES, *with_choices(EMULATED["hopper"])]
 TRANSFORMED = EMULATED["winograd_hopper"]
-WITHOUT_CLAMP = (
-    "",
-    "bias",
-    "bias,relu",
-    "add",
-    "bias,add,silu",
-    "gelu,bias",
-    "add,bias,relu",
-)  # it hides large sums
+WITHOUT_CLAMP = ("", "bias", "bias,relu", "add", "bias,add,silu", "gelu,bias", "add,bias,relu")  # it hides large sums
 TRANSFORMED[:-2] = with_choices(TRANSFORMED[:-2], WITHOUT_CLAMP)  # the last two are in TF32, of larger filters
 
 

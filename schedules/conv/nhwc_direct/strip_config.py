@@ -120,8 +120,7 @@ class StripConfig:
             return cls.from_columns(w, columns)
 
         k.require(
-            f"at most {MAX_PRODUCTS} unrolled products per thread",
-            lambda c: configs(c).num_products <= MAX_PRODUCTS,
+            f"at most {MAX_PRODUCTS} unrolled products per thread", lambda c: configs(c).num_products <= MAX_PRODUCTS
         )
         k.require(
             f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",

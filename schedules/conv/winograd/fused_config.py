@@ -118,8 +118,7 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["points_per_thread"] == 0)
     k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["channels_per_exchange"] == 0)
     k.prune(
-        f"at most {MAX_ACCUMULATORS} accumulators per thread",
-        lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
+        f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS
     )
     k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: configs(c).num_threads >= 2 * MIN_THREADS)
     k.prune(
