@@ -11,17 +11,11 @@ PROJECT = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_remedy_names_package_and_extra(name):
+def test_remedy_names_the_package_and_an_extra_of_the_project(name):
     extra, package = PACKAGES[name]
-    assert (
-        format_install_command(name)
-        == f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"
-    )
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_named_extra_is_one_of_the_project(name):
-    assert re.search(rf"^{PACKAGES[name][0]} = \[", PROJECT, re.MULTILINE)
+    remedy = f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"
+    assert format_install_command(name) == remedy
+    assert re.search(rf"^{extra} = \[", PROJECT, re.MULTILINE)
 
 
 def test_no_other_file_names_an_extra_in_a_hint():

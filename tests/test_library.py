@@ -154,38 +154,29 @@ def cuda_only(s: TirSchedule, w, k):
     """Never runs anywhere else."""
 
 
-def test_a_schedule_is_refused_on_an_older_architecture(schedule_registry):
-    tc.schedule("conv2d", device_kinds=("cuda",), min_arch=80, search_if=lambda w: True)(cuda_only)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize(
+    ("options", "suited", "needs"),
+    [({"min_arch": 80}, ARCHITECTURES[1:], "sm_80 or later"), ({"exact_arch": 90}, ("sm_90", "sm_90a"), "sm_90")],
+)
+def test_a_schedule_is_refused_on_other_architectures(schedule_registry, options, suited, needs):
+    tc.schedule("conv2d", device_kinds=("cuda",), search_if=lambda w: True, **options)(cuda_only)
     schedule = registry.find_schedule(W, "cuda_only")
-    with pytest.raises(tc.ScheduleError, match=r"cuda_only needs sm_80 or later, and is not for sm_75$"):
-        tc.build(W, "cuda_only", arch="sm_75")
+    for arch in ARCHITECTURES:
+        assert (schedule in registry.schedules_to_tune(W, "cuda", arch)) == (arch in suited)
+        if arch in suited:
+            schedule.check_runs_on("cuda", arch, arch)
+        else:
+            with pytest.raises(tc.ScheduleError, match=rf"^schedule cuda_only needs {needs}, and is not for {arch}$"):
+                tc.build(W, "cuda_only", arch=arch)
     with pytest.raises(tc.ScheduleError, match=r"is not for cuda:0, which is sm_75$"):
         schedule.check_runs_on("cuda", "sm_75", "cuda:0")
-    for arch in ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"):
-        schedule.check_runs_on("cuda", arch, arch)
-    assert [schedule in registry.schedules_to_tune(W, "cuda", arch) for arch in ("sm_75", "sm_80", None)] == [
-        False,
-        True,
-        True,
-    ]
+    assert schedule in registry.schedules_to_tune(W, "cuda")
+    assert schedule not in registry.schedules_to_tune(W, "opencl")
     assert schedule not in experiments.select_schedules(W, None, find_device("sm_75"))
     assert schedule in experiments.list_unsupported_schedules(W, find_device("sm_75"))
-
-
-def test_a_schedule_for_one_architecture_is_refused_on_others(schedule_registry):
-    tc.schedule("conv2d", device_kinds=("cuda",), exact_arch=90, search_if=lambda w: True)(cuda_only)
-    schedule = registry.find_schedule(W, "cuda_only")
-    for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
-        with pytest.raises(tc.ScheduleError, match=rf"^schedule cuda_only needs sm_90, and is not for {arch}$"):
-            tc.build(W, "cuda_only", arch=arch)
-    for arch in ("sm_90", "sm_90a"):
-        schedule.check_runs_on("cuda", arch, arch)
-    assert [schedule in registry.schedules_to_tune(W, "cuda", arch) for arch in ("sm_90", "sm_100", None)] == [
-        True,
-        False,
-        True,
-    ]
-    assert not schedule.can_run_on("opencl")
 
 
 def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
@@ -194,12 +185,6 @@ def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
     tc.schedule("conv2d", dtypes=("tf32",), device_kinds=("cuda",))(cuda_only)
     with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
         experiments.select_schedules(tc.parse(f"{W},tf32"), None, find_device("opencl:0"))
-
-
-def test_a_search_leaves_out_what_is_not_for_the_device(schedule_registry):
-    tc.schedule("conv2d", device_kinds=("cuda",), search_if=lambda w: True)(cuda_only)
-    assert "cuda_only" in [s.name for s in registry.schedules_to_tune(W, "cuda")]
-    assert "cuda_only" not in [s.name for s in registry.schedules_to_tune(W, "opencl")]
 
 
 @pytest.mark.parametrize(

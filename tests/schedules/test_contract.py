@@ -91,7 +91,7 @@ DEFAULTS = [
     *(("opencl:0", "conflict_free", text) for text in LARGE),
     *turns(NASTY_FILTERS, 3),
     *(
-        pytest.param("sm_90", name, text, marks=[pytest.mark.slow] if number % 4 else [])
+        pytest.param("sm_90", name, text, marks=[pytest.mark.slow] if number % 2 else [])
         for name, texts in EMULATED.items()
         for number, text in enumerate(texts)
     ),
@@ -139,7 +139,7 @@ def searched(schedule):
 
 
 SEARCHES = [
-    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 3 else [])
+    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 2 else [])
     for place, workloads in (("sm_90", DEEP), ("opencl:0", TUNED))
     for name, texts in workloads.items()
     for number, text in enumerate(texts)
@@ -330,7 +330,7 @@ def architectures(schedule, text):
 COMPILED = [
     (name, text, own[(number + 2 * place) % len(own)])
     for number, (name, texts) in enumerate(LAYERS.items())
-    for place, text in list(enumerate(texts))[::3]  # all of them below
+    for place, text in list(enumerate(texts))[::2]  # all of them below
     for own in [architectures(name, text)]
 ]
 

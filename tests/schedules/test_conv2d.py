@@ -39,13 +39,6 @@ def test_defaults_are_the_chapters_factors_at_its_shape():
     assert vthread.launch == tiling.launch
 
 
-def test_grid_with_too_many_channel_tiles_folds_into_one_axis():
-    wide = tc.parse("conv2d:70000x1x2x2,1x1x1x1,s1,p0")
-    kernel = tc.build(wide, "tiling", device="opencl:0")
-    assert kernel.launch.grid == (70000, 1, 1)
-    assert kernel.verify().ok
-
-
 @pytest.mark.parametrize("text", [*NASTY[::2], *LARGE])
 def test_conflict_free_has_no_bank_conflicts_on_any_workload(text):
     kernel = tc.build(tc.parse(text), "conflict_free", arch="sm_90")

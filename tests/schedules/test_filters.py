@@ -66,13 +66,6 @@ def test_the_largest_masks_are_computed(workload, schedule):
     assert tc.build(workload, schedule, device="opencl:0").verify().error <= 1e-5
 
 
-def test_image_with_too_many_rows_of_blocks_folds_into_one_axis():
-    tall = tc.parse("filter2d:70000x2x1,3x3")
-    kernel = tc.build(tall, "halo_strided", device="opencl:0", config={"threads_y": 1, "threads_x": 2})
-    assert kernel.launch.grid == (70000, 1, 1)
-    assert kernel.verify().ok
-
-
 def test_a_clamp_limits_what_is_stored_alone():
     """The sum passes 1 on its way and comes back."""
     workload = tc.parse("filter1d:3,k3,clamp")

@@ -29,21 +29,23 @@ def test_grids_keep_to_65535_blocks_along_y_and_z(text):
         assert max(max(y, z) for _, y, z in grids) <= MAX_BLOCKS_YZ, (schedule.name, grids)
 
 
-@pytest.mark.parametrize("stage", ["shared", "registers"])
-def test_depthwise_grid_beyond_65535(stage):
-    w = tc.parse("conv2d:33000x2x2x3,2x1x3x3,s1,p1,g2")
-    kernel = tc.build(w, "depthwise", config={"operand_scope": stage, "tile_f": (-1, 1, 1, 1)}, device="opencl:0")
-    assert kernel.launch.grid[0] > MAX_BLOCKS_YZ
-    assert kernel.verify().ok
-
-
-def test_winograd_fused_grid_beyond_65535():
-    w = tc.parse("conv2d:1x1x2x2,530000x1x3x3,s1,p1")
-    kernel = tc.build(
-        w,
+FOLDED = (
+    ("tiling", "conv2d:70000x1x2x2,1x1x1x1,s1,p0", {}),
+    ("depthwise", "conv2d:33000x2x2x3,2x1x3x3,s1,p1,g2", {"operand_scope": "shared", "tile_f": (-1, 1, 1, 1)}),
+    ("depthwise", "conv2d:33000x2x2x3,2x1x3x3,s1,p1,g2", {"operand_scope": "registers", "tile_f": (-1, 1, 1, 1)}),
+    (
         "winograd_fused",
-        config={"output_tile": 2, "local_y": 1, "threads_y": 4, "local_x": 1, "threads_x": 1},
-        device="opencl:0",
-    )
-    assert kernel.kernels[1].launch.grid[0] > MAX_BLOCKS_YZ
+        "conv2d:1x1x2x2,530000x1x3x3,s1,p1",
+        {"output_tile": 2, "local_y": 1, "threads_y": 4, "local_x": 1, "threads_x": 1},
+    ),
+    ("halo_strided", "filter2d:70000x2x1,3x3", {"threads_y": 1, "threads_x": 2}),
+)
+
+
+@pytest.mark.parametrize(("schedule", "text", "config"), FOLDED)
+def test_a_grid_beyond_65535_folds_into_one_axis(schedule, text, config):
+    kernel = tc.build(tc.parse(text), schedule, config=config, device="opencl:0")
+    x, y, z = kernel.kernels[-1].launch.grid
+    assert x > MAX_BLOCKS_YZ
+    assert (y, z) == (1, 1)
     assert kernel.verify().ok

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from listed import listed
 from points import all_divide, covering
 
 import tvmconv as tc
@@ -116,25 +115,6 @@ def test_usage_is_that_of_the_lowered_kernel(configs):
         assert used.get("dynamic_shared_bytes", 0) == kernel.dynamic_shared_bytes, config
         assert used.get("cluster", 1) == math.prod(kernel.launch.cluster), config
         assert used["shared_bytes"] == kernel.shared_bytes or not all_divide(space, config), config
-
-
-ROOMY = [("hopper", text) for text in listed("deep")["hopper"]]
-ROOMY += [("mma_sync", "conv2d:32x256x56x56,256x256x3x3,s1,p1,f16,nhwc")]
-ROOMY += [("conflict_free", "conv2d:1x128x40x40,128x128x3x3,s1,p1")]
-
-
-@pytest.mark.parametrize(("schedule", "text"), ROOMY)
-def test_searched_configs_have_room_on_the_gpu(schedule, text):
-    w = tc.parse(text)
-    for arch in ("sm_90",) if schedule == "hopper" else ("sm_86", "sm_90"):
-        limits = gpu_specs.get_block_limits(arch)
-        space = registry.find_schedule(w, schedule).space(w, limits)
-        used = space.compute_usage(space.enumerated_legal).to_columns()
-        assert len(space.enumerated_legal) > 10
-        assert used.get("dynamic_shared_bytes", np.zeros(1)).max() <= limits.max_shared_bytes
-        assert used["shared_bytes"].max() <= limits.shared_bytes
-        assert used["threads"].max() <= limits.max_threads
-        assert used.get("cluster", np.ones(1)).max() <= limits.max_cluster_blocks
 
 
 def test_configs_above_are_of_every_schedule_and_have_clusters():

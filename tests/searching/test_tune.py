@@ -214,13 +214,6 @@ def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch
     assert len(records) == 2
 
 
-@pytest.mark.parametrize("name", ["trials", "seconds", "patience", "workers"])
-@pytest.mark.parametrize("value", [0, float("nan")])
-def test_a_limit_has_to_be_positive(log, name, value):
-    with pytest.raises(tc.TuningError, match=f"{name} has to be positive, not {value}"):
-        search(log, **{name: value})
-
-
 def schedules_measured(instant):
     return list(dict.fromkeys(name for name, _ in instant.measured))
 
