@@ -201,8 +201,8 @@ _active_models: list[CostModel | None] = []  # the cost model of this process, w
 
 def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> None:
     """Set the cost model of this process, or the path of its file, in place of the one that comes with the package."""
-    is_loaded = isinstance(cost_model, CostModel) or cost_model is None
-    _active_models[:] = [cost_model if is_loaded else CostModel.load(cost_model)]
+    selected = cost_model if isinstance(cost_model, CostModel) or cost_model is None else CostModel.load(cost_model)
+    _active_models[:] = [selected]
 
 
 @contextlib.contextmanager

@@ -106,7 +106,8 @@ class StripConfig:
     @classmethod
     def declare_knobs(cls, k: Knobs, w: Conv) -> StripConfig:
         """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-        defaults = select_default(cls, w)
+        kind: Any = cls  # mypy takes a class with a generated `__hash__` for unhashable
+        defaults = select_default(kind, w)
         k.choice("vector", cls.list_vector_choices(w), defaults["vector"])
         k.choice("threads_c", list_threads_c_choices(w), defaults["threads_c"])
         _, *plane = PlaneShape.from_workload(w).output_size
