@@ -45,5 +45,5 @@ class TirTranslator(Protocol):
     def translate_expression(self, node: Any) -> ExpressionCode:
         """Return the function that evaluates an expression."""
 
-    def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""
+    def find_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode] | None:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index; None for others."""

@@ -223,10 +223,9 @@ class AccessTranslator(BufferLocations, ABC):
         index_code, size = self.translate_expression(load.indices[0]), location.dtype.itemsize
         return lambda mask: Pointer(location.memory, location.byte_offset + index_code(mask) * size, location.name)
 
-    def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""
-        if type(node).__name__ == "TensorLoad":
-            location = self._locations.get(node.source)
-            if location is not None and isinstance(location.memory, RegisterBuffer):
-                return location.memory, self.translate_expression(node.indices[0])
-        raise AnalysisError(f"the operand {node} is not a register")
+    def find_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode] | None:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index; None for others."""
+        location = self._locations.get(node.source) if type(node).__name__ == "TensorLoad" else None
+        if location is None or not isinstance(location.memory, RegisterBuffer):
+            return None
+        return location.memory, self.translate_expression(node.indices[0])
