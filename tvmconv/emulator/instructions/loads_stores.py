@@ -11,7 +11,7 @@ from tvmconv.emulator.addresses import CLUSTER_WINDOW_BYTES
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.memory.arrays import GlobalArray
-from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.state import Mask
 
 
@@ -21,16 +21,16 @@ def _load(op: Instruction, mask: Mask) -> None:
     count, itemsize = op.call.vector_width
     nbytes, state, lanes = count * itemsize, op.state, op.state.find_lanes(mask)
     location = op.address(count, mask)
-    memory, name, offsets = location.memory, location.name, location.byte_offsets
-    element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
+    element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
 
     def note_lanes(mask: Mask) -> None:
         selection = slice(None) if mask is None else mask[lanes]
-        state.note_access(memory, "load", name, lanes[selection], offsets[selection], nbytes, element_bytes)
+        selected = MemoryAddress(location.memory, location.byte_offsets[selection], location.name)
+        state.note_access(selected, "load", nbytes, lanes[selection], element_bytes)
 
-    if not state.is_checked and isinstance(memory, SharedMemory) and location.target_blocks is None:
+    if not state.is_checked and isinstance(location.memory, SharedMemory) and location.target_blocks is None:
         return op.mark_written(count, mask, state.defer_access(note_lanes))
-    loaded = state.load_bytes(memory, offsets, nbytes, lanes, name, element_bytes, location.target_blocks)
+    loaded = state.load_bytes(location, nbytes, lanes, element_bytes)
     if state.is_checked:
         op.write(mask, loaded.view(f"u{itemsize}"))
     else:
@@ -41,15 +41,13 @@ def _load(op: Instruction, mask: Mask) -> None:
 def _store(op: Instruction, mask: Mask) -> None:
     """Store: st address, a..."""
     count, itemsize = op.call.vector_width
-    state, lanes = op.state, op.state.find_lanes(mask)
-    location = op.address(0, mask)
-    memory, name, offsets, blocks = location.memory, location.name, location.byte_offsets, location.target_blocks
-    element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
+    state, lanes, location = op.state, op.state.find_lanes(mask), op.address(0, mask)
+    element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
     if not state.is_checked:
         op.evaluate(1, count, mask)
-        return state.note_access(memory, "store", name, lanes, offsets, count * itemsize, element_bytes, blocks)
+        return state.note_access(location, "store", count * itemsize, lanes, element_bytes)
     stored_bytes = np.ascontiguousarray(op.read(1, count, mask, itemsize).T).view(np.uint8)
-    state.store_bytes(memory, offsets, stored_bytes, lanes, name, element_bytes, blocks)
+    state.store_bytes(location, stored_bytes, lanes, element_bytes)
 
 
 @executes("mapa_u32")

@@ -175,8 +175,7 @@ def _translate_store(op: Instruction) -> StatementCode:
         word_data = np.ascontiguousarray(loaded).reshape(*words.word_indices.shape, words.word_bytes)
         array_words = copy.array.raw_bytes.reshape(-1, words.word_bytes)
         array_words[words.word_indices[words.is_inside]] = word_data[words.is_inside]
-        for lane, read_chunks in zip(lanes.tolist(), chunks, strict=True):
-            state.bulk_copy_groups.issue(lane, read_chunks)
+        state.bulk_copy_groups.issue(lanes, chunks)
 
     return store
 

@@ -1,28 +1,54 @@
-"""Translation of loads and stores of TIR to Python functions."""
+"""Translation of buffers of TIR, and of loads and stores, to Python functions."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.lane_code import ExpressionCode, Pointer
-from tvmconv.emulator.memory.arrays import Argument
+from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import RegisterBuffer
+from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.observers import SITES_PER_STATEMENT
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.translation.arithmetic import Value, select_integer_type
-from tvmconv.emulator.translation.buffer_locations import BufferLocation, BufferLocations
 from tvmconv.emulator.translation.layout import SharedMemoryLayout
 from tvmconv.errors import AnalysisError
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
-class AccessTranslator(BufferLocations, ABC):
-    """Translator of loads and stores; subclasses translate their indices and values.
+@dataclass(frozen=True)
+class BufferLocation:
+    """Location of a buffer in an array, in registers or in shared memory."""
+
+    memory: GlobalArray | RegisterBuffer | SharedMemory
+    dtype: np.dtype[Any]
+    byte_offset: int
+    num_elements: int
+    name: str
+
+
+def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
+    """Return whether an expression loads from memory other than registers."""
+    import tvm_ffi
+    from tvm.ir import TensorLoad
+
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
+    registers = {buffer for buffer, location in locations.items() if isinstance(location.memory, RegisterBuffer)}
+    return any(load.source not in registers for load in loads)
+
+
+class AccessTranslator(ABC):
+    """Translator of buffers, and of loads and stores, whose indices and values subclasses translate.
 
     Args:
         state: State that the functions run on.
@@ -31,13 +57,54 @@ class AccessTranslator(BufferLocations, ABC):
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
-        super().__init__(state, layout, arrays)
+        self.state, self._layout, self._arrays = state, layout, arrays
+        self._locations: dict[Any, BufferLocation] = {}
         self._statement_index = -1  # index of the current statement
         self._num_sites = 0
 
     @abstractmethod
     def translate_expression(self, node: Any) -> ExpressionCode:
         """Return a function that evaluates an expression for the lanes of a mask."""
+
+    def _find_location(self, data: Any) -> BufferLocation:
+        """Return the location of a whole buffer from its data pointer."""
+        if type(data).__name__ == "Call" and str(data.op.name) == "tirx.buffer_data":
+            data = data.args[0]
+        if data in self._locations:
+            return self._locations[data]
+        if data in self._arrays:
+            array = self._arrays[data]
+            if isinstance(array, TensorMapArray):
+                raise AnalysisError(f"the elements of the tensor map {data} cannot be accessed")
+            return BufferLocation(array, array.dtype, 0, array.size, array.name)
+        raise AnalysisError(f"the data pointer {data} belongs to no known buffer")
+
+    def _allocate_buffer(self, buffer: Any) -> Callable[[Mask], None]:
+        scope, dtype = str(buffer.scope()), str(buffer.dtype)
+        num_elements = math.prod(int(extent) for extent in buffer.shape)
+        name = str(buffer.name)
+        if scope.startswith("shared"):
+            address = SHARED_BASE_ADDRESS + self._layout.offsets[buffer]
+            shared, numpy_type = self.state.shared, get_numpy_dtype(dtype)
+            self._locations[buffer] = BufferLocation(shared, numpy_type, address, num_elements, name)
+            self.state.buffers.append((address, name))
+            return lambda mask: None
+        if scope != "local":
+            raise AnalysisError(f"the buffer {name} is in the unsupported memory scope {scope!r}")
+        registers = RegisterBuffer.allocate_unwritten(name, dtype, num_elements, self.state.threads.num_lanes)
+        self._locations[buffer] = BufferLocation(registers, get_numpy_dtype(dtype), 0, num_elements, name)
+        return lambda mask: registers.mark_unwritten() if mask is None else None
+
+    def _declare_buffer(self, buffer: Any, data: Any) -> None:
+        location = self._find_location(data)
+        dtype = get_numpy_dtype(str(buffer.dtype))
+        # The whole allocation may be accessed: TVM gives merged buffers offsets in it, and their shapes are stale.
+        num_elements = location.num_elements * location.dtype.itemsize // dtype.itemsize
+        byte_offset = location.byte_offset + int(buffer.elem_offset) * dtype.itemsize
+        memory = location.memory
+        if isinstance(memory, RegisterBuffer) and (byte_offset or memory.data.dtype.itemsize != dtype.itemsize):
+            raise AnalysisError(f"the registers {buffer.name} of type {memory.data.dtype} are used as {dtype}")
+        self._locations[buffer] = BufferLocation(location.memory, dtype, byte_offset, num_elements, str(buffer.name))
 
     def _next_site(self) -> int:
         self._num_sites += 1
@@ -87,7 +154,7 @@ class AccessTranslator(BufferLocations, ABC):
             self._check_index(location, indices)
             state.site = site
             starts, count = self._merge_contiguous(indices, location)
-            elements = state.load(memory, starts, count, dtype, active_lanes, location.name)
+            elements = state.load(MemoryAddress(memory, starts, location.name), count, dtype, active_lanes)
             elements = elements.astype(select_integer_type(dtype)) if is_integer else elements
             elements = elements[:, 0] if vector_lanes == 1 else elements
             if mask is None:
@@ -167,8 +234,8 @@ class AccessTranslator(BufferLocations, ABC):
                 value = value if mask is None or len(value) == 1 else value[active_lanes]
                 elements = np.broadcast_to(value.astype(dtype, copy=False), (len(active_lanes), vector_lanes))
             starts, count = self._merge_contiguous(indices, location)
-            elements = np.ascontiguousarray(elements)
-            state.store(memory, starts, count, elements, active_lanes, location.name, dtype.itemsize)
+            target = MemoryAddress(memory, starts, location.name)
+            state.store(target, count, np.ascontiguousarray(elements), active_lanes)
 
         return store
 

@@ -11,7 +11,7 @@ from tvmconv.emulator.instructions import dispatch
 from tvmconv.emulator.lane_code import ExpressionCode, Pointer
 from tvmconv.emulator.memory.arrays import Argument
 from tvmconv.emulator.state import EmulatorState, Mask
-from tvmconv.emulator.translation.accesses import AccessTranslator
+from tvmconv.emulator.translation.accesses import AccessTranslator, reads_memory
 from tvmconv.emulator.translation.arithmetic import (
     ARITHMETIC,
     CALLED_ARITHMETIC,
@@ -22,9 +22,9 @@ from tvmconv.emulator.translation.arithmetic import (
     as_uint64,
     find_function,
     is_uniform,
+    translate_cast,
+    translate_reinterpret,
 )
-from tvmconv.emulator.translation.buffer_locations import reads_memory
-from tvmconv.emulator.translation.conversions import translate_cast, translate_reinterpret
 from tvmconv.emulator.translation.layout import SharedMemoryLayout
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import get_numpy_dtype
