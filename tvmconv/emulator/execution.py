@@ -134,8 +134,8 @@ def _execute_batch(
         if check_races:
             state.mbarriers.check_block_exit()
             state.shared.check_block_exit()
-        if isinstance(active_observer, EventRecorder) and observer is not None:
-            active_observer.replay(observer)
+        if isinstance(active_observer, EventRecorder):
+            active_observer.replay()
         return
 
 

@@ -15,10 +15,11 @@ from tvmconv.emulator.state import Mask
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
-def _round(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the bits of values that are rounded to a type; all bits of a NaN but the sign are ones, as in hardware."""
+def _convert_bits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the bits of values in a type; hardware sets those of NaN to ones, unless it only appends to a bfloat16."""
     bits = values.astype(dtype).view(f"u{dtype.itemsize}")
-    bits[np.isnan(values)] = (1 << 8 * dtype.itemsize - 1) - 1
+    if values.dtype != get_numpy_dtype("bfloat16"):
+        bits[np.isnan(values)] = (1 << 8 * dtype.itemsize - 1) - 1
     return bits
 
 
@@ -33,7 +34,7 @@ def _convert(op: Instruction, mask: Mask) -> None:
         raise op.unsupported()
     target_dtype, source_dtype = (get_numpy_dtype(_DTYPES[name]) for name in names)
     (bits,) = op.read(1, 1, mask, source_dtype.itemsize)
-    op.write(mask, _round(bits.view(source_dtype), target_dtype)[:, None])
+    op.write(mask, _convert_bits(bits.view(source_dtype), target_dtype)[:, None])
 
 
 @executes("cvt_f16x2_f32", "cvt_bf16x2_f32")
@@ -47,7 +48,7 @@ def _convert_pair(op: Instruction, mask: Mask) -> None:
     values = op.read(1, 2, mask, 4).view(np.float32)
     values = np.maximum(values, 0) if "relu" in op.modifiers else values
     dtype = get_numpy_dtype("float16" if "f16x2" in op.modifiers else "bfloat16")
-    upper, lower = _round(values, dtype).astype(np.uint32)
+    upper, lower = _convert_bits(values, dtype).astype(np.uint32)
     op.write(mask, (upper << np.uint32(16) | lower)[:, None])
 
 

@@ -20,7 +20,14 @@ from tvmconv.emulator.instructions import (  # noqa: F401  they register their i
     wgmma,
 )
 from tvmconv.emulator.instructions.operands import PTX_PREFIX, TRANSLATORS, Instruction, PtxCall
-from tvmconv.emulator.lane_code import CompiledStatement, ExpressionCode, Pointer, SuspendableStatement, TirTranslator
+from tvmconv.emulator.lane_code import (
+    CompiledStatement,
+    ExpressionCode,
+    Pointer,
+    TirTranslator,
+    compose_statement,
+    run_statement,
+)
 from tvmconv.emulator.memory.shared_memory import SharedMemory
 from tvmconv.emulator.state import Mask
 from tvmconv.errors import AnalysisError
@@ -54,27 +61,13 @@ def translate_statement(node: Any, translator: TirTranslator) -> CompiledStateme
         return translated
     predicate, state = translator.translate_expression(call.predicate), translator.state
 
-    def select_lanes(mask: Mask) -> Mask:
+    def run_predicated(mask: Mask) -> Iterator[WaitCondition | Fork]:
         is_true = np.asarray(state.evaluate_data_independent(predicate, mask)) != 0
-        return is_true & (state.thread_mask if mask is None else mask)
+        active = is_true & (state.thread_mask if mask is None else mask)
+        if active.any():
+            yield from run_statement(translated, active)
 
-    if isinstance(translated, SuspendableStatement):
-        suspendable = translated.run
-
-        def run_suspendable(mask: Mask) -> Iterator[WaitCondition | Fork]:
-            active = select_lanes(mask)
-            if active is not None and active.any():
-                yield from suspendable(active)
-
-        return SuspendableStatement(run_suspendable)
-    run_statement = translated
-
-    def run_predicated(mask: Mask) -> None:
-        active = select_lanes(mask)
-        if active is not None and active.any():
-            run_statement(active)
-
-    return run_predicated
+    return compose_statement(run_predicated, [translated])
 
 
 def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode | None:

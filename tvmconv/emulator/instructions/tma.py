@@ -50,16 +50,20 @@ class _BoxCopy:
         self._offsets = range(first_offset, first_offset + num_axes - 2) if offsets_operand is not None else None
         self._num_rows = math.prod(count_rows(self.tensor_map))
         self._row_bytes = self.tensor_map.box[0] * self.array.dtype.itemsize
+        self._is_store = op.call.name.endswith("s2g")
         self.nbytes = self._num_rows * self._row_bytes
 
     def list_words(self, mask: Mask) -> BoxWords:
-        """Return the words of each lane's copy."""
+        """Return the words of each lane's copy; hardware refuses to store from a negative coordinate on."""
 
         def evaluate(operands: range) -> NDArray[np.int64]:
             return np.stack([self._op.values(index, mask).astype(np.int64) for index in operands], axis=1)
 
         offsets = None if self._offsets is None else evaluate(self._offsets)
-        return list_words(self._array_map, evaluate(self._coordinates), offsets)
+        coordinates = evaluate(self._coordinates)
+        if self._is_store and (coordinates < 0).any():
+            raise ExecutionError(f"{self._op} to the negative coordinate {int(coordinates.min())} of {self.array.name}")
+        return list_words(self._array_map, coordinates, offsets)
 
     def find_chunks(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the addresses of the chunks of copies at shared-memory addresses, of shape (copies, chunks).

@@ -108,8 +108,7 @@ class SharedMemoryHistory:
         self._write_times = np.zeros(size, np.int32)  # time and lane of the last write
         self._writers = np.full(size, -1, np.int32)
         # The first and the last reading lane since the last barrier of all threads, and the time of each read.
-        self._first_readers, self._last_readers = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
-        self._first_read_times, self._last_read_times = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._readers, self._read_times = np.full((2, size), -1, np.int32), np.zeros((2, size), np.int32)
         self._read_log: list[tuple[NDArray[np.int64], Lanes, Lanes, int]] = []  # reads that are not yet applied
         self._lane_blocks = np.arange(lanes) // self.threads.lanes_per_block  # block of each lane
         self.clocks = VectorClocks(self.threads)
@@ -158,23 +157,18 @@ class SharedMemoryHistory:
 
     def apply_logged_reads(self) -> None:
         """Record the logged reads in the history, before lanes synchronize further."""
-        for units, first_lane, last_lane, read_time in self._read_log:
+        for units, *end_lanes, read_time in self._read_log:
             flat_units = units.reshape(-1)
-            first_lanes = np.broadcast_to(first_lane[:, None], units.shape).reshape(-1).astype(np.int32)
-            last_lanes = np.broadcast_to(last_lane[:, None], units.shape).reshape(-1).astype(np.int32)
+            lanes = [np.broadcast_to(each[:, None], units.shape).reshape(-1).astype(np.int32) for each in end_lanes]
             # Forget the recorded reads that are ordered before this one.
-            is_superseded = self._first_read_times[flat_units] < self.clocks.read_times(
-                first_lanes, np.maximum(self._first_readers[flat_units], 0)
-            )
-            is_superseded &= self._last_read_times[flat_units] < self.clocks.read_times(
-                first_lanes, np.maximum(self._last_readers[flat_units], 0)
-            )
-            superseded_units = flat_units[is_superseded]
-            self._first_readers[superseded_units], self._last_readers[superseded_units] = np.int32(2**30), np.int32(-1)
-            np.minimum.at(self._first_readers, flat_units, first_lanes)
-            np.maximum.at(self._last_readers, flat_units, last_lanes)
-            self._first_read_times[flat_units[self._first_readers[flat_units] == first_lanes]] = read_time
-            self._last_read_times[flat_units[self._last_readers[flat_units] == last_lanes]] = read_time
+            known_times = self.clocks.read_times(lanes[0], np.maximum(self._readers[:, flat_units], 0))
+            superseded_units = flat_units[(self._read_times[:, flat_units] < known_times).all(axis=0)]
+            self._readers[:, superseded_units] = np.array([[2**30], [-1]], np.int32)
+            for readers, read_times, merge, own in zip(
+                self._readers, self._read_times, (np.minimum, np.maximum), lanes, strict=True
+            ):
+                merge.at(readers, flat_units, own)
+                read_times[flat_units[readers[flat_units] == own]] = read_time
         self._read_log.clear()
 
     # --- races ---
@@ -193,10 +187,7 @@ class SharedMemoryHistory:
         if write_times.size and int(write_times.max()) >= self._ordered_before:
             self._check_order(write_times, self._writers[units], units, lanes, "writes")
         self.apply_logged_reads()
-        for all_read_times, readers in (
-            (self._first_read_times, self._first_readers),
-            (self._last_read_times, self._last_readers),
-        ):
+        for all_read_times, readers in zip(self._read_times, self._readers, strict=True):
             read_times = all_read_times[units]
             if read_times.size and int(read_times.max()) >= self._ordered_before:
                 self._check_order(read_times, readers[units], units, lanes, "overwrites")
@@ -282,10 +273,7 @@ class SharedMemoryHistory:
         self._check_async_read(chunks, lanes[:, None], "has a bulk copy write")
         self.apply_logged_reads()
         units_per_chunk = CHUNK_BYTES // self.unit_bytes
-        for all_read_times, readers in (
-            (self._first_read_times, self._first_readers),
-            (self._last_read_times, self._last_readers),
-        ):
+        for all_read_times, readers in zip(self._read_times, self._readers, strict=True):
             read_times = self._group_by_chunk(all_read_times)[chunks]
             if read_times.any():
                 units = np.arange(units_per_chunk) + chunks[:, :, None] * units_per_chunk
