@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.lane_code import ExpressionCode, Pointer
@@ -38,13 +38,10 @@ class BufferLocation:
 
 def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
     """Return whether an expression loads from memory other than registers."""
-    import tvm_ffi
     from tvm.ir import TensorLoad
 
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
     registers = {buffer for buffer, location in locations.items() if isinstance(location.memory, RegisterBuffer)}
-    return any(load.source not in registers for load in loads)
+    return any(load.source not in registers for load in collect_nodes(node, TensorLoad))
 
 
 class AccessTranslator(ABC):
@@ -81,7 +78,7 @@ class AccessTranslator(ABC):
 
     def _allocate_buffer(self, buffer: Any) -> Callable[[Mask], None]:
         scope, dtype = str(buffer.scope()), str(buffer.dtype)
-        num_elements = math.prod(int(extent) for extent in buffer.shape)
+        num_elements = count_elements(buffer)
         name = str(buffer.name)
         if scope.startswith("shared"):
             address = SHARED_BASE_ADDRESS + self._layout.offsets[buffer]
