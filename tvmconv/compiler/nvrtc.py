@@ -9,6 +9,7 @@ the generated instructions are the same.
 import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from tvmconv.errors import CompileError
 from tvmconv.optional_packages import format_install_command
@@ -95,7 +96,8 @@ class Cubin:
     def resources(self) -> Resources:
         """Maximum of each resource over the kernels."""
         columns = zip(*map(astuple, self.kernels.values()), strict=True)
-        return Resources(*(max((n for n in column if n is not None), default=None) for column in columns))
+        maxima: list[Any] = [max((n for n in column if n is not None), default=None) for column in columns]
+        return Resources(*maxima)
 
 
 def explain_unavailability() -> str | None:

@@ -145,8 +145,8 @@ class EmulatorState:
         """Load `count` contiguous elements from each of the offsets, of shape (lanes, n), as (lanes, n · count)."""
         self.depends_on_memory = True
         memory, addresses = location.memory, location.byte_offsets
-        is_single_element = addresses.shape[1] * count == 1 and isinstance(memory, GlobalArray)
-        if self.is_checked and is_single_element and memory.dtype == dtype:
+        is_single_element = addresses.shape[1] * count == 1
+        if self.is_checked and is_single_element and isinstance(memory, GlobalArray) and memory.dtype == dtype:
             self.notify("global", "load", location.name, lanes, addresses, dtype.itemsize, dtype.itemsize)
             return memory.values[addresses // dtype.itemsize]
         flat, access_lanes = self._flatten(location, lanes)

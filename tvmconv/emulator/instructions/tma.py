@@ -19,7 +19,7 @@ from tvmconv.emulator.instructions.tma_boxes import BoxWords, count_rows, list_w
 from tvmconv.emulator.lane_code import StatementCode
 from tvmconv.emulator.memory.arrays import TensorMapArray
 from tvmconv.emulator.memory.shared_memory import MemoryAddress
-from tvmconv.emulator.observers import MemoryAccess
+from tvmconv.emulator.observers import AccessKind, MemoryAccess
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
@@ -84,7 +84,7 @@ class _BoxCopy:
         data[~words.is_inside] = 0
         return data.reshape(len(data), -1, CHUNK_BYTES)
 
-    def notify(self, kind: Any, words: BoxWords, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
+    def notify(self, kind: AccessKind, words: BoxWords, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
         """Notify the observer of array words, and of shared-memory chunks of the blocks of `owners`."""
         state, array, swizzle = self._op.state, self.array, self.tensor_map.swizzle
         if state.observer is None:
@@ -96,9 +96,11 @@ class _BoxCopy:
             MemoryAccess(state.site, "global", kind, array.name, words.word_bytes, access_lanes, byte_offsets, itemsize)
         )
         name, access_lanes = state.find_buffer_name(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
-        access = state.site, "shared", "store" if kind == "load" else "load", name, CHUNK_BYTES, access_lanes
-        event = MemoryAccess(*access, chunks.reshape(-1), itemsize, swizzle_bytes=swizzle, global_array=array.name)
-        state.observer.on_async_proxy_access(event)
+        shared_kind: AccessKind = "store" if kind == "load" else "load"
+        access = access_lanes, chunks.reshape(-1), itemsize, None, swizzle, array.name
+        state.observer.on_async_proxy_access(
+            MemoryAccess(state.site, "shared", shared_kind, name, CHUNK_BYTES, *access)
+        )
 
 
 @translates("cp_async_bulk_tensor_g2s_cluster", "cp_async_bulk_tensor_g2s_cta")

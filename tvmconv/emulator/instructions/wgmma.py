@@ -125,13 +125,10 @@ def _translate_multiply(op: Instruction) -> StatementCode:
         addresses, swizzle = _find_row_chunks(descriptors[:, 0], num_rows, str(op))
         if state.observer is not None:
             itemsize, flat = get_numpy_dtype(_DTYPES[kind]).itemsize, addresses.reshape(len(warpgroups), -1)
-            access = "load", state.find_buffer_name(int(flat[0, 0])), CHUNK_BYTES
-            access_lanes = np.repeat(warpgroups[:, 0], flat.shape[1])
-            state.observer.on_async_proxy_access(
-                MemoryAccess(
-                    state.site, "shared", *access, access_lanes, flat.reshape(-1), itemsize, swizzle_bytes=swizzle
-                )
-            )
+            name, lanes = state.find_buffer_name(int(flat[0, 0])), np.repeat(warpgroups[:, 0], flat.shape[1])
+            access = lanes, flat.reshape(-1), itemsize
+            event = MemoryAccess(state.site, "shared", "load", name, CHUNK_BYTES, *access, swizzle_bytes=swizzle)
+            state.observer.on_async_proxy_access(event)
         return addresses
 
     warpgroup_cache: dict[bytes, NDArray[np.intp]] = {}

@@ -26,14 +26,7 @@ BLOCK_BARRIER = 0  # number of the block's barrier
 
 @dataclass
 class Barrier:
-    """One phase of a barrier.
-
-    Attributes:
-        name: Name for messages.
-        num_expected: Number of threads that have to arrive.
-        arrived_lanes: Lanes that have arrived.
-        clock: Union of their clocks once all have arrived; None before.
-    """
+    """One phase of a barrier; its clock is the union of those of the arrived lanes once all have arrived."""
 
     name: str
     num_expected: int
@@ -48,12 +41,7 @@ class Barrier:
 
 @dataclass
 class _BarrierWait:
-    """Condition of lanes that wait at barriers.
-
-    Attributes:
-        barriers: Barriers with the lanes that wait at each.
-        threads: Threads that are executed together.
-    """
+    """Condition of the lanes that wait at each of some barriers."""
 
     barriers: list[tuple[Barrier, Lanes]]
     threads: EmulatedThreads
@@ -75,11 +63,7 @@ class _BarrierWait:
 
 
 class BarrierTable:
-    """Barriers of all blocks.
-
-    Args:
-        shared: Shared memory whose accesses they order.
-    """
+    """Barriers of all blocks, which order the accesses to their shared memory."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared, self._threads = shared, shared.threads
@@ -87,15 +71,7 @@ class BarrierTable:
         self._cluster_barriers: dict[int, Barrier] = {}  # cluster barrier of each lane's last arrival
 
     def sync_warps(self, is_active: NDArray[np.bool_], is_thread: NDArray[np.bool_]) -> None:
-        """Synchronize warps, which never waits because their lanes are executed in lock step.
-
-        Args:
-            is_active: Whether each lane takes part.
-            is_thread: Whether each lane is a thread of its block.
-
-        Raises:
-            RaceError: Only some lanes of a warp take part.
-        """
+        """Synchronize the active lanes of warps, which never waits because warps are executed in lock step."""
         active_by_warp, threads_by_warp = is_active.reshape(-1, WARP_SIZE), is_thread.reshape(-1, WARP_SIZE)
         has_active: NDArray[np.bool_] = np.asarray(active_by_warp.any(axis=1))
         if not np.array_equal(active_by_warp & threads_by_warp, threads_by_warp & has_active[:, None]):
@@ -110,12 +86,9 @@ class BarrierTable:
     def sync(
         self, lanes: Lanes, barrier_index: Any = BLOCK_BARRIER, num_threads: int | None = None
     ) -> Iterator[WaitCondition]:
-        """Arrive at a barrier, and wait until all expected threads have.
+        """Arrive at a barrier, and wait until all expected threads have, by default those of the block or the cluster.
 
-        Args:
-            lanes: Arriving lanes.
-            barrier_index: Number of the barrier, one for all lanes or one per lane.
-            num_threads: Number of expected threads; all threads of the block or the cluster by default.
+        The number of the barrier is one for all lanes, or one per lane.
         """
         barriers = self._arrive_at_barriers(lanes, barrier_index, num_threads)
         if barriers:
@@ -131,11 +104,7 @@ class BarrierTable:
                 self._cluster_barriers.update(dict.fromkeys(arriving_lanes.tolist(), barrier))
 
     def wait_cluster(self, lanes: Lanes) -> Iterator[WaitCondition]:
-        """Wait until all threads of the cluster have arrived.
-
-        Raises:
-            ExecutionError: A waiting lane has not arrived itself.
-        """
+        """Wait until all threads of the cluster have arrived, after the waiting lanes themselves."""
         lanes_by_barrier: dict[int, tuple[Barrier, list[int]]] = {}
         for lane in lanes.tolist():
             barrier = self._cluster_barriers.pop(lane, None)

@@ -48,13 +48,7 @@ class Fork:
 
 
 class _Fiber:
-    """State of a fiber.
-
-    Args:
-        generator: Generator that executes the lanes.
-        root_index: Index of the root fiber that it is or descends from.
-        parent: Fiber that forked it and waits for it; None for a root.
-    """
+    """State of a fiber, which is or descends from a root; its parent forked it and waits for it."""
 
     def __init__(self, generator: FiberGenerator, root_index: int, parent: _Fiber | None = None) -> None:
         self.generator, self.root_index, self.parent = generator, root_index, parent
@@ -69,7 +63,7 @@ class _Fiber:
 def run_fibers(
     roots: Sequence[FiberGenerator], switch_root: Callable[[int], None], complete_copy: Callable[[], bool]
 ) -> None:
-    """Execute fibers to their ends.
+    """Execute root fibers to their ends; raises `DeadlockError` if none can continue.
 
     Pending copies complete as late as possible, when no fiber can continue without them.
 
@@ -77,9 +71,6 @@ def run_fibers(
         roots: Root fibers.
         switch_root: Function that is called with the index of the root whose fiber runs next.
         complete_copy: Function that completes the oldest pending copy, and returns whether there was one.
-
-    Raises:
-        DeadlockError: No fiber can continue.
     """
     fibers = [_Fiber(generator, root_index) for root_index, generator in enumerate(roots)]
     idle_rounds = 0

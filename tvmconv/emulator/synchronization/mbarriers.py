@@ -29,15 +29,11 @@ MAX_ARRIVALS, MAX_TX_COUNT = (1 << 20) - 1, (1 << 20) - 1
 
 @dataclass
 class Mbarrier:
-    """One mbarrier.
+    """One mbarrier in the shared memory of a block.
 
     Attributes:
-        name: Name for messages.
-        block: Block whose shared memory contains it.
         num_expected_arrivals: Number of arrivals per phase.
         writer_agent: Agent of the vector clocks that stands for the copies of this mbarrier.
-        init_lane: Lane that initialized it.
-        init_time: Time of the initialization.
         arrival_clock: Union of the clocks of the arrivals in the current phase.
         phase_clock: Union of the clocks of the arrivals in the last complete phase.
         is_fenced: Whether fence.mbarrier_init has made it visible to other blocks and the async proxy.
@@ -92,11 +88,7 @@ class _MbarrierWait:
 
 @dataclass
 class MbarrierTable:
-    """Mbarriers of all blocks.
-
-    Attributes:
-        shared: Shared memory that contains them.
-    """
+    """Mbarriers of all blocks, in their shared memory."""
 
     shared: SharedMemory
     _mbarriers: dict[tuple[int, int], Mbarrier] = field(default_factory=dict)
@@ -152,12 +144,7 @@ class MbarrierTable:
             barrier.is_fenced |= barrier.init_lane in fencing_lanes
 
     def find_mbarriers(self, location: MemoryAddress, lanes: Lanes, *, is_async_proxy: bool = False) -> list[Mbarrier]:
-        """Return the mbarriers at addresses.
-
-        Raises:
-            ExecutionError: An address has no mbarrier.
-            RaceError: The initialization is not ordered before the use, or not fenced for it.
-        """
+        """Return the mbarriers at addresses; their initialization has to be ordered and fenced before the use."""
         shared = self.shared
         blocks = lanes // shared.threads.lanes_per_block if location.target_blocks is None else location.target_blocks
         mbarriers = []
