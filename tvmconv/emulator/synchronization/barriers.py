@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError, RaceError
+from tvmconv.emulator.synchronization.fibers import WaitCondition
 from tvmconv.gpu_specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory
-    from tvmconv.emulator.synchronization.fibers import WaitCondition
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+    from tvmconv.emulator.threads import Lanes
 
 CLUSTER_BARRIER = -1  # number of the cluster's barrier
 BLOCK_BARRIER = 0  # number of the block's barrier
@@ -37,29 +37,6 @@ class Barrier:
     def num_arrived(self) -> int:
         """Number of threads that have arrived."""
         return sum(map(len, self.arrived_lanes))
-
-
-@dataclass
-class _BarrierWait:
-    """Condition of the lanes that wait at each of some barriers."""
-
-    barriers: list[tuple[Barrier, Lanes]]
-    threads: EmulatedThreads
-
-    def is_ready(self) -> bool:
-        """Return whether all threads have arrived at all barriers."""
-        return all(barrier.clock is not None for barrier, _ in self.barriers)
-
-    def __str__(self) -> str:
-        descriptions = []
-        for barrier, lanes in self.barriers:
-            if barrier.clock is None:
-                thread_names = self.threads.describe_lanes(lanes)
-                descriptions.append(
-                    f"{thread_names} at {barrier.name} that not all of its threads reach "
-                    f"({barrier.num_arrived} of {barrier.num_expected})"
-                )
-        return "; ".join(descriptions)
 
 
 class BarrierTable:
@@ -92,10 +69,7 @@ class BarrierTable:
         """
         barriers = self._arrive_at_barriers(lanes, barrier_index, num_threads)
         if barriers:
-            wait = _BarrierWait(barriers, self._threads)
-            if not wait.is_ready():
-                yield wait
-            self._acquire_clocks(barriers)
+            yield from self._wait(barriers)
 
     def arrive(self, lanes: Lanes, barrier_index: Any, num_threads: int | None = None) -> None:
         """Arrive at a barrier without waiting; the arguments are those of `sync`."""
@@ -113,12 +87,22 @@ class BarrierTable:
                 raise ExecutionError(f"{name} waits at the cluster's barrier without having arrived at it")
             lanes_by_barrier.setdefault(id(barrier), (barrier, []))[1].append(lane)
         barriers = [(barrier, np.array(arriving_lanes)) for barrier, arriving_lanes in lanes_by_barrier.values()]
-        wait = _BarrierWait(barriers, self._threads)
+        yield from self._wait(barriers)
+
+    def _wait(self, barriers: list[tuple[Barrier, Lanes]]) -> Iterator[WaitCondition]:
+        """Wait until all threads have arrived at the barrier of each of some lanes."""
+
+        def describe() -> str:
+            return "; ".join(
+                f"{self._threads.describe_lanes(lanes)} at {barrier.name} that not all of its threads reach "
+                f"({barrier.num_arrived} of {barrier.num_expected})"
+                for barrier, lanes in barriers
+                if barrier.clock is None
+            )
+
+        wait = WaitCondition(lambda: all(barrier.clock is not None for barrier, _ in barriers), describe)
         if not wait.is_ready():
             yield wait
-        self._acquire_clocks(barriers)
-
-    def _acquire_clocks(self, barriers: list[tuple[Barrier, Lanes]]) -> None:
         self._shared.apply_logged_reads()
         for barrier, lanes in barriers:
             assert barrier.clock is not None

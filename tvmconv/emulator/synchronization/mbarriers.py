@@ -17,11 +17,11 @@ from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.memory.arrays import check_aligned
 from tvmconv.emulator.memory.vector_clocks import GENERIC_PROXY
+from tvmconv.emulator.synchronization.fibers import WaitCondition
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
-    from tvmconv.emulator.synchronization.fibers import WaitCondition
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+    from tvmconv.emulator.threads import Lanes
 
 MBARRIER_BYTES = 8
 MAX_ARRIVALS, MAX_TX_COUNT = (1 << 20) - 1, (1 << 20) - 1
@@ -65,25 +65,6 @@ class Mbarrier:
             missing_parts.append(f"{self.pending_arrivals} of {self.num_expected_arrivals} arrivals")
         missing_parts += [f"{self.tx_count} bytes"] if self.tx_count else []
         return f"{self.name}, whose phase {self.phase} lacks {' and '.join(missing_parts)}"
-
-
-@dataclass
-class _MbarrierWait:
-    """Condition of lanes that wait for the phases of a parity of some mbarriers."""
-
-    threads: EmulatedThreads
-    phase_waits: list[tuple[Mbarrier, int, Lanes]]
-
-    def is_ready(self) -> bool:
-        """Return whether all phases are complete."""
-        return all(barrier.phase & 1 != parity for barrier, parity, _ in self.phase_waits)
-
-    def __str__(self) -> str:
-        return "; ".join(
-            f"{self.threads.describe_lanes(lanes)} at {barrier}"
-            for barrier, parity, lanes in self.phase_waits
-            if barrier.phase & 1 == parity
-        )
 
 
 @dataclass
@@ -226,7 +207,15 @@ class MbarrierTable:
             (barrier, int(parities[first_index]) & 1, lanes[inverse == number])
             for number, (barrier, first_index) in enumerate(zip(barriers, first_indices.tolist(), strict=True))
         ]
-        wait = _MbarrierWait(self.shared.threads, phase_waits)
+        describe_lanes = self.shared.threads.describe_lanes
+        wait = WaitCondition(
+            lambda: all(barrier.phase & 1 != parity for barrier, parity, _ in phase_waits),
+            lambda: "; ".join(
+                f"{describe_lanes(waiting_lanes)} at {barrier}"
+                for barrier, parity, waiting_lanes in phase_waits
+                if barrier.phase & 1 == parity
+            ),
+        )
         if not wait.is_ready():
             yield wait
         self.shared.apply_logged_reads()

@@ -56,6 +56,8 @@ class AccessTranslator(ABC):
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
         self.state, self._layout, self._arrays = state, layout, arrays
         self._locations: dict[Any, BufferLocation] = {}
+        self._variables: dict[Any, ExpressionCode] = {}
+        self._variable_values: list[Value] = []
         self._statement_index = -1  # index of the current statement
         self._num_sites = 0
 
@@ -162,19 +164,25 @@ class AccessTranslator(ABC):
 
         return load
 
+    def _select_registers(self, location: BufferLocation, indices: Value, mask: Mask) -> tuple[Any, Any]:
+        """Return what selects elements of all lanes in an array of shape (elements, lanes), after a bounds check."""
+        if isinstance(indices, int):
+            if not 0 <= indices < location.num_elements:
+                self._check_index(location, np.array(indices))
+            return indices, slice(None)
+        indices = np.asarray(indices)
+        indices = indices[:, None] if indices.ndim == 1 else indices
+        indices = np.broadcast_to(indices, (self.state.threads.num_lanes, indices.shape[-1] if indices.ndim else 1))
+        active_mask = self.state.thread_mask if mask is None else mask
+        self._check_index(location, indices[active_mask])
+        return np.where(active_mask[:, None], indices, 0), self.state.all_lanes[:, None]
+
     def _translate_register_load(
         self, location: BufferLocation, index_code: ExpressionCode, *, is_integer: bool
     ) -> ExpressionCode:
         registers, state = location.memory, self.state
         assert isinstance(registers, RegisterBuffer)
-        data, is_written = registers.data.view(location.dtype), registers.is_written
-        depends_by_element = registers.depends_on_memory
-        integer_type = select_integer_type(location.dtype)
-
-        def check(is_known: NDArray[np.bool_], mask: Mask) -> None:
-            active_mask: NDArray[np.bool_] = state.thread_mask if mask is None else mask
-            if not is_known.all() and not is_known[active_mask].all():
-                raise ExecutionError(f"{location.name} is read before it is written")
+        data, integer_type = registers.data.view(location.dtype), select_integer_type(location.dtype)
 
         def load(mask: Mask) -> Value:
             indices = index_code(mask)
@@ -182,26 +190,15 @@ class AccessTranslator(ABC):
                 registers.notify_read(indices, mask)
             if registers.accumulators is not None:
                 registers.accumulators.check_access(indices, mask)
-            if isinstance(indices, int):
-                if not 0 <= indices < location.num_elements:
-                    self._check_index(location, np.array(indices))
-                state.depends_on_memory |= bool(depends_by_element[indices])
-                if is_integer:
-                    check(is_written[indices], mask)
-                    return data[indices].astype(integer_type)
-                return data[indices]
-            indices = np.asarray(indices)
-            indices = indices[:, None] if indices.ndim == 1 else indices
-            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))
-            active_mask = state.thread_mask if mask is None else mask
-            self._check_index(location, indices[active_mask])
-            indices = np.where(active_mask[:, None], indices, 0)
-            state.depends_on_memory |= bool(depends_by_element[indices].any())
-            lane = state.all_lanes[:, None]
+            selected = self._select_registers(location, indices, mask)
+            state.depends_on_memory |= bool(registers.depends_on_memory[selected[0]].any())
+            elements = data[selected]
             if is_integer:
-                check(np.asarray(is_written[indices, lane].all(axis=1)), mask)
-            elements = data[indices, lane].astype(integer_type) if is_integer else data[indices, lane]
-            return elements[:, 0] if elements.shape[1] == 1 else elements
+                is_known, active_mask = registers.is_written[selected], state.thread_mask if mask is None else mask
+                if not is_known.all() and not is_known[active_mask].all():
+                    raise ExecutionError(f"{location.name} is read before it is written")
+                elements = elements.astype(integer_type)
+            return elements[:, 0] if elements.ndim == 2 and elements.shape[1] == 1 else elements
 
         return load
 
@@ -239,11 +236,10 @@ class AccessTranslator(ABC):
     def _translate_register_store(
         self, location: BufferLocation, value_code: ExpressionCode, index_code: ExpressionCode
     ) -> Callable[[Mask], None]:
-        registers = location.memory
+        registers, state = location.memory, self.state
         assert isinstance(registers, RegisterBuffer)
         data, is_written = registers.data.view(location.dtype), registers.is_written
         depends_by_element = registers.depends_on_memory
-        state = self.state
 
         def store(mask: Mask) -> None:
             state.depends_on_memory = False
@@ -251,32 +247,25 @@ class AccessTranslator(ABC):
             depends_on_memory = state.depends_on_memory
             if registers.accumulators is not None:
                 registers.accumulators.check_access(indices, mask)
+            elements, lanes = self._select_registers(location, indices, mask)
             if isinstance(indices, int):
-                if not 0 <= indices < location.num_elements:
-                    self._check_index(location, np.array(indices))
-                if isinstance(value, np.ndarray) and value.ndim == 2:
-                    value = value[:, 0]
-                if mask is None:
-                    data[indices] = value
-                    is_written[indices] = True
-                    depends_by_element[indices] = depends_on_memory
-                else:
-                    np.copyto(data[indices], value, where=mask, casting="unsafe")
-                    is_written[indices] |= mask
-                    depends_by_element[indices] |= depends_on_memory
+                value = value[:, 0] if isinstance(value, np.ndarray) and value.ndim == 2 else value
+                is_stored: Any = True if mask is None else mask
+                np.copyto(data[elements], value, where=is_stored, casting="unsafe")
+                is_written[elements] |= is_stored
+                depends_by_element[elements] = depends_on_memory or (
+                    mask is not None and bool(depends_by_element[elements])
+                )
                 return
             active_lanes = state.find_lanes(mask)
-            indices = np.asarray(indices)
-            indices = indices[:, None] if indices.ndim == 1 else indices
-            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))[active_lanes]
-            self._check_index(location, indices)
+            elements, lanes = elements[active_lanes], lanes[active_lanes]
             value = np.asarray(value)
             if value.ndim:
                 value = value if value.ndim == 2 else value[:, None]
                 value = np.broadcast_to(value, (state.threads.num_lanes, value.shape[1]))[active_lanes]
-            data[indices, active_lanes[:, None]] = value
-            is_written[indices, active_lanes[:, None]] = True
-            depends_by_element[indices] |= depends_on_memory
+            data[elements, lanes] = value
+            is_written[elements, lanes] = True
+            depends_by_element[elements] |= depends_on_memory
 
         return store
 

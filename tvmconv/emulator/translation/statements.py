@@ -10,9 +10,9 @@ import numpy as np
 from tvmconv.emulator.instructions import dispatch
 from tvmconv.emulator.lane_code import CompiledStatement, SuspendableStatement, compose_statement, run_statement
 from tvmconv.emulator.state import Mask
-from tvmconv.emulator.synchronization.fibers import FiberGenerator, Fork, Yield, run_fibers
+from tvmconv.emulator.synchronization.fibers import POLL, FiberGenerator, Fork, run_fibers
 from tvmconv.emulator.translation.arithmetic import Value, is_uniform
-from tvmconv.emulator.translation.expressions import ExpressionTranslator
+from tvmconv.emulator.translation.expressions import ExpressionTranslator, StaticCode
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu_specs import WARPGROUP_SIZE
 
@@ -65,7 +65,7 @@ class StatementTranslator(ExpressionTranslator):
         state, key = self.state, str(node.attr_key)
         if key == "thread_extent":
             values = state.read_axis(str(node.node.thread_tag))
-            self._variables[node.node.var] = (lambda mask: values), True
+            self._variables[node.node.var] = StaticCode(lambda mask: values)
             return self.translate_statement(node.body)
         body = self.translate_statement(node.body)
         if key == "async_commit_queue_scope":  # TVM commits the copies inside as a group
@@ -122,7 +122,7 @@ class StatementTranslator(ExpressionTranslator):
                     if mask is None or not mask.any():
                         return
                 yield from run_statement(body, mask)
-                yield Yield()
+                yield POLL
 
         return SuspendableStatement(run_suspendable)
 
@@ -192,9 +192,9 @@ class StatementTranslator(ExpressionTranslator):
         run_fibers([code.run(mask) for mask in masks], switch, state.complete_oldest_copy)
 
     def _translate_bind(self, node: Any) -> Callable[[Mask], None]:
-        code, is_static = self._translate_node(node.value)
-        if is_static:
-            self._variables[node.var] = self._cache_static(code), True
+        code = self.translate_expression(node.value)
+        if isinstance(code, StaticCode):
+            self._variables[node.var] = code
             return lambda mask: None
         slot, values, state = len(self._variable_values), self._variable_values, self.state
         values += [None, False]  # the value, and whether it depends on memory
@@ -208,13 +208,13 @@ class StatementTranslator(ExpressionTranslator):
             value = code(mask)  # copied below because the registers that it was read from may change
             values[slot : slot + 2] = value.copy() if isinstance(value, np.ndarray) else value, state.depends_on_memory
 
-        self._variables[node.var] = read_value, False
+        self._variables[node.var] = read_value
         return bind_value
 
     def _allocate_slot(self, variable: Any) -> int:
         slot, values = len(self._variable_values), self._variable_values
         values.append(None)
-        self._variables[variable] = (lambda mask: values[slot]), False
+        self._variables[variable] = lambda mask: values[slot]
         return slot
 
     def _translate_evaluate(self, value: Any) -> CompiledStatement:
@@ -230,5 +230,5 @@ class StatementTranslator(ExpressionTranslator):
                     run_intrinsic(mask)
 
                 return run_at_site
-        code, _ = self._translate_node(value)
+        code = self.translate_expression(value)
         return lambda mask: code(mask)
