@@ -293,7 +293,15 @@ WGMMA_TYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32", "e4m3": 
 
 
 def wgmma(
-    a_type: str, n: int, swizzle: int, b_type: str | None = None, *, kind: str = "integers", signs=(1, 1), keeps=True
+    a_type: str,
+    n: int,
+    swizzle: int,
+    b_type: str | None = None,
+    *,
+    kind: str = "integers",
+    signs=(1, 1),
+    keeps=True,
+    fence=True,
 ) -> GoldenKernel:
     """A product of X, 64 × k, and the transpose of W, n × k, that threads have stored as rows of `swizzle` bytes.
 
@@ -305,6 +313,7 @@ def wgmma(
         kind: Values: "integers" with exact sums, or "fractions".
         signs: Factors of X and W in the product.
         keeps: Whether all products but the first are added to the accumulators.
+        fence: Whether a fence is between the stores and wgmma; without it, the kernel is wrong.
     """
     b_type = b_type or a_type
     itemsize = np.dtype(WGMMA_TYPES[a_type]).itemsize
@@ -331,7 +340,8 @@ def wgmma(
                 with p.if_(row < rows):
                     words = [buffers[name][row * (row_bytes // 4) + chunk * 4 + e] for e in range(4)]
                     p.emit_ptx("st.shared.v4.b32", block.address(place), *words)
-        p.emit_ptx("fence.proxy.async")
+        if fence:
+            p.emit_ptx("fence.proxy.async")
         p.emit_call(T.cuda.cta_sync())
         p.emit_ptx("wgmma.fence.sync.aligned")
         for step in range(row_bytes // 32):
@@ -793,8 +803,11 @@ KERNELS |= {
 # --- clusters ---
 
 
-def cluster_exchange(size: int, direction: str) -> GoldenKernel:
-    """Blocks that read from, or store to, the shared memory of the next block of their cluster."""
+def cluster_exchange(size: int, direction: str, *, before: bool = True, behind: bool = True) -> GoldenKernel:
+    """Blocks that read from, or store to, the shared memory of the next block of their cluster.
+
+    Without a barrier of the cluster `before` or `behind` the access, the kernel is wrong.
+    """
     blocks = 2 * size
 
     def emit(buffers):
@@ -804,16 +817,19 @@ def cluster_exchange(size: int, direction: str) -> GoldenKernel:
             own, given = block.address(thread * 4), buffers["X"][block_index * 32 + thread]
             p.emit_ptx("st.shared.b32", own, given if direction == "load" else T.uint32(0))
             p.emit_ptx("barrier.cluster.arrive")
-            p.emit_ptx("barrier.cluster.wait")
+            if before:
+                p.emit_ptx("barrier.cluster.wait")
             p.emit_ptx("mapa.shared::cluster.u32", peer[0], own, T.Cast("uint32", (rank + 1) % size))
             if direction == "load":
                 p.emit_ptx("ld.shared::cluster.b32", word[0], peer[0])
             else:
                 p.emit_ptx("st.shared::cluster.b32", peer[0], given)
-                p.emit_call(T.cuda.cluster_sync())
+                if behind:
+                    p.emit_call(T.cuda.cluster_sync())
                 p.emit_ptx("ld.shared.b32", word[0], own)
             p.store(buffers["Y"], block_index * 32 + thread, word[0])
-            p.emit_call(T.cuda.cluster_sync())
+            if behind:
+                p.emit_call(T.cuda.cluster_sync())
 
     return emitted((hash_words(blocks * 32),), ((blocks * 32,), "uint32"), emit)
 
