@@ -107,38 +107,6 @@ def test_parts_that_wait_for_each_other_for_ever_are_found():
         run(in_turns(False))
 
 
-def signalled(tries):
-    """A kernel whose last warp stores what the others load behind an mbarrier, as instructions or TVM wait for it."""
-
-    def body(x, y, thread, base):
-        word, done = p.allocate("word", 1, "float32"), p.allocate("done", 1, "uint32")
-        bar = bulk.address(base, 1024)
-        with p.if_(thread == 0):
-            p.emit_ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
-        p.emit_call(T.cuda.cta_sync())
-        with p.ir.If(thread >= 96):
-            with p.ir.Then():
-                p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
-                p.emit_ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
-                p.store(y, thread, x[thread])
-            with p.ir.Else():
-                if tries:
-                    p.store(done, 0, T.uint32(0))
-                    with p.ir.While(done[0] == T.uint32(0)):
-                        p.emit_ptx("mbarrier.try_wait.parity.shared.b64", done[0], bar, T.uint32(0))
-                else:
-                    p.emit_call(T.cuda.mbarrier_wait(bar, 0))
-                p.emit_ptx("ld.shared.b32", word[0], bulk.address(base, (96 + thread % 32) * 4))
-                p.store(y, thread, word[0])
-
-    return threads(body)
-
-
-@pytest.mark.parametrize("tries", [False, True])
-def test_an_mbarrier_orders_who_waits_behind_who_arrives(tries):
-    np.testing.assert_array_equal(run(signalled(tries)), np.tile(np.arange(96, 128), 4))
-
-
 def test_a_loop_that_does_not_end_is_found(monkeypatch):
     monkeypatch.setattr(fibers, "MAX_IDLE_ROUNDS", 100)
 
@@ -150,29 +118,3 @@ def test_a_loop_that_does_not_end_is_found(monkeypatch):
 
     with pytest.raises(DeadlockError, match="a while loop does not end"):
         run(threads(body))
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_blocks_of_a_cluster_arrive_and_wait(waits):
-    def whole(buffers):
-        axes = (p.thread_axis(2, "blockIdx.x"), p.thread_axis(2, "clusterCtaIdx.x"), p.thread_axis(64, "threadIdx.x"))
-        with axes[0] as block, axes[1] as rank, axes[2] as thread:
-            smem, base = bulk.shared(1024)
-            bulk.begin(smem, base)
-            word, peer = p.allocate("word", 1, "float32"), p.allocate("peer", 1, "uint32")
-            at = block * 64 + thread
-            p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), buffers["X"][at])
-            p.emit_ptx("barrier.cluster.arrive")
-            if waits:
-                p.emit_ptx("barrier.cluster.wait")
-            p.emit_ptx("mapa.shared::cluster.u32", peer[0], bulk.address(base, thread * 4), p.to_uint32(1 - rank))
-            p.emit_ptx("ld.shared::cluster.b32", word[0], peer[0])
-            p.store(buffers["Y"], at, word[0])
-            p.emit_call(T.cuda.cluster_sync())
-
-    kernel = bulk.lowered({"X": ((WORDS,), "float32"), "Y": ((WORDS,), "float32")}, whole)
-    if waits:
-        np.testing.assert_array_equal(run(kernel), np.roll(np.arange(WORDS), 64))
-    else:
-        with pytest.raises(ExecutionError, match="has written with no barrier between"):
-            run(kernel)

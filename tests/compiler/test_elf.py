@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.compiler.elf import extract_code_sections
+from tvmconv.compiler.sass import extract_code_sections
 from tvmconv.errors import CompileError
 
 

@@ -6,7 +6,6 @@ import numpy as np
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
-from tvmconv.arithmetic import ceil_div
 from tvmconv.builtin import tir_builder as p
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.tensor_map import make_tiled_map
@@ -37,45 +36,6 @@ def begin(smem, base):
 
 def address(base, at):
     return base[0] + p.to_uint32(at)
-
-
-def copied(told, at, offsets=(), *, cut=0):
-    """A kernel that copies by a tensor map of X, at a place, and stores the bytes to Y as they lie in shared memory.
-
-    Args:
-        told: the map.
-        at: the place.
-        offsets: of a tap, for im2col.
-        cut: bytes by which the copy begins too late in shared memory.
-    """
-    counts = (
-        told.box
-        if told.is_im2col
-        else [ceil_div(box, step) for box, step in zip(told.box, told.element_strides, strict=True)]
-    )
-    size = int(np.prod(counts)) * np.dtype(told.dtype).itemsize // 4
-    load = LOAD.format(len(told.extents), ".im2col" if offsets else "")
-
-    def body(buffers):
-        x_map = p.declare_tensor_map("X_map", buffers["X"], told)
-        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(32, "threadIdx.x") as thread:
-            smem, base = shared(size * 4 + 1024)
-            word = p.allocate("word", 1, "uint32")
-            begin(smem, base)
-            bar = address(base, size * 4 + 128)
-            with p.if_(thread == 0):
-                p.emit_ptx("mbarrier.init.shared.b64", bar, T.uint32(1))
-                p.emit_ptx("fence.mbarrier_init.release.cluster")
-                p.emit_ptx("mbarrier.arrive.expect_tx.shared.b64", bar, T.uint32(size * 4))
-                taps = [T.Cast("uint16", each) for each in offsets]
-                p.emit_ptx(load, address(base, cut), x_map, *at, bar, *taps)
-            p.emit_call(T.cuda.cta_sync())
-            p.emit_call(T.cuda.mbarrier_wait(bar, 0))
-            with p.serial_loop(size // 32, "i") as i:
-                p.emit_ptx("ld.shared.b32", word[0], address(base, (i * 32 + thread) * 4))
-                p.store(buffers["Y"], i * 32 + thread, word[0])
-
-    return lowered({"X": ((told.nbytes // np.dtype(told.dtype).itemsize,), told.dtype), "Y": ((size,), "uint32")}, body)
 
 
 def product(
@@ -288,48 +248,3 @@ def multicast(*, synchronised=True, mask=3, released=True, end=True):
                 p.emit_call(T.cuda.cluster_sync())
 
     return lowered({"X": ((2 * steps, words), "float32"), "Y": ((4 * words,), "float32")}, body)
-
-
-def staged_product(op, n, swizzle, *, fence=True):
-    """A kernel whose threads store 64 rows of X and n of K to shared memory, 32 bytes each, that wgmma multiplies.
-
-    Args:
-        op: the instruction; its operands are 32-bit words of X and K.
-        n: rows of K.
-        swizzle: 32, or 0 for none: 8 rows × 16 bytes behind each other, those of the second half behind all of them.
-        fence: between the stores and wgmma.
-    """
-
-    def body(buffers):
-        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(128, "threadIdx.x") as thread:
-            smem, base = shared((64 + n) * 32)
-            acc = p.allocate("acc", n // 2, "float32")
-            begin(smem, base)
-            row, half = thread // 2, thread % 2
-            for name, rows, first in (("X", 64, 0), ("K", n, 64 * 32)):
-                place = {0: half * (rows * 16) + row * 16, 32: row * 32 + (half ^ (row // 4 % 2)) * 16}[swizzle]
-                with p.if_(row < rows):
-                    words = [buffers[name][row * 8 + half * 4 + e] for e in range(4)]
-                    p.emit_ptx("st.shared.v4.b32", address(base, first + place), *words)
-            if fence:
-                p.emit_ptx("fence.proxy.async")
-            p.emit_call(T.cuda.cta_sync())
-            p.emit_ptx("wgmma.fence.sync.aligned")
-            descriptors = []
-            for rows, first in ((64, 0), (n, 64 * 32)):
-                distances = {0: (rows * 16, 128), 32: (16, 256)}[swizzle]
-                high = distances[1] >> 4 | ({0: 0, 32: 3}[swizzle] << 30)
-                low = T.Cast(
-                    "uint64", T.shift_right(address(base, first), T.uint32(4)) | p.to_uint32(distances[0] >> 4 << 16)
-                )
-                descriptors.append(T.bitwise_or(low, T.shift_left(T.Cast("uint64", T.uint32(high)), T.uint64(32))))
-            tail = (1, 1) if "e4m3" in op else (1, 1, 0, 0)
-            p.emit_ptx(op, *(acc[e] for e in range(n // 2)), *descriptors, False, *tail)
-            p.emit_ptx("wgmma.commit_group.sync.aligned")
-            p.emit_ptx("wgmma.wait_group.sync.aligned", 0)
-            for i in range(n // 2):
-                at = (thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8) * n + i // 4 * 8 + thread % 4 * 2 + i % 2
-                p.store(buffers["Y"], at, acc[i])
-
-    arrays = {"X": ((64 * 8,), "uint32"), "K": ((n * 8,), "uint32"), "Y": ((64 * n,), "float32")}
-    return lowered(arrays, body)

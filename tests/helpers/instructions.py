@@ -19,7 +19,7 @@ def lowered(function, arch="sm_90"):
     return lower_module(tvm.IRModule({"main": function}), devices.find_device(arch).make_target())
 
 
-def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slack=0, overwriting=0, shift=0, rna=False):
+def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slack=0, overwriting=0, shift=0):
     """A kernel that multiplies X, 16 × k, by the transpose of K, 8 × k, in each of its warps.
 
     Args:
@@ -31,7 +31,6 @@ def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slac
         slack: elements behind its place at which X is read.
         overwriting: threads that overwrite the tile behind ldmatrix.
         shift: bytes by which ldmatrix reads beside a row.
-        rna: round to TF32 to the nearest.
     """
     size = get_numpy_dtype(dtype).itemsize
     k = 32 // size
@@ -71,11 +70,6 @@ def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slac
                 )
                 if thread < overwriting:
                     T.ptx["st.shared.b32"](at[0] + T.uint32(thread * 4), T.uint32(0))
-                if rna:
-                    for e in T.unroll(4):
-                        T.ptx["cvt.rna.tf32.f32"](a[e], T.reinterpret("float32", a[e]))
-                    for e in T.unroll(2):
-                        T.ptx["cvt.rna.tf32.f32"](b[e], T.reinterpret("float32", b[e]))
                 T.ptx[op](d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1], d[2], d[3])
                 for h in T.unroll(2):
                     T.ptx["st.global.v2.b32"](

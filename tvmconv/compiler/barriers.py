@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -23,13 +24,7 @@ BARRIER_OP = "tirx.tvm_storage_sync"
 
 @dataclass(frozen=True, order=True)
 class SharedMemoryRace:
-    """A store and a load of one element by several threads, without a barrier in between.
-
-    Attributes:
-        buffer: Name of the shared buffer.
-        index: Index of the element as text.
-        thread_axes: Thread axes in which those threads differ, such as `threadIdx.y`.
-    """
+    """Store and load of one element by threads that differ in axes such as `threadIdx.y`, without a barrier between."""
 
     buffer: str
     index: str
@@ -42,20 +37,12 @@ def find_missing_barriers(function: PrimFunc) -> list[SharedMemoryRace]:
     The analysis finds the cases that TVM's rule misses: accesses with the same index, which lacks a thread axis with
     more than one thread. A kernel without findings may still have races. Accesses with different indices are not
     compared, and neither are asynchronous copies, after which TVM always inserts a barrier. Inline PTX with numeric
-    addresses and its barriers are ignored; `tvmconv.analysis.races` finds such races by emulation.
-
-    Args:
-        function: Lowered device function.
-
-    Returns:
-        Sorted races without duplicates.
-
-    Raises:
-        AnalysisError: The function has shared memory and a statement with unknown effect.
+    addresses and its barriers are ignored; `tvmconv.analysis.races` finds such races by emulation. AnalysisError is
+    raised for a function with shared memory and a statement of unknown effect.
     """
     from tvm import tirx
 
-    if not any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer)):
+    if not any(_is_shared(node.buffer) for node in collect_nodes(function.body, tirx.AllocBuffer)):
         return []
     races = _summarize_statement(function.body, {}).races
     return sorted(SharedMemoryRace(str(e.buffer.name), str(e.index.key), e.missing_axes) for e in races)
@@ -74,13 +61,9 @@ _CONFLICTING_ACCESS = {"load": "store", "store": "load"}
 
 
 class _AccessSummary(NamedTuple):
-    """Accesses of a statement to elements that several threads share.
+    """Accesses of a statement to elements that several threads share: before its first barrier and after its last.
 
-    Attributes:
-        accesses_before_barrier: Accesses before the first barrier; all accesses without one.
-        accesses_after_barrier: Accesses after the last barrier; all accesses without one.
-        has_barrier: Whether the statement contains a barrier.
-        races: Elements that are stored and loaded without a barrier in between.
+    Without a barrier, both contain all accesses. `races` are stored and loaded without a barrier in between.
     """
 
     accesses_before_barrier: Set[_Access] = frozenset()
@@ -157,7 +140,7 @@ def _summarize_loads(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _Ac
     """Summarize the loads of expressions."""
     from tvm.ir import TensorLoad
 
-    loads = [(load.source, load.indices[0]) for node in expressions for load in _collect_nodes(node, TensorLoad)]
+    loads = [(load.source, load.indices[0]) for node in expressions for load in collect_nodes(node, TensorLoad)]
     accesses = frozenset({("load", element) for element in _find_shared_elements(loads, axes)})
     return _AccessSummary(accesses_before_barrier=accesses, accesses_after_barrier=accesses)
 
@@ -169,7 +152,7 @@ def _find_shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str
 
     for buffer, index in accesses:
         if _is_shared(buffer):
-            variables = _collect_nodes(index, tirx.Var)
+            variables = collect_nodes(index, tirx.Var)
             missing_axes = tuple(tag for tag, axis in axes.items() if not any(map(axis.same_as, variables)))
             if missing_axes:
                 yield _SharedElement(buffer, tvm_ffi.StructuralKey(index), missing_axes)
@@ -177,15 +160,6 @@ def _find_shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str
 
 def _is_shared(buffer: Any) -> bool:
     return str(buffer.scope()).startswith("shared")  # or "shared.dyn"
-
-
-def _collect_nodes(expression: Any, node_type: type) -> list[Any]:
-    """Return all nodes of a type in a statement or an expression."""
-    import tvm_ffi
-
-    nodes: list[Any] = []
-    tvm_ffi.structural_walk(expression, (node_type, nodes.append), order="post")
-    return nodes
 
 
 def _is_barrier(expression: Any) -> bool:

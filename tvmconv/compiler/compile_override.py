@@ -17,10 +17,9 @@ _active_compiler: ContextVar[CudaCompiler | None] = ContextVar("_chosen", defaul
 
 @contextmanager
 def override_cuda_compiler(compiler: CudaCompiler) -> Iterator[None]:
-    """Use a compiler for all CUDA sources that TVM generates in this thread or task within the block.
+    """Use a compiler to cubins for all CUDA sources that TVM generates in this thread or task within the block.
 
-    Args:
-        compiler: Function from CUDA source to a cubin; b"" is sufficient for a module that is inspected but not run.
+    An empty cubin is sufficient for a module that is inspected but not run.
     """
     _install_callback()
     token = _active_compiler.set(compiler)

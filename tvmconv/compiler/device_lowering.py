@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.annotations import CONSTANT_ARGS
@@ -11,6 +10,7 @@ from tvmconv.compiler import memory_scopes, passes
 from tvmconv.compiler.executable import ArrayType, LaunchConfig
 from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
 from tvmconv.compiler.source import KernelParameter
+from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.tensor_map import TensorMap
 
@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 
 def lower_module(mod: IRModule, target: Target) -> LoweredModule:
-    """Lower a scheduled module with one PrimFunc to a device function per root loop nest.
+    """Lower a scheduled module with the function `main` to a device function per root loop nest.
 
-    Args:
-        mod: Scheduled module with the function `main`.
-        target: TVM target with a host.
-
-    Raises:
-        CompileError: The module does not lower, host code remains besides launches, TVM omits a barrier or does not
-            distribute a warp buffer over the lanes, or a tensor map is unsupported or exceeds its array.
+    CompileError is raised if host code remains besides launches, if TVM omits a barrier or does not distribute a warp
+    buffer over the lanes, or if a tensor map is unsupported or exceeds its array.
     """
     parameters = list(mod["main"].params)
     modules = passes.run_pipeline(mod, target)
@@ -127,30 +122,17 @@ _LAUNCH_AXES = ("blockIdx", "threadIdx", "clusterCtaIdx")
 
 
 def _read_launch_config(function: PrimFunc) -> LaunchConfig:
-    import tvm_ffi
     from tvm import tirx
 
-    extents: dict[str, int] = {}
-
-    def visit(node: Any) -> None:
-        if node.attr_key == "thread_extent":
-            extents[str(node.node.thread_tag)] = int(node.value)
-
-    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit), order="post")
+    attributes = collect_nodes(function.body, tirx.AttrStmt)
+    extents = {str(a.node.thread_tag): int(a.value) for a in attributes if a.attr_key == "thread_extent"}
     x, y, z = (tuple(extents.get(f"{kind}.{axis}", 1) for kind in _LAUNCH_AXES) for axis in "xyz")
     return LaunchConfig(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]), cluster=(x[2], y[2], z[2]))
 
 
 def sum_allocated_bytes(function: PrimFunc, scope: str) -> int:
     """Return the bytes of all buffers of a memory scope, such as "shared" or "local", that a function allocates."""
-    import tvm_ffi
     from tvm import tirx
 
-    sizes: list[int] = []
-
-    def visit(node: Any) -> None:
-        if node.buffer.scope() == scope:
-            sizes.append(math.prod(int(n) for n in node.buffer.shape) * node.buffer.dtype.itemsize)
-
-    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
-    return sum(sizes)
+    buffers = [node.buffer for node in collect_nodes(function.body, tirx.AllocBuffer)]
+    return sum(count_elements(buffer) * buffer.dtype.itemsize for buffer in buffers if buffer.scope() == scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
@@ -129,27 +129,11 @@ class Executable:
         return ", then ".join(str(kernel.launch) for kernel in self.kernels)
 
 
-class BlockResources(Protocol):
-    """Protocol for the resources of a block."""
-
-    @property
-    def launch(self) -> LaunchConfig:
-        """Launch shape."""
-
-    @property
-    def shared_bytes(self) -> int:
-        """Static shared memory per block in bytes."""
-
-    @property
-    def dynamic_shared_bytes(self) -> int:
-        """Dynamic shared memory per block in bytes."""
-
-
-def check_block_limits(kernels: Sequence[BlockResources], limits: BlockLimits, device_name: str) -> None:
-    """Raise DeviceError if a device function exceeds the limits of a device with the given name."""
+def check_block_limits(kernels: Sequence[Any], limits: BlockLimits, device_name: str) -> None:
+    """Raise DeviceError if a lowered or compiled kernel exceeds the limits of a device with the given name."""
     for kernel in kernels:
-        static_bytes, dynamic_bytes = kernel.shared_bytes, kernel.dynamic_shared_bytes
-        num_threads = kernel.launch.threads_per_block
+        static_bytes, total_bytes = kernel.shared_bytes, kernel.shared_bytes + kernel.dynamic_shared_bytes
+        num_threads, num_blocks = kernel.launch.threads_per_block, math.prod(kernel.launch.cluster)
         if num_threads > limits.max_threads:
             raise DeviceError(
                 f"{device_name} runs at most {limits.max_threads} threads a block and the kernel has {num_threads}: "
@@ -160,13 +144,13 @@ def check_block_limits(kernels: Sequence[BlockResources], limits: BlockLimits, d
                 f"{device_name} has {limits.shared_bytes} bytes of static shared memory a block and the kernel takes "
                 f"{static_bytes}: choose a smaller tile"
             )
-        if static_bytes + dynamic_bytes > limits.max_shared_bytes:
+        if total_bytes > limits.max_shared_bytes:
             raise DeviceError(
                 f"{device_name} has {limits.max_shared_bytes} bytes of shared memory a block, static and dynamic "
-                f"together, and the kernel takes {static_bytes + dynamic_bytes}: choose a smaller tile"
+                f"together, and the kernel takes {total_bytes}: choose a smaller tile"
             )
-        if math.prod(kernel.launch.cluster) > limits.max_cluster_blocks:
+        if num_blocks > limits.max_cluster_blocks:
             raise DeviceError(
                 f"{device_name} has clusters of at most {limits.max_cluster_blocks} blocks and the kernel has "
-                f"{math.prod(kernel.launch.cluster)}"
+                f"{num_blocks}"
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler.executable import ArrayType
+from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.errors import CompileError
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 
@@ -43,27 +44,16 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class HostCode:
-    """Content of a host function.
-
-    Attributes:
-        launches: Launches in order.
-        workspace: Buffers between the device functions.
-    """
+    """Launches of a host function in order, and the buffers between the device functions."""
 
     launches: tuple[KernelLaunch, ...]
     workspace: tuple[ArrayType, ...]
 
 
 def parse_host_function(function: PrimFunc, num_arguments: int) -> HostCode:
-    """Parse a host function before TVM finalizes it.
+    """Parse a host function with a number of tensor arguments, before TVM finalizes it.
 
-    Args:
-        function: Host function.
-        num_arguments: Number of its tensor arguments.
-
-    Raises:
-        CompileError: The function launches in a loop or under a condition, does anything besides allocating, encoding
-            tensor maps and launching, or has an unsupported tensor map.
+    It may only allocate, encode tensor maps and launch, and may not launch in a loop or under a condition.
     """
     visitor = _HostCodeVisitor(function, num_arguments)
     visitor.visit(function.body)
@@ -82,7 +72,6 @@ class _HostCodeVisitor:
         self.workspace: list[ArrayType] = []
 
     def visit(self, node: Any) -> None:
-        """Visit a statement and its children in order."""
         match type(node).__name__:
             case "SeqStmt":
                 for statement in node.seq:
@@ -110,11 +99,13 @@ class _HostCodeVisitor:
 
     def _bind_variable(self, variable: Any, value: Any) -> None:
         """Record the index of the argument or buffer that the value of a variable refers to."""
+        from tvm import tirx
+
         fields = [call for call in _collect_calls(value, _FIELD_OP) if call.args[0].same_as(self._packed_arguments)]
         indices = (
             [int(fields[0].args[1])]
             if fields
-            else [self._array_indices[v] for v in _collect_variables(value) if v in self._array_indices]
+            else [self._array_indices[v] for v in collect_nodes(value, tirx.Var) if v in self._array_indices]
         )
         if indices:
             self._array_indices[variable] = indices[0]
@@ -163,18 +154,6 @@ class _HostCodeVisitor:
 
 def _collect_calls(node: Any, name: str) -> list[Any]:
     """Return the calls of an operator in a statement or an expression."""
-    import tvm_ffi
-    from tvm.ir import Call as TirCall
+    from tvm.ir import Call
 
-    calls: list[Any] = []
-    tvm_ffi.structural_walk(node, (TirCall, calls.append), order="post")
-    return [call for call in calls if str(call.op.name) == name]
-
-
-def _collect_variables(expression: Any) -> list[Any]:
-    import tvm_ffi
-    from tvm import tirx
-
-    variables: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, variables.append), order="post")
-    return variables
+    return [call for call in collect_nodes(node, Call) if str(call.op.name) == name]

@@ -26,13 +26,7 @@ TimePhase = Callable[[str], AbstractContextManager[Any]]  # context manager arou
 
 @dataclass(frozen=True)
 class LoweringResult:
-    """Result of the lowering of a config.
-
-    Attributes:
-        config: Value of each knob.
-        tir: Scheduled module.
-        lowered: Lowered module.
-    """
+    """Value of each knob, scheduled module and lowered module."""
 
     config: Config
     tir: IRModule
@@ -48,16 +42,10 @@ def lower_schedule(
     device_name: str,
     time_phase: TimePhase = lambda stage: nullcontext(),
 ) -> LoweringResult:
-    """Apply a schedule to a workload and lower the result.
+    """Apply a schedule to a workload and lower the result, for a target with a host.
 
-    Args:
-        workload: Workload to compute.
-        schedule: Schedule to apply.
-        config: Values by knob name; the other knobs take their defaults.
-        target: TVM target with a host.
-        limits: Maximum resources of a block.
-        device_name: Name of the device for messages.
-        time_phase: Function whose context is entered around the phases "apply" and "lower", to time them.
+    Knobs that `config` does not name take their defaults. `limits` are the maximum resources of a block, `device_name`
+    is for messages, and the context of `time_phase` is entered around the phases "apply" and "lower", to time them.
 
     Raises:
         KnobError: A knob is unknown, or its value is not accepted.

@@ -28,11 +28,7 @@ TEXEL_DTYPE = "float32"  # only supported dtype of a texture
 
 
 def read_memory_scopes(mod: IRModule) -> dict[str, MemoryScope]:
-    """Return the memory scope of each argument of `main` by name.
-
-    Raises:
-        CompileError: The schedule marks an unknown argument or uses an unknown scope.
-    """
+    """Return the memory scope of each argument of `main` by name."""
     function = mod["main"]
     names = [str(p.name) for p in function.params]
     marked_scopes = {str(name): str(scope) for name, scope in get_root_annotations(mod).get(MEMORY_SCOPES, {}).items()}
@@ -58,18 +54,10 @@ def apply_memory_scopes(
     arrays: Sequence[ArrayType],
     parameters_by_kernel: Mapping[str, Sequence[KernelParameter]],
 ) -> str:
-    """Return the source with the declarations of arguments changed to their memory scopes.
+    """Return TVM's source with the declarations of arguments changed from global memory to their memory scopes.
 
-    Args:
-        source: Source that TVM generated, with a pointer to global memory for each parameter.
-        target_kind: `cuda` or `opencl`.
-        memory_scopes: Scope of each argument by name, in the order of `arrays`.
-        arrays: Types of the arguments.
-        parameters_by_kernel: Parameters of each kernel in the source, by its name.
-
-    Raises:
-        CompileError: The target does not support the scope, its size or the dtype, or the source does not declare an
-            argument as expected.
+    `memory_scopes` and `arrays` have the same order. CompileError is raised if the target does not support the scope,
+    its size or the dtype.
     """
     special_scopes = {i: (name, scope) for i, (name, scope) in enumerate(memory_scopes.items()) if scope != "global"}
     for i, (name, scope) in special_scopes.items():

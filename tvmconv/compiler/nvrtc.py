@@ -7,8 +7,9 @@ the generated instructions are the same.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from tvmconv.errors import CompileError
 from tvmconv.optional_packages import format_install_command
@@ -77,7 +78,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code for one architecture.
+    """Machine code for one architecture: an ELF file, and the resource usage of each kernel by name.
 
     Attributes:
         image: ELF file that the CUDA driver loads.
@@ -94,19 +95,9 @@ class Cubin:
     @property
     def resources(self) -> Resources:
         """Maximum of each resource over the kernels."""
-        return max_resources(list(self.kernels.values()))
-
-
-def max_resources(kernels: Sequence[Resources]) -> Resources:
-    """Return the maximum of each resource over kernels that run one after another."""
-    constant_bytes = [kernel.constant_bytes for kernel in kernels if kernel.constant_bytes is not None]
-    return Resources(
-        registers=max(kernel.registers for kernel in kernels),
-        spills=max(kernel.spills for kernel in kernels),
-        stack_bytes=max(kernel.stack_bytes for kernel in kernels),
-        shared_bytes=max(kernel.shared_bytes for kernel in kernels),
-        constant_bytes=max(constant_bytes) if constant_bytes else None,
-    )
+        columns = zip(*map(astuple, self.kernels.values()), strict=True)
+        maxima: list[Any] = [max((n for n in column if n is not None), default=None) for column in columns]
+        return Resources(*maxima)
 
 
 def explain_unavailability() -> str | None:
@@ -124,11 +115,7 @@ def explain_unavailability() -> str | None:
 
 
 def get_version() -> str:
-    """Return the version of NVRTC, such as "13.4".
-
-    Raises:
-        CompileError: NVRTC is not available.
-    """
+    """Return the version of NVRTC, such as "13.4"; raises `CompileError` if it is not available."""
     _, major, minor = _load_nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
 
@@ -139,39 +126,30 @@ def list_architectures() -> tuple[int, ...]:
 
 
 SOURCE_NAME = "kernel.cu"  # file name in messages and line information
-_LINE_INFO_OPTION = "-lineinfo"
 
 
 def compile_cubin(source: str, arch: str, *, with_lines: bool = False) -> Cubin:
-    """Compile CUDA source to machine code; this function is thread-safe.
+    """Compile complete CUDA source to machine code of a real architecture; this function is thread-safe.
 
-    Args:
-        source: Complete CUDA C++ source. If its kernels use dynamic shared memory and spill registers, it is compiled
-            again with the assumption of one block per multiprocessor.
-        arch: Real architecture, such as "sm_90" or "sm_90a".
-        with_lines: Include source lines of instructions, without changing the instructions.
+    Source lines of instructions are included with `with_lines`, without changing the instructions.
 
     Raises:
         CompileError: NVRTC is not available, does not support `arch`, or rejects the source; with its first error.
     """
-    extra_options = (_LINE_INFO_OPTION,) if with_lines else ()
-    cubin = _compile_with_options(source, arch, *extra_options)
-    if cubin.kernels and cubin.resources.spills and _DYNAMIC_SHARED_DECLARATION in source:
-        one_block_cubin = _compile_with_options(source, arch, _ONE_BLOCK_OPTION, *extra_options)
+    options = ("-lineinfo",) if with_lines else ()
+
+    def compile_with(*extra_options: str) -> Cubin:
+        image, log = _compile_image(source, arch, "cubin", *extra_options, *options)
+        return Cubin(image, _parse_resource_report(log), log, with_lines)
+
+    cubin = compile_with()
+    # ptxas spills registers so that more blocks fit in a multiprocessor, although dynamic shared memory, which it does
+    # not know, may prevent that anyway.
+    if cubin.kernels and cubin.resources.spills and "extern __shared__" in source:
+        one_block_cubin = compile_with("--ptxas-options=--minnctapersm=1")
         if one_block_cubin.resources.spills < cubin.resources.spills:
             return one_block_cubin
     return cubin
-
-
-# ptxas spills registers so that more blocks fit in a multiprocessor, although dynamic shared memory, which it does not
-# know, may prevent that anyway.
-_DYNAMIC_SHARED_DECLARATION = "extern __shared__"
-_ONE_BLOCK_OPTION = "--ptxas-options=--minnctapersm=1"
-
-
-def _compile_with_options(source: str, arch: str, *extra_options: str) -> Cubin:
-    image, log = _compile_image(source, arch, "cubin", *extra_options)
-    return Cubin(image, _parse_resource_report(log), log, _LINE_INFO_OPTION in extra_options)
 
 
 def compile_ptx(source: str, arch: str) -> str:
@@ -180,19 +158,15 @@ def compile_ptx(source: str, arch: str) -> str:
     return image.decode().rstrip("\0")
 
 
-# Instructions that require sm_90a instead of sm_90: PTX ISA, "Target ISA Notes" of wgmma.mma_async and setmaxnreg.
-_ARCH_SPECIFIC_INSTRUCTION = re.compile(r"\b(wgmma|setmaxnreg)\.")
-_ARCH_SPECIFIC_MIN_NUMBER = 90
-
-
 def select_arch_variant(source: str, arch: str) -> str:
     """Return the architecture to compile a source for: "sm_90a" instead of "sm_90" if its instructions require it.
 
-    Code for sm_90a runs only on devices of sm_90.
+    Code for sm_90a runs only on devices of sm_90. Source: PTX ISA, "Target ISA Notes" of wgmma.mma_async and
+    setmaxnreg.
     """
     match = re.fullmatch(r"sm_(\d+)", arch)
-    has_variant = match is not None and int(match[1]) >= _ARCH_SPECIFIC_MIN_NUMBER
-    return f"{arch}a" if has_variant and _ARCH_SPECIFIC_INSTRUCTION.search(source) else arch
+    has_variant = match is not None and int(match[1]) >= 90
+    return f"{arch}a" if has_variant and re.search(r"\b(wgmma|setmaxnreg)\.", source) else arch
 
 
 def _load_nvrtc():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmconv import gpu_specs
 from tvmconv.annotations import DISABLE_BUFFER_REUSE, HOIST_GUARDS, KEEP_ALLOCATED_SIZES
 from tvmconv.compiler import memory_scopes
+from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
@@ -22,13 +23,7 @@ WARP_SCOPE = "warp"  # scope of buffers that are distributed over the lanes of a
 
 
 class PipelineModules(NamedTuple):
-    """Results of TVM's pipeline.
-
-    Attributes:
-        host_launches: Host code in which launches can still be parsed.
-        host_module: Host code ready for code generation.
-        device_module: Device functions ready for code generation.
-    """
+    """Host code in which launches can still be parsed, and host and device code ready for code generation."""
 
     host_launches: IRModule
     host_module: IRModule
@@ -36,15 +31,7 @@ class PipelineModules(NamedTuple):
 
 
 def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
-    """Run TVM's pipeline on a scheduled module.
-
-    Args:
-        mod: Scheduled module with the function `main`.
-        target: TVM target with a host.
-
-    Raises:
-        CompileError: The module does not lower.
-    """
+    """Run TVM's pipeline on a scheduled module with the function `main`, for a target with a host."""
     from tvm import tirx
     from tvm.ir import IRModule
 
@@ -80,60 +67,31 @@ def _remove_async_stages(mod: IRModule) -> IRModule:
     return tvm.IRModule({"main": mod["main"].with_body(body)}, attrs=mod.attrs)
 
 
-def _uses_warp_buffers(mod: IRModule) -> bool:
-    """Return whether a schedule has buffers of the warp scope."""
-    import tvm_ffi
-    from tvm import s_tir
-
-    scopes: set[str] = set()
-    tvm_ffi.structural_walk(
-        mod["main"].body,
-        (s_tir.SBlock, lambda block: scopes.update(buffer.scope() for buffer in block.alloc_buffers)),
-        order="post",
-    )
-    return WARP_SCOPE in scopes
-
-
 def list_warp_buffers(function: PrimFunc) -> list[str]:
     """Return the names of buffers that are not yet distributed over the lanes of a warp."""
-    import tvm_ffi
     from tvm import tirx
 
-    names: list[str] = []
-
-    def visit(node: Any) -> None:
-        if node.buffer.scope() == WARP_SCOPE:
-            names.append(str(node.buffer.name))
-
-    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
-    return names
+    buffers = [node.buffer for node in collect_nodes(function.body, tirx.AllocBuffer)]
+    return [str(buffer.name) for buffer in buffers if buffer.scope() == WARP_SCOPE]
 
 
 def _lower_warp_buffers(device: IRModule) -> IRModule:
     """Distribute warp buffers over the lanes where TVM can; each run of its pass handles one buffer."""
     from tvm import tirx
 
-    def count_warp_buffers() -> int:
-        return sum(len(list_warp_buffers(function)) for function in device.functions.values())
-
-    for _ in range(count_warp_buffers()):
+    for _ in range(sum(len(list_warp_buffers(function)) for function in device.functions.values())):
         device = tirx.transform.LowerWarpMemory()(device)
     return device
 
 
 def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext:
-    """Return TVM's current pass context with the options that a schedule needs.
-
-    Args:
-        mod: Scheduled module.
-        uses_async_copies: Lower copies that the schedule marks as asynchronous to cp.async. The option also enables a
-            pass for DMA engines of other devices, which is disabled here because it takes seconds.
-    """
+    """Return TVM's current pass context with the options that a schedule needs."""
+    from tvm import s_tir
     from tvm.ir.transform import PassContext
 
     current, annotations = PassContext.current(), memory_scopes.get_root_annotations(mod)
     config, disabled = dict(current.config), list(current.disabled_pass)
-    if uses_async_copies:
+    if uses_async_copies:  # the option also enables a pass for DMA engines of other devices, which takes seconds
         config["tirx.use_async_copy"] = True
         disabled.append("s_tir.LowerAsyncDMA")
     if KEEP_ALLOCATED_SIZES in annotations:  # skips the slow analysis of the accessed region of each buffer
@@ -142,7 +100,9 @@ def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext
         config["tirx.disable_storage_rewrite"] = True
     if HOIST_GUARDS in annotations:
         config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
-    if _uses_warp_buffers(mod):  # eliminated subexpressions hide the lane from LowerWarpMemory, which breaks the code
+    blocks = collect_nodes(mod["main"].body, s_tir.SBlock)
+    if any(buffer.scope() == WARP_SCOPE for block in blocks for buffer in block.alloc_buffers):
+        # Eliminated subexpressions hide the lane from LowerWarpMemory, which breaks the code.
         config["tirx.disable_cse_tir"] = True
     return PassContext(
         opt_level=current.opt_level,

@@ -1,7 +1,8 @@
-"""Disassembly of machine code (SASS) and counts of its instructions."""
+"""Disassembly of machine code (SASS), counts of its instructions, and code sections of a cubin."""
 
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections import Counter
@@ -19,17 +20,10 @@ _COUNTED_MODIFIERS = {"E", "U8", "S8", "U16", "S16", "64", "128"}
 
 
 def disassemble(image: bytes, *, with_lines: bool = False) -> str:
-    """Disassemble a cubin with nvdisasm, or with cuobjdump if only that is installed.
+    """Disassemble a cubin with nvdisasm, or with cuobjdump, which does not support lines, if only that is installed.
 
-    Args:
-        image: Cubin, as in `tvmconv.compiler.nvrtc.Cubin`.
-        with_lines: Include source lines as comments, if the image has them.
-
-    Returns:
-        Instructions of all kernels, one per line after its address in a comment.
-
-    Raises:
-        CompileError: No tool is installed (only nvdisasm supports lines), or it cannot read the image.
+    The text has the instructions of all kernels, one per line after its address in a comment. With `with_lines`, it
+    has source lines as comments if the image has them.
     """
     command = _find_disassembler(with_lines=with_lines)
     with tempfile.TemporaryDirectory() as directory:
@@ -46,13 +40,7 @@ def count_instructions(sass: str) -> dict[str, int]:
     """Count the static instructions in a disassembly.
 
     Names keep only modifiers for the width of memory accesses: "FFMA", "LDS", "LDS.128", "LDG.E.64", "STL". Local loads
-    and stores (LDL, STL) are register spills or an array that did not fit in registers.
-
-    Args:
-        sass: Disassembly from `disassemble`.
-
-    Returns:
-        Count by name, the most frequent first.
+    and stores (LDL, STL) are register spills or an array that did not fit in registers. The most frequent come first.
     """
     names = Counter(
         ".".join([opcode, *(m for m in modifiers.split(".") if m in _COUNTED_MODIFIERS)])
@@ -80,9 +68,37 @@ def _find_system_tool(name: str) -> str | None:
 
 
 def _find_packaged_nvdisasm() -> str | None:
-    """Return the path of nvdisasm in the wheel `nvidia-cuda-nvdisasm` or in CUDA_HOME; None if it is missing."""
+    """Return the path of nvdisasm in its wheel or in CUDA_HOME; None if it is missing."""
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
         return None
     return find_nvidia_binary_utility("nvdisasm")
+
+
+_CODE_SECTION_PREFIX = b".text"
+_SECTION_TABLE_OFFSET, _SECTION_COUNTS_OFFSET = 0x28, 0x3A  # offsets in the ELF header
+_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+
+
+def extract_code_sections(image: bytes) -> dict[str, bytes]:
+    """Return the machine code of a cubin by section name, which decides whether two cubins are equivalent.
+
+    A cubin is an ELF file. Source: System V Application Binary Interface, chapter 4, "Object Files", 64-bit format.
+    """
+    try:
+        if image[:5] != b"\x7fELF\x02":
+            raise CompileError(f"expected a 64-bit ELF file, not the given {len(image)} bytes")
+        (table_offset,) = struct.unpack_from("<Q", image, _SECTION_TABLE_OFFSET)
+        header_size, num_sections, names_index = struct.unpack_from("<HHH", image, _SECTION_COUNTS_OFFSET)
+        offsets = range(table_offset, table_offset + num_sections * header_size, header_size)
+        sections = [_SECTION_HEADER.unpack_from(image, offset) for offset in offsets]
+    except (struct.error, IndexError) as error:
+        raise CompileError(f"expected a complete ELF file, not the given {len(image)} bytes: {error}") from error
+    names_offset = sections[names_index][4]
+    code_sections = {}
+    for name, _, _, _, offset, length, *_ in sections:
+        text = image[names_offset + name : image.index(b"\0", names_offset + name)]
+        if text.startswith(_CODE_SECTION_PREFIX):
+            code_sections[text.decode()] = image[offset : offset + length]
+    return code_sections

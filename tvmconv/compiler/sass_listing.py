@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 
 from tvmconv.compiler import nvrtc, sass
-from tvmconv.compiler.elf import extract_code_sections
 
 MAX_ATTEMPTS = 5
 
@@ -27,14 +26,10 @@ _BRANCH_TARGET = re.compile(r"`\((\.\w+)\)")
 
 @dataclass(frozen=True)
 class SassInstruction:
-    """One machine instruction.
+    """One machine instruction, such as predicate `@!P0`, opcode `LDG`, modifiers `E` and `128`, and operands.
 
     Attributes:
         address: Offset from the start of the kernel in bytes.
-        predicate: Predicate, such as `@!P0`; "" for an unconditional instruction.
-        opcode: Opcode, such as `LDG`.
-        modifiers: Modifiers of the opcode, such as `E` and `128`.
-        operands: Text of the operands.
         target_address: Address of the label in the operands; None without one.
         source_line: Line of the CUDA source, from 1; None if unknown.
     """
@@ -66,21 +61,13 @@ def disassemble_with_lines(source: str, arch: str, cubin: nvrtc.Cubin) -> str:
 
     A binary without lines is compiled again. NVRTC generates different code in about one of ten runs, so compilation is
     repeated until the code equals that of the binary.
-
-    Args:
-        source: CUDA source.
-        arch: Architecture, such as "sm_90".
-        cubin: Binary of the source.
-
-    Raises:
-        CompileError: As for `nvrtc.compile_cubin`.
     """
     cubin_with_lines = cubin
     if not cubin.has_lines:
-        expected_code = extract_code_sections(cubin.image)
+        expected_code = sass.extract_code_sections(cubin.image)
         for _ in range(MAX_ATTEMPTS):
             cubin_with_lines = nvrtc.compile_cubin(source, arch, with_lines=True)
-            if extract_code_sections(cubin_with_lines.image) == expected_code:
+            if sass.extract_code_sections(cubin_with_lines.image) == expected_code:
                 break
     return sass.disassemble(cubin_with_lines.image, with_lines=True)
 

@@ -32,7 +32,7 @@ _POINTER_FORMAT = {"cuda": "{}* __restrict__ {}", "opencl": "__global {}* restri
 
 @dataclass(frozen=True)
 class KernelParameter:
-    """A parameter of a device function: a pointer or a tensor map.
+    """A parameter of a device function: a pointer, or a tensor map over the buffer.
 
     Attributes:
         name: Name in the source.
@@ -62,12 +62,7 @@ def format_declaration(parameter: KernelParameter, target_kind: str) -> str:
 
 @dataclass(frozen=True)
 class KernelTextSpan:
-    """Position of a kernel in a source, as spans of characters.
-
-    Attributes:
-        parameter_spans: Parameter lists of all declarations and the definition.
-        body_span: Definition after its parameters.
-    """
+    """Spans of characters of a kernel's parameter lists, in all declarations, and of its body."""
 
     parameter_spans: tuple[tuple[int, int], ...]
     body_span: tuple[int, int]

@@ -23,15 +23,10 @@ _MARKER = re.compile(r"\b__(begin|end)_of_(\d+)_(\d+)\b")
 
 
 def map_tir_lines(function: PrimFunc, text: str | None = None) -> StatementLines | None:
-    """Return the lines of each statement in `function.script()`.
+    """Return the lines of each statement in `function.script()`, which is `text` if it is already known.
 
-    Args:
-        function: Scheduled or lowered TIR.
-        text: Result of `function.script()` if it is already known.
-
-    Returns:
-        Lines of each `BufferStore`, `Evaluate` and `Bind`, in the order of
-        `tvmconv.analysis.tir.scopes.iterate_statements`; None if they cannot be determined.
+    The statements are each `BufferStore`, `Evaluate` and `Bind` of scheduled or lowered TIR, in the order of
+    `tvmconv.analysis.tir.scopes.iterate_statements`; None if their lines cannot be determined.
     """
     marked_function, num_statements = _insert_markers(function, 0)
     text = function.script() if text is None else text
@@ -40,11 +35,7 @@ def map_tir_lines(function: PrimFunc, text: str | None = None) -> StatementLines
 
 
 def map_source_lines(lowered: LoweredModule) -> tuple[StatementLines, ...] | None:
-    """Return the lines of each statement in `lowered.source`, by device function; see `map_tir_lines`.
-
-    Raises:
-        CompileError: TVM cannot generate the source.
-    """
+    """Return the lines of each statement in `lowered.source`, by device function; see `map_tir_lines`."""
     import tvm
 
     kernel_indices = {kernel.name: kernel_index for kernel_index, kernel in enumerate(lowered.kernels)}

@@ -10,10 +10,12 @@ origin, and neither do those that lowering adds, such as barriers and common sub
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tvmconv.compiler.tir_nodes import collect_nodes
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -24,14 +26,9 @@ ASYNC_COPY_OP = "tirx.s_tir.cp_async_raw"
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement with the properties by which it is matched.
+    """A statement, by its index in the text, with the properties by which it is matched.
 
-    Attributes:
-        index: Index in the order of the text.
-        key: Key that similar statements share.
-        stored_buffer: Buffer that is stored to; None for a call.
-        read_buffers: Buffers in the stored value or in the call.
-        is_update: Whether a store reads its own buffer.
+    A call stores to no buffer; a store is an update if it reads its own buffer.
     """
 
     index: int
@@ -64,15 +61,7 @@ def list_statements(function: PrimFunc) -> list[Statement]:
 
 
 def map_to_scheduled(scheduled: PrimFunc, lowered: Sequence[PrimFunc]) -> list[dict[int, int]]:
-    """Map lowered statements to scheduled statements by index.
-
-    Args:
-        scheduled: Scheduled TIR.
-        lowered: Device functions in launch order.
-
-    Returns:
-        For each device function, the index of the scheduled statement by the index of the lowered one, where known.
-    """
+    """Return the index of the scheduled statement by that of the lowered one, where known, by device function."""
     nests = _split_loop_nests(scheduled)
     if len(nests) != len(lowered):
         nests = [_LoopGroup(1, list(nests))] * len(lowered)
@@ -112,10 +101,6 @@ def map_to_declared(declaration: PrimFunc, scheduled: PrimFunc) -> dict[int, fro
     statement that stores elsewhere or makes a call belongs to the only stage whose tensor it reads, or that reads the
     same input. A matrix multiplication belongs to the reduction. A stage without statements was inlined and belongs to
     the statements of its readers.
-
-    Args:
-        declaration: TIR of the workload's declaration.
-        scheduled: Scheduled TIR.
     """
     declared = list_statements(declaration)
     stages = {
@@ -205,7 +190,7 @@ class _StatementNumberer:
     """Visitor that collects and numbers statements."""
 
     def __init__(self) -> None:
-        self._statement_counter: Counter[str] = Counter()
+        self._num_statements = 0
         self._buffer_aliases: dict[Any, Any] = {}  # source buffers of matched regions
 
     def visit(self, node: Any, group: _LoopGroup) -> None:
@@ -234,8 +219,7 @@ class _StatementNumberer:
                 group.members.append(self._make_statement(node))
 
     def _make_statement(self, node: Any) -> Statement:
-        index = self._statement_counter.total()
-        self._statement_counter["statement"] += 1
+        index, self._num_statements = self._num_statements, self._num_statements + 1
         kind = type(node).__name__
         if kind == "Bind":
             return Statement(index, None, None, frozenset(), is_update=False)
@@ -253,12 +237,10 @@ class _StatementNumberer:
         return Statement(index, ("call", op_name, read_buffers), None, read_buffers, is_update=False)
 
     def _list_named_buffers(self, expression: Any) -> Iterator[str]:
-        import tvm_ffi
         from tvm import tirx
         from tvm.tirx.buffer import BufferType
 
-        variables: list[Any] = []
-        tvm_ffi.structural_walk(expression, (tirx.Var, variables.append), order="post")
+        variables = collect_nodes(expression, tirx.Var)
         return (self._get_buffer_name(variable) for variable in variables if isinstance(variable.ty, BufferType))
 
     def _get_buffer_name(self, buffer: Any) -> str:

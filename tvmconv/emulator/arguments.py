@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def bind_arguments(lowered_kernel: LoweredKernel, arrays: Sequence[GlobalArray]) -> list[Argument]:
-    """Return the arguments of a device kernel, from arrays in the order of `LoweredKernel.arguments`' indices.
-
-    Args:
-        lowered_kernel: One of a kernel's device kernels.
-        arrays: Arrays of the kernel's program by index.
-    """
+    """Return the arguments of a device kernel, from the arrays that `LoweredKernel.arguments` indexes."""
     return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])
 
 
@@ -33,21 +28,12 @@ def _apply_tensor_maps(lowered_kernel: LoweredKernel, arguments: Sequence[Global
 
 
 def make_zero_arguments(lowered_kernel: LoweredKernel) -> list[Argument]:
-    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare.
-
-    Args:
-        lowered_kernel: One of a kernel's device kernels.
-    """
-    import tvm_ffi
+    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare."""
     from tvm import tirx
 
     sizes: dict[Any, int] = {}
-
-    def declare(declaration: Any) -> None:
-        size = math.prod(int(extent) for extent in declaration.buffer.shape)
-        sizes[declaration.data] = max(sizes.get(declaration.data, 0), size)
-
-    tvm_ffi.structural_walk(lowered_kernel.function.body, (tirx.DeclBuffer, declare), order="post")
+    for node in collect_nodes(lowered_kernel.function.body, tirx.DeclBuffer):
+        sizes[node.data] = max(sizes.get(node.data, 0), count_elements(node.buffer))
     tensor_maps = dict(lowered_kernel.tensor_maps)
     arrays: dict[int, GlobalArray] = {}
     parameters = zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)

@@ -21,15 +21,7 @@ BlockIndex = tuple[int, int, int]  # index of a block in the grid, or the grid's
 
 
 def expand_to_clusters(launch: LaunchConfig, blocks: Sequence[BlockIndex] | None = None) -> list[BlockIndex]:
-    """Return blocks (all by default) and the others of their clusters, cluster by cluster in the order of the ranks.
-
-    Args:
-        launch: Grid, block and cluster size.
-        blocks: Indices of blocks as (x, y, z); all blocks of the grid by default.
-
-    Raises:
-        AnalysisError: The grid is not divisible by the cluster.
-    """
+    """Return blocks (all by default) and the others of their clusters, cluster by cluster in the order of the ranks."""
     cluster = launch.cluster
     if any(extent % step for extent, step in zip(launch.grid, cluster, strict=True)):
         raise AnalysisError(f"the grid {launch.grid} is not divisible by the cluster {cluster}")

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.arithmetic import round_up
+from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.emulator.blocks import BlockIndex, expand_to_clusters
 from tvmconv.emulator.errors import DeadlockError
 from tvmconv.emulator.memory.arrays import Argument, TensorMapArray
@@ -107,8 +108,10 @@ def _execute_batch(
     check_races: bool,
 ) -> None:
     """Run blocks together, in lock step if possible, else by warpgroups or warps that wait for each other."""
+    from tvm.ir import Call
+
     global_arrays = [argument.array if isinstance(argument, TensorMapArray) else argument for argument in arrays]
-    op_names = _collect_op_names(function)
+    op_names = {str(call.op.name) for call in collect_nodes(function.body, Call)}
     has_synchronization = any("mbarrier" in name or "bar_" in name or "cluster" in name for name in op_names)
     initial_bytes = [array.raw_bytes.copy() for array in global_arrays] if has_synchronization and check_races else []
     uses_wgmma = any("wgmma" in name for name in op_names)
@@ -134,16 +137,6 @@ def _execute_batch(
         if check_races:
             state.mbarriers.check_block_exit()
             state.shared.check_block_exit()
-        if isinstance(active_observer, EventRecorder) and observer is not None:
-            active_observer.replay(observer)
+        if isinstance(active_observer, EventRecorder):
+            active_observer.replay()
         return
-
-
-def _collect_op_names(function: PrimFunc) -> set[str]:
-    """Return the names of all operators that a function calls."""
-    import tvm_ffi
-    from tvm.ir import Call
-
-    names: set[str] = set()
-    tvm_ffi.structural_walk(function.body, (Call, lambda call: names.add(str(call.op.name))), order="post")
-    return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -37,6 +37,28 @@ class SuspendableStatement:
 CompiledStatement: TypeAlias = StatementCode | SuspendableStatement
 
 
+def run_statement(code: CompiledStatement, mask: Mask) -> Iterator[WaitCondition | Fork]:
+    """Execute a statement, and yield what its lanes wait for."""
+    if isinstance(code, SuspendableStatement):
+        yield from code.run(mask)
+    else:
+        code(mask)
+
+
+def compose_statement(
+    run: Callable[[Mask], Iterator[WaitCondition | Fork]], parts: Sequence[CompiledStatement]
+) -> CompiledStatement:
+    """Return a statement that a generator executes; only if one of its parts may suspend, it may."""
+    if any(isinstance(part, SuspendableStatement) for part in parts):
+        return SuspendableStatement(run)
+
+    def run_to_end(mask: Mask) -> None:
+        for _ in run(mask):
+            pass
+
+    return run_to_end
+
+
 class TirTranslator(Protocol):
     """Interface of the TIR translator that the instructions use."""
 
@@ -45,5 +67,5 @@ class TirTranslator(Protocol):
     def translate_expression(self, node: Any) -> ExpressionCode:
         """Return the function that evaluates an expression."""
 
-    def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""
+    def find_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode] | None:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index; None for others."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +67,7 @@ class MemoryAccess(AccessSite):
         return AccessSite(self.site, self.space, self.kind, self.name, self.nbytes)
 
     def restrict_to_first_block(self, lanes_per_block: int | None) -> MemoryAccess | None:
-        """Return the part of the access in the first block, or all of it if `lanes_per_block` is None.
-
-        Returns:
-            The access; None if no lane of the first block takes part.
-        """
+        """Return the part of the access in the first block, or all of it without `lanes_per_block`, if any."""
         if lanes_per_block is None:
             return self if len(self.lanes) else None
         is_first_block = self.lanes < lanes_per_block
@@ -128,7 +123,30 @@ class AccessObserver:
         """Handle an arithmetic operation of some lanes on `elements` elements each."""
 
 
-class CompositeObserver(AccessObserver):
+class _ForwardingObserver(AccessObserver):
+    """Observer that handles each notification with `_forward`, which has the name of the method and its arguments."""
+
+    def _forward(self, name: str, *arguments: Any) -> None:
+        raise NotImplementedError
+
+    def on_blocks_start(self, threads: EmulatedThreads) -> None:
+        """Forward the notification."""
+        self._forward("on_blocks_start", threads)
+
+    def on_access(self, event: MemoryAccess) -> None:
+        """Forward the notification."""
+        self._forward("on_access", event)
+
+    def on_async_proxy_access(self, event: MemoryAccess) -> None:
+        """Forward the notification."""
+        self._forward("on_async_proxy_access", event)
+
+    def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
+        """Forward the notification."""
+        self._forward("on_operation", name, lanes, elements, itemsize)
+
+
+class CompositeObserver(_ForwardingObserver):
     """Observer that forwards notifications to several observers."""
 
     def __init__(self, *observers: AccessObserver) -> None:
@@ -139,60 +157,27 @@ class CompositeObserver(AccessObserver):
         """Return whether one of the observers wants the access."""
         return any([observer.wants_site(site) for observer in self._observers])
 
-    def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Forward the notification."""
+    def _forward(self, name: str, *arguments: Any) -> None:
         for observer in self._observers:
-            observer.on_blocks_start(threads)
-
-    def on_access(self, event: MemoryAccess) -> None:
-        """Forward the notification."""
-        for observer in self._observers:
-            observer.on_access(event)
-
-    def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Forward the notification."""
-        for observer in self._observers:
-            if observer.wants_async_proxy:
-                observer.on_async_proxy_access(event)
-
-    def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Forward the notification."""
-        for observer in self._observers:
-            observer.on_operation(name, lanes, elements, itemsize)
+            if name != "on_async_proxy_access" or observer.wants_async_proxy:
+                getattr(observer, name)(*arguments)
 
 
-class EventRecorder(AccessObserver):
-    """Observer that records notifications, to replay them to another observer.
-
-    Args:
-        target: Observer that decides which sites are of interest.
-    """
+class EventRecorder(_ForwardingObserver):
+    """Observer that records notifications, to replay them to `target`, which decides which sites are of interest."""
 
     def __init__(self, target: AccessObserver) -> None:
         self.wants_async_proxy, self._target = target.wants_async_proxy, target
-        self._events: list[Callable[[AccessObserver], None]] = []
-
-    def on_blocks_start(self, threads: EmulatedThreads) -> None:
-        """Record the notification."""
-        self._events.append(lambda observer: observer.on_blocks_start(threads))
-
-    def on_access(self, event: MemoryAccess) -> None:
-        """Record the notification."""
-        self._events.append(lambda observer: observer.on_access(event))
-
-    def on_async_proxy_access(self, event: MemoryAccess) -> None:
-        """Record the notification."""
-        self._events.append(lambda observer: observer.on_async_proxy_access(event))
-
-    def on_operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Record the notification."""
-        self._events.append(lambda observer: observer.on_operation(name, lanes, elements, itemsize))
+        self._events: list[tuple[str, tuple[Any, ...]]] = []
 
     def wants_site(self, site: int) -> bool:
         """Return whether the target wants the access."""
         return self._target.wants_site(site)
 
-    def replay(self, observer: AccessObserver) -> None:
-        """Send the recorded notifications to an observer."""
-        for send_event in self._events:
-            send_event(observer)
+    def _forward(self, name: str, *arguments: Any) -> None:
+        self._events.append((name, arguments))
+
+    def replay(self) -> None:
+        """Send the recorded notifications to the target."""
+        for name, arguments in self._events:
+            getattr(self._target, name)(*arguments)

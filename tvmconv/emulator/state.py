@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.memory.arrays import GlobalArray
-from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.observers import AccessKind, AccessObserver, MemoryAccess, MemorySpace
 from tvmconv.emulator.synchronization.async_groups import BulkCopyGroups, WgmmaGroups
 from tvmconv.emulator.synchronization.barriers import BarrierTable
@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_] | None  # active lanes; None for all lanes, if blocks c
 
 @dataclass
 class EmulatorState:
-    """Lanes and their shared memory.
+    """Lanes and their memory, of blocks that are executed together.
 
     Attributes:
         threads: Threads that are executed together.
@@ -38,12 +38,6 @@ class EmulatorState:
         buffers: Start address and name of each shared buffer.
         site: Site number of the next access.
         depends_on_memory: Whether the value that is being evaluated depends on memory contents.
-        barriers: Barriers of blocks and clusters.
-        mbarriers: Mbarrier objects.
-        wgmma_groups: Groups of pending wgmma instructions.
-        bulk_copy_groups: Groups of pending bulk copies to global memory.
-        pending_copies: Functions that complete pending copies to shared memory, in order of issue.
-        is_checked: Whether values are computed and races are checked.
     """
 
     threads: EmulatedThreads
@@ -54,8 +48,7 @@ class EmulatorState:
     depends_on_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Initialize the masks and the synchronization objects."""
-        self.is_checked = self.shared.is_checked
+        self.is_checked = self.shared.is_checked  # whether values are computed and races are checked
         self.all_lanes: Lanes = np.arange(self.threads.num_lanes)
         self.thread_mask = self.all_lanes % self.threads.lanes_per_block < self.threads.threads_per_block
         self.full_mask: Mask = None if bool(self.thread_mask.all()) else self.thread_mask
@@ -64,7 +57,7 @@ class EmulatorState:
         self.mbarriers = MbarrierTable(self.shared)
         self.wgmma_groups = WgmmaGroups(self.shared)
         self.bulk_copy_groups = BulkCopyGroups(self.shared)
-        self.pending_copies: list[Callable[[], None]] = []
+        self.pending_copies: list[Callable[[], None]] = []  # they complete copies to shared memory, in order of issue
 
     @property
     def observes_async_proxy(self) -> bool:
@@ -103,11 +96,7 @@ class EmulatorState:
         return np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
 
     def evaluate_data_independent(self, code: Callable[[Mask], Any], mask: Mask) -> Any:
-        """Evaluate code that decides whether or where memory is accessed.
-
-        Raises:
-            AnalysisError: An observer is present, and the value depends on memory contents.
-        """
+        """Evaluate code that decides whether or where memory is accessed; observers cannot follow data in memory."""
         if self.observer is None:
             return code(mask)
         previous, self.depends_on_memory = self.depends_on_memory, False
@@ -152,94 +141,75 @@ class EmulatorState:
 
     # --- memory ---
 
-    def load(
-        self,
-        memory: GlobalArray | SharedMemory,
-        start_addresses: NDArray[np.int64],
-        count: int,
-        dtype: np.dtype[Any],
-        lanes: Lanes,
-        name: str,
-    ) -> NDArray[Any]:
-        """Load `count` contiguous elements from each start address of a lane; of shape (lanes, elements)."""
-        starts_per_lane = start_addresses.shape[1]
+    def load(self, location: MemoryAddress, count: int, dtype: np.dtype[Any], lanes: Lanes) -> NDArray[Any]:
+        """Load `count` contiguous elements from each of the offsets, of shape (lanes, n), as (lanes, n · count)."""
         self.depends_on_memory = True
-        is_single_element = starts_per_lane * count == 1 and isinstance(memory, GlobalArray) and memory.dtype == dtype
-        if self.is_checked and is_single_element and isinstance(memory, GlobalArray):
-            self.notify("global", "load", name, lanes, start_addresses, dtype.itemsize, dtype.itemsize)
-            return memory.values[start_addresses // dtype.itemsize]
-        addresses = start_addresses.reshape(-1)
-        access_lanes = np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes
-        loaded = self.load_bytes(memory, addresses, count * dtype.itemsize, access_lanes, name, dtype.itemsize)
-        return loaded.view(dtype).reshape(len(lanes), starts_per_lane * count)
+        memory, addresses = location.memory, location.byte_offsets
+        is_single_element = addresses.shape[1] * count == 1
+        if self.is_checked and is_single_element and isinstance(memory, GlobalArray) and memory.dtype == dtype:
+            self.notify("global", "load", location.name, lanes, addresses, dtype.itemsize, dtype.itemsize)
+            return memory.values[addresses // dtype.itemsize]
+        flat, access_lanes = self._flatten(location, lanes)
+        loaded = self.load_bytes(flat, count * dtype.itemsize, access_lanes, dtype.itemsize)
+        return loaded.view(dtype).reshape(len(lanes), addresses.shape[1] * count)
 
-    def store(
-        self,
-        memory: GlobalArray | SharedMemory,
-        start_addresses: NDArray[np.int64],
-        count: int,
-        elements: NDArray[Any],
-        lanes: Lanes,
-        name: str,
-        itemsize: int,
-    ) -> None:
+    def store(self, location: MemoryAddress, count: int, elements: NDArray[Any], lanes: Lanes) -> None:
         """Store elements, with the arguments of `load`."""
-        starts_per_lane = start_addresses.shape[1]
-        addresses = start_addresses.reshape(-1)
-        access_lanes = np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes
-        stored_bytes = elements.reshape(len(addresses), count).view(np.uint8)
-        self.store_bytes(memory, addresses, stored_bytes, access_lanes, name, itemsize)
+        flat, access_lanes = self._flatten(location, lanes)
+        stored_bytes = elements.reshape(len(flat.byte_offsets), count).view(np.uint8)
+        self.store_bytes(flat, stored_bytes, access_lanes, elements.dtype.itemsize)
 
-    def load_bytes(
-        self,
-        memory: GlobalArray | SharedMemory,
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        lanes: Lanes,
-        name: str,
-        itemsize: int,
-        blocks: Lanes | None = None,
-    ) -> NDArray[Any]:
-        """Load bytes, of shape (lanes, bytes); `blocks` owns the shared memory if it is not each lane's own block."""
+    @staticmethod
+    def _flatten(location: MemoryAddress, lanes: Lanes) -> tuple[MemoryAddress, Lanes]:
+        starts_per_lane = location.byte_offsets.shape[1]
+        access_lanes = np.repeat(lanes, starts_per_lane) if starts_per_lane > 1 else lanes
+        return MemoryAddress(location.memory, location.byte_offsets.reshape(-1), location.name), access_lanes
+
+    def load_bytes(self, location: MemoryAddress, nbytes: int, lanes: Lanes, itemsize: int) -> NDArray[Any]:
+        """Load bytes, of shape (lanes, bytes); the observer is notified of elements of `itemsize` bytes."""
+        memory, offsets, blocks = location.memory, location.byte_offsets, location.target_blocks
         if not self.is_checked:
-            self.note_access(memory, "load", name, lanes, addresses, nbytes, itemsize, blocks)
-            return np.zeros((len(addresses), nbytes), np.uint8)
+            self.note_access(location, "load", nbytes, lanes, itemsize)
+            return np.zeros((len(offsets), nbytes), np.uint8)
         if isinstance(memory, GlobalArray):
-            loaded: NDArray[Any] = memory.read(addresses, nbytes)
-            self.notify("global", "load", name, lanes, addresses, nbytes, itemsize)
-            return loaded
-        units = memory.find_units(addresses, lanes, nbytes, blocks)
-        if blocks is not None:
-            memory.note_remote_access(blocks, lanes)
+            loaded = memory.read(offsets, nbytes)
         else:
-            self.notify("shared", "load", name, lanes, addresses, nbytes, itemsize)
-        return np.ascontiguousarray(memory.read(units, lanes)).view(np.uint8)
+            units = memory.find_units(offsets, lanes, nbytes, blocks)
+            loaded = np.ascontiguousarray(memory.read(units, lanes)).view(np.uint8)
+        self._notify_access(location, "load", nbytes, lanes, itemsize)
+        return loaded
 
     def store_bytes(
-        self,
-        memory: GlobalArray | SharedMemory,
-        addresses: NDArray[np.int64],
-        stored_bytes: NDArray[np.uint8],
-        lanes: Lanes,
-        name: str,
-        itemsize: int,
-        blocks: Lanes | None = None,
+        self, location: MemoryAddress, stored_bytes: NDArray[np.uint8], lanes: Lanes, itemsize: int
     ) -> None:
-        """Store rows of bytes, with the arguments of `load_bytes`."""
-        nbytes = stored_bytes.shape[1]
+        """Store rows of bytes; see `load_bytes`."""
+        memory, offsets, nbytes = location.memory, location.byte_offsets, stored_bytes.shape[1]
         if not self.is_checked:
-            self.note_access(memory, "store", name, lanes, addresses, nbytes, itemsize, blocks)
+            self.note_access(location, "store", nbytes, lanes, itemsize)
             return
         if isinstance(memory, GlobalArray):
-            memory.write(addresses, stored_bytes)
-            self.notify("global", "store", name, lanes, addresses, nbytes, itemsize)
-            return
-        units = memory.find_units(addresses, lanes, nbytes, blocks)
-        memory.write(units, lanes, stored_bytes.view(f"u{memory.unit_bytes}"))
-        if blocks is not None:
-            memory.note_remote_access(blocks, lanes)
+            memory.write(offsets, stored_bytes)
         else:
-            self.notify("shared", "store", name, lanes, addresses, nbytes, itemsize)
+            units = memory.find_units(offsets, lanes, nbytes, location.target_blocks)
+            memory.write(units, lanes, stored_bytes.view(f"u{memory.unit_bytes}"))
+        self._notify_access(location, "store", nbytes, lanes, itemsize)
+
+    def note_access(self, location: MemoryAddress, kind: AccessKind, nbytes: int, lanes: Lanes, itemsize: int) -> None:
+        """Check an access and notify of it, without values."""
+        if isinstance(location.memory, GlobalArray):
+            location.memory.check_access(location.byte_offsets, nbytes)
+        else:
+            location.memory.find_units(location.byte_offsets, lanes, nbytes, location.target_blocks)
+        self._notify_access(location, kind, nbytes, lanes, itemsize)
+
+    def _notify_access(
+        self, location: MemoryAddress, kind: AccessKind, nbytes: int, lanes: Lanes, itemsize: int
+    ) -> None:
+        if location.target_blocks is not None and isinstance(location.memory, SharedMemory):
+            location.memory.note_remote_access(location.target_blocks, lanes)
+            return
+        space: MemorySpace = "global" if isinstance(location.memory, GlobalArray) else "shared"
+        self.notify(space, kind, location.name, lanes, location.byte_offsets, nbytes, itemsize)
 
     def defer_access(self, access: Callable[[Mask], object]) -> Callable[[Mask], None]:
         """Return a function that notifies of an access later, at the site of now, for the lanes of its mask."""
@@ -251,26 +221,6 @@ class EmulatorState:
             self.site = current_site
 
         return run_deferred
-
-    def note_access(
-        self,
-        memory: GlobalArray | SharedMemory,
-        kind: AccessKind,
-        name: str,
-        lanes: Lanes,
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-        blocks: Lanes | None = None,
-    ) -> None:
-        """Check an access and notify of it, without values; the arguments are those of `load_bytes`."""
-        if isinstance(memory, GlobalArray):
-            memory.check_access(addresses, nbytes)
-            self.notify("global", kind, name, lanes, addresses, nbytes, itemsize)
-            return
-        memory.find_units(addresses, lanes, nbytes, blocks)
-        if blocks is None:
-            self.notify("shared", kind, name, lanes, addresses, nbytes, itemsize)
 
     def notify(
         self,

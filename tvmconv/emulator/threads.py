@@ -18,10 +18,8 @@ Lanes = NDArray[np.intp]  # indices of threads among all that are executed toget
 class EmulatedThreads:
     """Threads that are executed together.
 
-    Attributes:
-        block_shape: Threads per block as (x, y, z).
-        block_indices: Index of each block in the grid, of shape (blocks, 3), cluster by cluster.
-        cluster_shape: Blocks per cluster as (x, y, z).
+    Blocks consist of `block_shape` threads and clusters of `cluster_shape` blocks, as (x, y, z). The indices of the
+    blocks in the grid, of shape (blocks, 3), are listed cluster by cluster.
     """
 
     block_shape: tuple[int, int, int]

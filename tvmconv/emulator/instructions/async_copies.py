@@ -5,14 +5,11 @@ Source: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.instructions.operands import PtxCall, resolve_address
-from tvmconv.emulator.lane_code import Pointer, StatementCode, TirTranslator
+from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.memory.arrays import GlobalArray
 from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.state import EmulatorState, Mask
@@ -62,61 +59,32 @@ def _read_sources(
     return data
 
 
-def _translate_cp_async(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    operands = call.operands
-    if "L2::cache_hint" in call.modifiers:
-        operands = operands[:-1]
-    target_code, source_code = map(translator.translate_expression, operands[:2])
-    nbytes = int(operands[2])
-    size_code = translator.translate_expression(operands[3]) if len(operands) > 3 else None
-    ignores_source = call.name.endswith("ignore_src")
-    state = translator.state
-    shared_call = PtxCall(call.name, (), None, ("shared",))
-
-    def copy(mask: Mask) -> None:
-        lanes = state.find_lanes(mask)
-        source_bytes = np.full(len(lanes), nbytes)
-        if size_code is not None:
-            source_bytes = state.evaluate_lanes(size_code, mask, lanes).astype(np.int64)
-            source_bytes = np.where(source_bytes != 0, 0, nbytes) if ignores_source else source_bytes
-        pointer = state.evaluate_data_independent(source_code, mask)
-        if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, GlobalArray):
-            raise ExecutionError(f"the source of {call} is not an array in global memory")
-        offsets = state.select_lane_values(pointer.byte_offset, lanes).astype(np.int64)
-        source = MemoryAddress(pointer.memory, offsets, pointer.name)
-        target = resolve_address(shared_call, state.evaluate_data_independent(target_code, mask), state, lanes)
-        start_async_copy(state, target, source, nbytes, source_bytes, lanes)
-
-    return copy
+@executes(*(f"cp_async_{cop}{tail}" for cop in ("ca", "cg") for tail in ("", "_src_size", "_ignore_src")))
+def _copy(op: Instruction, mask: Mask) -> None:
+    """cp.async target, source, bytes{, bytes to read | condition to read none}{, cache policy}."""
+    lanes, nbytes = op.state.find_lanes(mask), op.constant(2)
+    source_bytes = np.full(len(lanes), nbytes)
+    if op.num_operands - ("L2::cache_hint" in op.modifiers) > 3:
+        source_bytes = op.values(3, mask).astype(np.int64)
+        if op.call.name.endswith("ignore_src"):
+            source_bytes = np.where(source_bytes != 0, 0, nbytes)
+    start_async_copy(
+        op.state, op.address(0, mask, "shared"), op.address(1, mask, "global"), nbytes, source_bytes, lanes
+    )
 
 
-def _translate_commit_group(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    state = translator.state
-    return lambda mask: state.shared.commit_group(state.find_lanes(mask))
+@executes("cp_async_commit_group")
+def _commit_group(op: Instruction, mask: Mask) -> None:
+    op.state.shared.commit_group(op.state.find_lanes(mask))
 
 
-def _translate_wait_group(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    state, max_pending_groups = translator.state, int(call.operands[0])
-    return lambda mask: state.shared.wait_group(state.find_lanes(mask), max_pending_groups)
+@executes("cp_async_wait_group")
+def _wait_group(op: Instruction, mask: Mask) -> None:
+    op.state.shared.wait_group(op.state.find_lanes(mask), op.constant(0))
 
 
-def _translate_wait_all(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    state = translator.state
-
-    def wait(mask: Mask) -> None:
-        state.shared.commit_group(state.find_lanes(mask))
-        state.shared.wait_group(state.find_lanes(mask), 0)
-
-    return wait
-
-
-INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], StatementCode]] = {
-    "cp_async_commit_group": _translate_commit_group,
-    "cp_async_wait_group": _translate_wait_group,
-    "cp_async_wait_all": _translate_wait_all,
-    **{
-        f"cp_async_{cop}{tail}": _translate_cp_async
-        for cop in ("ca", "cg")
-        for tail in ("", "_src_size", "_ignore_src")
-    },
-}
+@executes("cp_async_wait_all")
+def _wait_all(op: Instruction, mask: Mask) -> None:
+    lanes = op.state.find_lanes(mask)
+    op.state.shared.commit_group(lanes)
+    op.state.shared.wait_group(lanes, 0)

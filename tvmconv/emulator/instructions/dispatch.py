@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.instructions import (
+from tvmconv.emulator.instructions import (  # noqa: F401  they register their instructions
     async_copies,
     barriers,
     conversions,
     intrinsics,
-    ldmatrix,
     loads_stores,
-    mma,
+    matrices,
     shuffles,
     tma,
     wgmma,
 )
-from tvmconv.emulator.instructions.operands import PTX_PREFIX, PtxCall
-from tvmconv.emulator.lane_code import CompiledStatement, ExpressionCode, Pointer, SuspendableStatement, TirTranslator
+from tvmconv.emulator.instructions.operands import PTX_PREFIX, TRANSLATORS, Instruction, PtxCall
+from tvmconv.emulator.lane_code import (
+    CompiledStatement,
+    ExpressionCode,
+    Pointer,
+    TirTranslator,
+    compose_statement,
+    run_statement,
+)
 from tvmconv.emulator.memory.shared_memory import SharedMemory
 from tvmconv.emulator.state import Mask
 from tvmconv.errors import AnalysisError
@@ -29,74 +35,39 @@ from tvmconv.errors import AnalysisError
 if TYPE_CHECKING:
     from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
 
-_INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], CompiledStatement]] = {
-    **loads_stores.INSTRUCTIONS,
-    **async_copies.INSTRUCTIONS,
-    **ldmatrix.INSTRUCTIONS,
-    **mma.INSTRUCTIONS,
-    **conversions.INSTRUCTIONS,
-    **shuffles.INSTRUCTIONS,
-    **barriers.INSTRUCTIONS,
-    **tma.INSTRUCTIONS,
-    **wgmma.INSTRUCTIONS,
-}
-
 
 def smallest_access_bytes(node: Any) -> int:
     """Return the bytes of the smallest shared-memory element that a call accesses; 4 if it accesses none."""
     call = PtxCall.from_node(node)
-    is_load_or_store = call is not None and call.name in ("st", "st_vec", "ld", "ld_vec")
-    if call is not None and is_load_or_store and (call.state_space or "").startswith("shared"):
+    if call is None:
+        return 2 if str(node.op.name) == "tirx.ptx_legacy.ldmatrix" and int(node.args[0]) else 4
+    if call.name in ("st", "st_vec", "ld", "ld_vec") and call.state_space.startswith("shared"):
         return min(4, call.vector_width[1])
-    if call is not None and call.name in ("ldmatrix", "stmatrix") and "trans" in call.modifiers:
-        return 2
-    if str(node.op.name) in ("tirx.ptx_legacy.ldmatrix",) and int(node.args[0]):
-        return 2
-    return 4
+    return 2 if call.name in ("ldmatrix", "stmatrix") and "trans" in call.modifiers else 4
 
 
 def translate_statement(node: Any, translator: TirTranslator) -> CompiledStatement | None:
     """Return the code of a call that is a statement, or None for a call that is not a GPU instruction."""
-    state = translator.state
-    helper_code = barriers.translate_helper(node, translator)
-    if helper_code is not None:
-        return helper_code
     name = str(node.op.name)
     if name in intrinsics.INTRINSICS:
         return intrinsics.INTRINSICS[name](node, translator)
     call = PtxCall.from_node(node)
     if call is None:
         return None
-    translate = _INSTRUCTIONS.get(call.name)
-    if translate is None:
+    if call.name not in TRANSLATORS:
         raise AnalysisError(f"{call} is not supported by the emulator")
-    translated = translate(call, translator)
+    translated = TRANSLATORS[call.name](Instruction(call, translator))
     if call.predicate is None:
         return translated
-    predicate = translator.translate_expression(call.predicate)
+    predicate, state = translator.translate_expression(call.predicate), translator.state
 
-    def select_lanes(mask: Mask) -> Mask:
-        value = np.asarray(state.evaluate_data_independent(predicate, mask)) != 0
-        is_true = np.broadcast_to(value, state.all_lanes.shape)
-        return is_true & state.thread_mask if mask is None else is_true & mask
+    def run_predicated(mask: Mask) -> Iterator[WaitCondition | Fork]:
+        is_true = np.asarray(state.evaluate_data_independent(predicate, mask)) != 0
+        active = is_true & (state.thread_mask if mask is None else mask)
+        if active.any():
+            yield from run_statement(translated, active)
 
-    if isinstance(translated, SuspendableStatement):
-        suspendable = translated.run
-
-        def run_suspendable(mask: Mask) -> Iterator[WaitCondition | Fork]:
-            active = select_lanes(mask)
-            if active is not None and active.any():
-                yield from suspendable(active)
-
-        return SuspendableStatement(run_suspendable)
-    run_statement = translated
-
-    def run_predicated(mask: Mask) -> None:
-        active = select_lanes(mask)
-        if active is not None and active.any():
-            run_statement(active)
-
-    return run_predicated
+    return compose_statement(run_predicated, [translated])
 
 
 def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode | None:
@@ -123,7 +94,7 @@ def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode
 
         return add_offset
     if name == "tirx.cuda.elect_sync":
-        return shuffles.make_election(translator.state)
+        return lambda mask: shuffles.elect_lanes(translator.state, mask)
     if name.startswith("tirx.cuda.__shfl"):
         return shuffles.translate_shuffle(node, translator)
     return None

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError
+from tvmconv.emulator.instructions import barriers
 from tvmconv.emulator.instructions.async_copies import start_async_copy
-from tvmconv.emulator.instructions.ldmatrix import load_matrices
-from tvmconv.emulator.instructions.mma import (
-    MmaShape,
+from tvmconv.emulator.instructions.matrices import (
     decode_elements,
     find_shape,
+    load_matrices,
     multiply_fragments,
     notify_arithmetic,
 )
-from tvmconv.emulator.instructions.operands import require_uniform, write_bits
-from tvmconv.emulator.lane_code import Pointer, StatementCode, TirTranslator
+from tvmconv.emulator.instructions.operands import Instruction, PtxCall, bind, write_bits
+from tvmconv.emulator.lane_code import CompiledStatement, StatementCode, TirTranslator
 from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress
 from tvmconv.emulator.state import Mask
-from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import get_numpy_dtype
+
+
+def _make_instruction(node: Any, translator: TirTranslator, first: int = 0) -> Instruction:
+    """Return the instruction of a call, with its operands from `first` on."""
+    return Instruction(PtxCall(str(node.op.name).removeprefix("tirx."), tuple(node.args[first:])), translator)
+
+
+def _resolve_registers(op: Instruction, index: int) -> RegisterBuffer:
+    registers = op.pointer(index).memory
+    if not isinstance(registers, RegisterBuffer):
+        raise AnalysisError(f"the operand {op.call.operands[index]} is not a register buffer")
+    return registers
 
 
 def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
@@ -33,50 +44,33 @@ def _translate_cp_async(node: Any, translator: TirTranslator) -> StatementCode:
 
     TVM's code stores zeros at once if the condition is false; the emulator completes them with the copies.
     """
-    target_node, target_offset, source, source_offset, size_node, *condition_nodes = node.args
-    nbytes = int(size_node)
-    codes = [translator.translate_expression(node) for node in (target_node, target_offset, source, source_offset)]
-    condition = translator.translate_expression(condition_nodes[0]) if condition_nodes else None
-    itemsize = node.ty.dtype.itemsize
-    state = translator.state
+    op, itemsize = _make_instruction(node, translator), node.ty.dtype.itemsize
+    state, nbytes = op.state, op.constant(4)
+
+    def locate(pointer_index: int, mask: Mask) -> MemoryAddress:
+        pointer, offset = op.value(pointer_index, mask), op.value(pointer_index + 1, mask)
+        byte_offsets = state.select_lane_values(pointer.byte_offset + offset * itemsize, state.find_lanes(mask))
+        return MemoryAddress(pointer.memory, byte_offsets, pointer.name)
 
     def copy(mask: Mask) -> None:
         lanes = state.find_lanes(mask)
-        target, target_index, source, source_index = (state.evaluate_data_independent(code, mask) for code in codes)
         source_bytes = np.full(len(lanes), nbytes)
-        if condition is not None:
-            source_bytes = np.where(state.evaluate_lanes(condition, mask, lanes), nbytes, 0)
-        target_bytes = state.select_lane_values(target.byte_offset + target_index * itemsize, lanes)
-        read_bytes = state.select_lane_values(source.byte_offset + source_index * itemsize, lanes)
-        start_async_copy(
-            state,
-            MemoryAddress(target.memory, target_bytes, target.name),
-            MemoryAddress(source.memory, read_bytes, source.name),
-            nbytes,
-            source_bytes,
-            lanes,
-        )
+        if op.num_operands > 5:
+            source_bytes = np.where(op.values(5, mask), nbytes, 0)
+        start_async_copy(state, locate(0, mask), locate(2, mask), nbytes, source_bytes, lanes)
 
     return copy
 
 
-def _resolve_registers(node: Any, translator: TirTranslator) -> RegisterBuffer:
-    pointer = translator.translate_expression(node)(None)
-    if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, RegisterBuffer):
-        raise AnalysisError(f"the operand {node} is not a register buffer")
-    return pointer.memory
-
-
 def _translate_fill(node: Any, translator: TirTranslator) -> StatementCode:
     """Translate a fill with zeros of (number of elements, registers, offset)."""
-    count, registers = int(node.args[0]), _resolve_registers(node.args[1], translator)
-    offset, state = translator.translate_expression(node.args[2]), translator.state
+    op = _make_instruction(node, translator)
+    registers = _resolve_registers(op, 1)
 
     def fill(mask: Mask) -> None:
-        lanes = state.find_lanes(mask)
-        first = require_uniform(offset(mask), lanes)
-        for i in range(count):
-            zeros = np.zeros(len(lanes), f"u{registers.data.dtype.itemsize}")
+        lanes = op.state.find_lanes(mask)
+        first, zeros = op.uniform_value(2, mask), np.zeros(len(lanes), f"u{registers.data.dtype.itemsize}")
+        for i in range(op.constant(0)):
             write_bits(registers, first + i, lanes, zeros, all_lanes=mask is None)
 
     return fill
@@ -85,38 +79,22 @@ def _translate_fill(node: Any, translator: TirTranslator) -> StatementCode:
 def _translate_ldmatrix(node: Any, translator: TirTranslator) -> StatementCode:
     """Translate ldmatrix of (transposed, matrices, type, registers, offset, address, offset in elements)."""
     is_transposed, num_matrices, element_type = bool(node.args[0]), int(node.args[1]), str(node.args[2].value)
-    registers = _resolve_registers(node.args[3], translator)
-    first, address, offset = map(translator.translate_expression, node.args[4:7])
-    itemsize, state = node.ty.dtype.itemsize, translator.state
     if element_type != ".b16":
         raise AnalysisError(f"ldmatrix of type {element_type} is not supported by the emulator, only .b16")
+    op, itemsize = _make_instruction(node, translator, first=3), node.ty.dtype.itemsize
+    registers, state = _resolve_registers(op, 0), op.state
     num_elements = num_matrices * 4 // registers.data.dtype.itemsize  # a register has 32 bits
 
     def load(mask: Mask) -> None:
         lanes = state.require_whole_warps(mask)
-        pointer = state.evaluate_data_independent(address, mask)
-        element_offset = state.evaluate_data_independent(offset, mask)
-        first_register = require_uniform(first(mask), lanes)
-        addresses = state.select_lane_values(pointer.byte_offset + element_offset * itemsize, lanes)
-        words = load_matrices(state, pointer.name, addresses, lanes, num_matrices, is_transposed=is_transposed)
+        pointer, offset, first_register = op.value(2, mask), op.value(3, mask), op.uniform_value(1, mask)
+        addresses = state.select_lane_values(pointer.byte_offset + offset * itemsize, lanes)
+        words = load_matrices(state, pointer.name, addresses, lanes, num_matrices, is_transposed)
         columns = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), num_elements)
         for i in range(num_elements):
             write_bits(registers, first_register + i, lanes, columns[:, i], all_lanes=mask is None)
 
     return load
-
-
-def _read_elements(
-    shape: MmaShape, registers: RegisterBuffer, first: int, count: int, lanes: Lanes
-) -> NDArray[np.float32]:
-    """Return the values of `count` 32-bit registers as float32, rounded as the tensor cores read them."""
-    elements_per_register = 4 // registers.data.dtype.itemsize
-    if not 0 <= first <= len(registers.data) - count * elements_per_register:
-        raise ExecutionError(f"out of bounds: element {first} of {registers.name}, which has {len(registers.data)}")
-    data = registers.data[first : first + count * elements_per_register, lanes]
-    if elements_per_register == 2:
-        return data.view(get_numpy_dtype(shape.dtype)).astype(np.float32)
-    return decode_elements(shape, data.view(np.uint32))
 
 
 def _translate_mma(node: Any, translator: TirTranslator) -> StatementCode:
@@ -127,34 +105,54 @@ def _translate_mma(node: Any, translator: TirTranslator) -> StatementCode:
     if (a_layout, b_layout, dtype_names[2]) != ("row", "col", "fp32"):
         raise AnalysisError(f"{description} is not supported by the emulator")
     shape = find_shape(size, {names.get(kind, kind) for kind in dtype_names[:2]}, description)
-    a, b, c = (_resolve_registers(node.args[i], translator) for i in (6, 8, 10))
-    offsets = [translator.translate_expression(node.args[i]) for i in (7, 9, 11)]
-    state = translator.state
+    op = Instruction(PtxCall("mma", tuple(node.args[6:12])), translator)
+    a, b, c = (_resolve_registers(op, index) for index in (0, 2, 4))
+    state = op.state
+
+    def read_elements(registers: RegisterBuffer, first: int, count: int, lanes: Any) -> Any:
+        num_elements = count * 4 // registers.data.dtype.itemsize
+        if not 0 <= first <= len(registers.data) - num_elements:
+            raise ExecutionError(f"out of bounds: element {first} of {registers.name}, which has {len(registers.data)}")
+        data = registers.data[first : first + num_elements, lanes]
+        if num_elements > count:
+            return data.view(get_numpy_dtype(shape.dtype)).astype(np.float32)
+        return decode_elements(shape, data.view(np.uint32))
 
     def multiply(mask: Mask) -> None:
         lanes = state.require_whole_warps(mask)
-        a_index, b_index, c_index = (require_uniform(code(mask), lanes) for code in offsets)
+        a_first, b_first, c_first = (op.uniform_value(index, mask) for index in (1, 3, 5))
         notify_arithmetic(state, shape, lanes)
-        if not state.is_checked:
-            for i in range(4):
-                write_bits(c, c_index + i, lanes, np.zeros(len(lanes), np.uint32), all_lanes=mask is None)
-            return
-        products = multiply_fragments(
-            shape,
-            _read_elements(shape, a, a_index, shape.num_a_registers, lanes),
-            _read_elements(shape, b, b_index, shape.num_b_registers, lanes),
-            c.data[c_index : c_index + 4, lanes],
-        )
-        for i in range(4):
-            bits = np.ascontiguousarray(products[i]).view(np.uint32)
-            write_bits(c, c_index + i, lanes, bits, all_lanes=mask is None)
+        rows = np.zeros((4, len(lanes)), np.uint32)
+        if state.is_checked:
+            a_elements = read_elements(a, a_first, shape.num_a_registers, lanes)
+            b_elements = read_elements(b, b_first, shape.num_b_registers, lanes)
+            rows = multiply_fragments(shape, a_elements, b_elements, c.data[c_first : c_first + 4, lanes])
+        for i, bits in enumerate(rows):
+            write_bits(c, c_first + i, lanes, bits, all_lanes=mask is None)
 
     return multiply
 
 
-INTRINSICS: dict[str, Callable[[Any, TirTranslator], StatementCode]] = {
+def _translate_storage_sync(node: Any, translator: TirTranslator) -> CompiledStatement:
+    """Translate TVM's barrier of a memory scope: of the warp, or of the block."""
+    op = Instruction(PtxCall("tvm_storage_sync", ()), translator)
+    return bind(barriers.sync_warp if str(node.args[0].value) == "warp" else barriers.sync_block, op)
+
+
+def _translate_barrier(execute: Callable[..., Any], node: Any, translator: TirTranslator) -> CompiledStatement:
+    return bind(execute, _make_instruction(node, translator))
+
+
+INTRINSICS: dict[str, Callable[[Any, TirTranslator], CompiledStatement]] = {
     "tirx.s_tir.cp_async_raw": _translate_cp_async,
     "tirx.mma_fill_legacy": _translate_fill,
     "tirx.ptx_legacy.ldmatrix": _translate_ldmatrix,
     "tirx.ptx_legacy.mma": _translate_mma,
+    "tirx.tvm_storage_sync": _translate_storage_sync,
+    "tirx.cuda.mbarrier_wait": partial(_translate_barrier, barriers.wait),
+    "tirx.cuda.mbarrier_wait_acquire_cluster": partial(_translate_barrier, barriers.wait),
+    "tirx.cuda.cta_sync": partial(_translate_barrier, barriers.sync_block),
+    "tirx.cuda.warp_sync": partial(_translate_barrier, barriers.sync_warp),
+    "tirx.cuda.cluster_sync": partial(_translate_barrier, barriers.sync_cluster),
+    "tirx.cuda.warpgroup_sync": partial(_translate_barrier, barriers.sync_warpgroup),
 }

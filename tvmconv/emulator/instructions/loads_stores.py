@@ -5,89 +5,57 @@ Source: PTX ISA, "Data Movement and Conversion Instructions".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tvmconv.emulator.addresses import CLUSTER_WINDOW_BYTES
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.instructions.operands import DestinationOperands, PtxCall, SourceOperands, resolve_address
-from tvmconv.emulator.lane_code import StatementCode, TirTranslator
+from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.memory.arrays import GlobalArray
-from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.state import Mask
 
 
-def _translate_load(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    count, itemsize = call.vector_width
-    nbytes = count * itemsize
-    destinations = DestinationOperands(call.operands[:count], translator)
-    address = translator.translate_expression(call.operands[count])
-    state = translator.state
+@executes("ld", "ld_vec")
+def _load(op: Instruction, mask: Mask) -> None:
+    """Load: ld d..., address."""
+    count, itemsize = op.call.vector_width
+    nbytes, state, lanes = count * itemsize, op.state, op.state.find_lanes(mask)
+    location = op.address(count, mask)
+    element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
 
-    def load(mask: Mask) -> None:
-        lanes = state.find_lanes(mask)
-        location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
-        memory, name, offsets = location.memory, location.name, location.byte_offsets
-        element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
+    def note_lanes(mask: Mask) -> None:
+        selection = slice(None) if mask is None else mask[lanes]
+        selected = MemoryAddress(location.memory, location.byte_offsets[selection], location.name)
+        state.note_access(selected, "load", nbytes, lanes[selection], element_bytes)
 
-        def note_lanes(mask: Mask) -> None:
-            selection = slice(None) if mask is None else mask[lanes]
-            state.note_access(memory, "load", name, lanes[selection], offsets[selection], nbytes, element_bytes)
-
-        if not state.is_checked and isinstance(memory, SharedMemory) and location.target_blocks is None:
-            return destinations.mark_written(mask, lanes, state.defer_access(note_lanes))
-        loaded = state.load_bytes(memory, offsets, nbytes, lanes, name, element_bytes, location.target_blocks)
-        if not state.is_checked:
-            return destinations.mark_written(mask, lanes)
-        destinations.write(mask, lanes, loaded.view(f"u{itemsize}"))
-
-    return load
+    if not state.is_checked and isinstance(location.memory, SharedMemory) and location.target_blocks is None:
+        return op.mark_written(count, mask, state.defer_access(note_lanes))
+    loaded = state.load_bytes(location, nbytes, lanes, element_bytes)
+    if state.is_checked:
+        op.write(mask, loaded.view(f"u{itemsize}"))
+    else:
+        op.mark_written(count, mask)
 
 
-def _translate_store(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    count, itemsize = call.vector_width
-    address = translator.translate_expression(call.operands[0])
-    sources = SourceOperands(call.operands[1 : 1 + count], translator)
-    state = translator.state
-
-    def store(mask: Mask) -> None:
-        lanes = state.find_lanes(mask)
-        location = resolve_address(call, state.evaluate_data_independent(address, mask), state, lanes)
-        memory, name, offsets = location.memory, location.name, location.byte_offsets
-        blocks = location.target_blocks
-        element_bytes = memory.dtype.itemsize if isinstance(memory, GlobalArray) else itemsize
-        if not state.is_checked:
-            sources.evaluate(mask)
-            return state.note_access(memory, "store", name, lanes, offsets, count * itemsize, element_bytes, blocks)
-        stored_bytes = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
-        state.store_bytes(memory, offsets, stored_bytes, lanes, name, element_bytes, blocks)
-
-    return store
+@executes("st", "st_vec")
+def _store(op: Instruction, mask: Mask) -> None:
+    """Store: st address, a..."""
+    count, itemsize = op.call.vector_width
+    state, lanes, location = op.state, op.state.find_lanes(mask), op.address(0, mask)
+    element_bytes = location.memory.dtype.itemsize if isinstance(location.memory, GlobalArray) else itemsize
+    if not state.is_checked:
+        op.evaluate(1, count, mask)
+        return state.note_access(location, "store", count * itemsize, lanes, element_bytes)
+    stored_bytes = np.ascontiguousarray(op.read(1, count, mask, itemsize).T).view(np.uint8)
+    state.store_bytes(location, stored_bytes, lanes, element_bytes)
 
 
-def _translate_mapa(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """Translate mapa d, a, rank, which maps a shared address to the same location in another block of the cluster."""
-    destinations = DestinationOperands(call.operands[:1], translator)
-    codes = [translator.translate_expression(operand) for operand in call.operands[1:3]]
-    state = translator.state
-
-    def map_address(mask: Mask) -> None:
-        lanes = state.find_lanes(mask)
-        own_addresses, cta_ranks = (state.evaluate_lanes(code, mask, lanes).astype(np.int64) for code in codes)
-        cluster_size = state.threads.cluster_size
-        if cta_ranks.size and not 0 <= int(cta_ranks.min()) <= int(cta_ranks.max()) < cluster_size:
-            raise ExecutionError(f"{call}: rank {int(cta_ranks.max())} is outside the cluster of {cluster_size} blocks")
-        peer_addresses = own_addresses % CLUSTER_WINDOW_BYTES + (cta_ranks + 1) * CLUSTER_WINDOW_BYTES
-        destinations.write(mask, lanes, peer_addresses.astype(np.uint32)[:, None], depends_on_memory=False)
-
-    return map_address
-
-
-INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], StatementCode]] = {
-    "ld": _translate_load,
-    "ld_vec": _translate_load,
-    "st": _translate_store,
-    "st_vec": _translate_store,
-    "mapa_u32": _translate_mapa,
-}
+@executes("mapa_u32")
+def _map_address(op: Instruction, mask: Mask) -> None:
+    """Map a shared address to the same location in another block of the cluster: mapa d, a, rank."""
+    own_addresses, cta_ranks = (op.values(index, mask).astype(np.int64) for index in (1, 2))
+    cluster_size = op.state.threads.cluster_size
+    if cta_ranks.size and not 0 <= int(cta_ranks.min()) <= int(cta_ranks.max()) < cluster_size:
+        raise ExecutionError(f"{op}: rank {int(cta_ranks.max())} is outside the cluster of {cluster_size} blocks")
+    peer_addresses = own_addresses % CLUSTER_WINDOW_BYTES + (cta_ranks + 1) * CLUSTER_WINDOW_BYTES
+    op.write(mask, peer_addresses.astype(np.uint32)[:, None], depends_on_memory=False)

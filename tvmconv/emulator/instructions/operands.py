@@ -1,4 +1,4 @@
-"""Operands of GPU instructions: parsed calls, registers and addresses.
+"""Instructions with their operands: parsed calls, registers and addresses.
 
 A call of `T.ptx` has the operands first, and then the instruction's modifiers as strings, which are empty for absent
 modifiers. The last string says whether a predicate follows the operands.
@@ -6,9 +6,11 @@ modifiers. The last string says whether a predicate follows the operands.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,11 @@ from numpy.typing import NDArray
 
 from tvmconv.emulator.addresses import CLUSTER_WINDOW_BYTES
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.lane_code import Pointer, StatementCode, TirTranslator
+from tvmconv.emulator.lane_code import CompiledStatement, ExpressionCode, Pointer, SuspendableStatement, TirTranslator
 from tvmconv.emulator.memory.arrays import GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import DeferredLoad, RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress
-from tvmconv.emulator.state import EmulatorState, Mask
+from tvmconv.emulator.state import Mask
 from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
 
@@ -29,19 +31,12 @@ PTX_PREFIX = "tirx.ptx."
 
 @dataclass(frozen=True)
 class PtxCall:
-    """Parsed call of `T.ptx`.
-
-    Attributes:
-        name: Name of the operator, such as `ld_vec`.
-        operands: Operands of the instruction without its predicate.
-        predicate: Predicate of the instruction, or None.
-        modifiers: Modifiers that are present, in their order.
-    """
+    """Name such as `ld_vec`, operands, predicate or None, and present modifiers of a call."""
 
     name: str
     operands: tuple[Any, ...]
-    predicate: Any
-    modifiers: tuple[str, ...]
+    predicate: Any = None
+    modifiers: tuple[str, ...] = ()
 
     @classmethod
     def from_node(cls, node: Any) -> PtxCall | None:
@@ -62,13 +57,13 @@ class PtxCall:
     def __str__(self) -> str:
         return f"PTX {self.name.partition('_')[0]}.{'.'.join(self.modifiers)}"
 
-    @property
-    def state_space(self) -> str | None:
-        """State space among the modifiers, or None."""
-        state_spaces = ("global", "shared", "local")
-        return next((item for item in self.modifiers if item.partition("::")[0] in state_spaces), None)
+    @cached_property
+    def state_space(self) -> str:
+        """State space among the modifiers; shared if there is none."""
+        spaces = ("global", "shared", "local")
+        return next((item for item in self.modifiers if item.partition("::")[0] in spaces), "shared")
 
-    @property
+    @cached_property
     def vector_width(self) -> tuple[int, int]:
         """Number of elements of an access, and bytes per element: (4, 4) for `v4.b32`."""
         count = next((int(modifier[1:]) for modifier in self.modifiers if modifier in ("v2", "v4", "v8")), 1)
@@ -76,6 +71,177 @@ class PtxCall:
         if not element_type[1:].isdigit() or element_type[0] not in "busf":
             raise AnalysisError(f"{self} accesses elements of the unsupported type {element_type}")
         return count, int(element_type[1:]) // 8
+
+
+class Instruction:
+    """A call whose operands are translated; operands are selected by their index.
+
+    Args:
+        call: PTX, or an intrinsic of TVM with its operands.
+        translator: Translator of the operands.
+    """
+
+    def __init__(self, call: PtxCall, translator: TirTranslator) -> None:
+        self.call, self.state, self._translator = call, translator.state, translator
+        self._registers = [translator.find_registers(operand) for operand in call.operands]
+        self._codes = [  # registers are translated when they are read, because most are only written
+            None if registers else translator.translate_expression(operand)
+            for operand, registers in zip(call.operands, self._registers, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return str(self.call)
+
+    @property
+    def modifiers(self) -> tuple[str, ...]:
+        """Modifiers of the call."""
+        return self.call.modifiers
+
+    @property
+    def num_operands(self) -> int:
+        """Number of operands."""
+        return len(self._codes)
+
+    def unsupported(self) -> AnalysisError:
+        """Return the error for an instruction that cannot be executed."""
+        return AnalysisError(f"{self} is not supported by the emulator")
+
+    # --- values and addresses ---
+
+    def code(self, index: int) -> ExpressionCode:
+        """Return the function that evaluates an operand."""
+        code = self._codes[index]
+        if code is None:
+            code = self._codes[index] = self._translator.translate_expression(self.call.operands[index])
+        return code
+
+    def constant(self, index: int) -> int:
+        """Return an operand that is a number in the code."""
+        return int(self.call.operands[index])
+
+    def value(self, index: int, mask: Mask) -> Any:
+        """Evaluate an operand that decides whether or where memory is accessed."""
+        return self.state.evaluate_data_independent(self.code(index), mask)
+
+    def values(self, index: int, mask: Mask) -> NDArray[Any]:
+        """Evaluate an operand as `value` does in each active lane."""
+        return self.state.select_lane_values(self.value(index, mask), self.state.find_lanes(mask))
+
+    def uniform_value(self, index: int, mask: Mask) -> int:
+        """Evaluate an operand that has to be the same in all active lanes."""
+        return require_uniform(self.code(index)(mask), self.state.find_lanes(mask))
+
+    def pointer(self, index: int) -> Pointer:
+        """Return an operand that is a constant pointer."""
+        pointer = self.code(index)(None)
+        if not isinstance(pointer, Pointer):
+            raise AnalysisError(f"the operand {self.call.operands[index]} of {self} is not a pointer")
+        return pointer
+
+    def address(self, index: int, mask: Mask, space: str | None = None) -> MemoryAddress:
+        """Return what an address operand refers to in each active lane; `space` is that of the call by default."""
+        space = space or self.call.state_space
+        value, state, lanes = self.value(index, mask), self.state, self.state.find_lanes(mask)
+        if isinstance(value, Pointer):
+            if isinstance(value.memory, RegisterBuffer | TensorMapArray):
+                raise AnalysisError(f"{self} cannot access {value.name}, which is not in addressable memory")
+            if space == "global" and not isinstance(value.memory, GlobalArray):
+                raise ExecutionError(f"{self} accesses {value.name}, which is not in global memory")
+            offsets = state.select_lane_values(value.byte_offset, lanes).astype(np.int64)
+            return MemoryAddress(value.memory, offsets, value.name)
+        if not space.startswith("shared"):
+            raise AnalysisError(f"{self} uses an address of unknown memory")
+        offsets = state.select_lane_values(value, lanes).astype(np.int64)
+        target_blocks = None
+        if space == "shared::cluster":
+            window_index, offsets = offsets // CLUSTER_WINDOW_BYTES, offsets % CLUSTER_WINDOW_BYTES
+            own_blocks = lanes // state.threads.lanes_per_block
+            cluster_size = state.threads.cluster_size
+            if int(window_index.max(initial=0)) > cluster_size:
+                raise ExecutionError(f"{self} accesses a block outside of the cluster of {cluster_size} blocks")
+            peer_blocks = own_blocks - own_blocks % cluster_size + window_index - 1
+            target_blocks = np.where(window_index == 0, own_blocks, peer_blocks)
+        elif offsets.size and int(offsets.max()) >= CLUSTER_WINDOW_BYTES:
+            raise ExecutionError(f"{self} accesses another block's shared memory, which requires shared::cluster")
+        name = state.find_buffer_name(int(offsets[0])) if offsets.size else ""
+        return MemoryAddress(state.shared, offsets, name, target_blocks)
+
+    # --- registers ---
+
+    def registers(self, index: int) -> tuple[RegisterBuffer, ExpressionCode]:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index."""
+        registers = self._registers[index]
+        if registers is None:
+            raise AnalysisError(f"the operand {self.call.operands[index]} is not a register")
+        return registers
+
+    def evaluate(self, first: int, count: int, mask: Mask) -> None:
+        """Evaluate operands without using their values, to notify of deferred loads."""
+        for index in range(first, first + count):
+            self.code(index)(mask)
+
+    def read(self, first: int, count: int, mask: Mask, itemsize: int) -> NDArray[Any]:
+        """Return the bits of operands as unsigned integers, of shape (operands, lanes)."""
+        lanes = self.state.find_lanes(mask)
+        return np.stack([extract_bits(self.code(first + i)(mask), lanes, itemsize) for i in range(count)])
+
+    def write(self, mask: Mask, columns: NDArray[Any], *, first: int = 0, depends_on_memory: bool = True) -> None:
+        """Write unsigned integers of shape (lanes, registers), zero-extended to the width of the registers."""
+        lanes = self.state.find_lanes(mask)
+        for column in range(columns.shape[1]):
+            registers, index = self.registers(first + column)
+            bits, all_lanes = columns[:, column], mask is None
+            element = require_uniform(index(mask), lanes)
+            write_bits(registers, element, lanes, bits, all_lanes=all_lanes, depends_on_memory=depends_on_memory)
+
+    def mark_written(self, count: int, mask: Mask, notify: Callable[[Mask], None] | None = None) -> None:
+        """Mark the first registers as written with values that depend on memory.
+
+        The compiler drops a load if no lane reads its registers, so `notify`, which notifies the observer of the load
+        for the lanes of a mask, is deferred until lanes read them.
+        """
+        lanes = self.state.find_lanes(mask)
+        deferred = None if notify is None else DeferredLoad(notify, mask)
+        for operand in range(count):
+            registers, index = self.registers(operand)
+            element = require_uniform(index(mask), lanes)
+            previous = registers.deferred_loads.pop(element, None)
+            if previous is not None and not previous.has_mask(mask):
+                previous.notify_read(None)
+            if deferred is not None:
+                registers.deferred_loads[element] = deferred
+            registers.is_written[element, slice(None) if mask is None else lanes] = True
+            registers.depends_on_memory[element] = True
+
+
+# Translation of each supported PTX instruction; the modules of instructions fill it.
+TRANSLATORS: dict[str, Callable[[Instruction], CompiledStatement]] = {}
+
+
+def translates(*names: str) -> Callable[[Callable[[Instruction], CompiledStatement]], Any]:
+    """Register a function that returns the code of instructions."""
+
+    def register(translate: Callable[[Instruction], CompiledStatement]) -> Any:
+        TRANSLATORS.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register
+
+
+def executes(*names: str) -> Callable[[Callable[[Instruction, Mask], Iterator[Any] | None]], Any]:
+    """Register a function that executes instructions for the lanes of a mask; a generator yields waits."""
+
+    def register(execute: Callable[[Instruction, Mask], Any]) -> Any:
+        TRANSLATORS.update(dict.fromkeys(names, lambda op: bind(execute, op)))
+        return execute
+
+    return register
+
+
+def bind(execute: Callable[[Instruction, Mask], Any], op: Instruction) -> CompiledStatement:
+    """Return the code of an instruction from the function that executes it."""
+    run = partial(execute, op)
+    return SuspendableStatement(run) if inspect.isgeneratorfunction(execute) else run
 
 
 def extract_bits(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
@@ -101,44 +267,9 @@ def require_uniform(value: Any, lanes: Lanes) -> int:
     return first
 
 
-class DestinationOperands:
-    """Registers that an instruction writes."""
-
-    def __init__(self, operands: Sequence[Any], translator: TirTranslator) -> None:
-        self._operands = [translator.resolve_registers(operand) for operand in operands]
-
-    def write(self, mask: Mask, lanes: Lanes, columns: NDArray[Any], *, depends_on_memory: bool = True) -> None:
-        """Write unsigned integers of shape (lanes, registers), zero-extended to the width of the registers."""
-        for column, (registers, index) in enumerate(self._operands):
-            register_index = require_uniform(index(mask), lanes)
-            bits = columns[:, column]
-            all_lanes = mask is None
-            write_bits(registers, register_index, lanes, bits, all_lanes=all_lanes, depends_on_memory=depends_on_memory)
-
-    def mark_written(self, mask: Mask, lanes: Lanes, notify: Callable[[Mask], None] | None = None) -> None:
-        """Mark the registers as written with values that depend on memory.
-
-        Args:
-            mask: Writing lanes.
-            lanes: The same lanes as indices.
-            notify: Function that notifies the observer of the load for the lanes of a mask. The compiler drops the load
-                if no lane reads the registers, so the notification is deferred until lanes read them.
-        """
-        deferred = None if notify is None else DeferredLoad(notify, mask)
-        for registers, index in self._operands:
-            register_index = require_uniform(index(mask), lanes)
-            previous = registers.deferred_loads.pop(register_index, None)
-            if previous is not None and not previous.has_mask(mask):
-                previous.notify_read(None)
-            if deferred is not None:
-                registers.deferred_loads[register_index] = deferred
-            registers.is_written[register_index, slice(None) if mask is None else lanes] = True
-            registers.depends_on_memory[register_index] = True
-
-
 def write_bits(
     registers: RegisterBuffer,
-    register_index: int,
+    element: int,
     lanes: Lanes,
     bits: NDArray[Any],
     *,
@@ -147,67 +278,16 @@ def write_bits(
 ) -> None:
     """Write bits to registers of some lanes, or of all; `depends_on_memory` is recorded for the element."""
     data = registers.data
-    if not 0 <= register_index < len(data):
-        raise ExecutionError(f"out of bounds: element {register_index} of {registers.name}, which has {len(data)}")
+    if not 0 <= element < len(data):
+        raise ExecutionError(f"out of bounds: element {element} of {registers.name}, which has {len(data)}")
     if data.dtype.itemsize < bits.dtype.itemsize:
         raise AnalysisError(f"{bits.dtype.itemsize} bytes do not fit a register of {registers.name}, a {data.dtype}")
     if registers.accumulators is not None:
         written_mask = None if all_lanes else np.isin(np.arange(data.shape[1]), lanes)
-        registers.accumulators.check_access(register_index, written_mask)
-    row = data.view(f"u{data.dtype.itemsize}")[register_index]
-    if all_lanes:
-        row[:] = bits
-        registers.is_written[register_index] = True
-        registers.depends_on_memory[register_index] = depends_on_memory
-    else:
-        row[lanes] = bits
-        registers.is_written[register_index, lanes] = True
-        registers.depends_on_memory[register_index] |= depends_on_memory
-
-
-class SourceOperands:
-    """Registers or other values that an instruction reads."""
-
-    def __init__(self, operands: Sequence[Any], translator: TirTranslator) -> None:
-        self._codes = [translator.translate_expression(operand) for operand in operands]
-
-    def evaluate(self, mask: Mask) -> None:
-        """Evaluate the operands without using their values, to notify of deferred loads."""
-        for code in self._codes:
-            code(mask)
-
-    def read(self, mask: Mask, lanes: Lanes, itemsize: int) -> NDArray[Any]:
-        """Return the bits of the operands, of shape (registers, lanes)."""
-        return np.stack([extract_bits(code(mask), lanes, itemsize) for code in self._codes])
-
-
-def resolve_address(call: PtxCall, value: Any, state: EmulatorState, lanes: Lanes) -> MemoryAddress:
-    """Return the memory and the offsets that an address operand refers to in some lanes."""
-    if isinstance(value, Pointer):
-        if isinstance(value.memory, RegisterBuffer | TensorMapArray):
-            raise AnalysisError(f"{call} cannot access {value.name}, which is not in addressable memory")
-        if call.state_space == "global" and not isinstance(value.memory, GlobalArray):
-            raise ExecutionError(f"{call} accesses {value.name}, which is not in global memory")
-        offsets = state.select_lane_values(value.byte_offset, lanes).astype(np.int64)
-        return MemoryAddress(value.memory, offsets, value.name)
-    if not (call.state_space or "shared").startswith("shared"):
-        raise AnalysisError(f"{call} uses an address of unknown memory")
-    offsets = state.select_lane_values(value, lanes).astype(np.int64)
-    target_blocks = None
-    if call.state_space == "shared::cluster":
-        window_index, offsets = offsets // CLUSTER_WINDOW_BYTES, offsets % CLUSTER_WINDOW_BYTES
-        own_blocks = lanes // state.threads.lanes_per_block
-        cluster_size = state.threads.cluster_size
-        if int(window_index.max(initial=0)) > cluster_size:
-            raise ExecutionError(f"{call} accesses a block outside of the cluster of {cluster_size} blocks")
-        peer_blocks = own_blocks - own_blocks % cluster_size + window_index - 1
-        target_blocks = np.where(window_index == 0, own_blocks, peer_blocks)
-    elif offsets.size and int(offsets.max()) >= CLUSTER_WINDOW_BYTES:
-        raise ExecutionError(f"{call} accesses another block's shared memory, which requires shared::cluster")
-    name = state.find_buffer_name(int(offsets[0])) if offsets.size else ""
-    return MemoryAddress(state.shared, offsets, name, target_blocks)
-
-
-def translate_no_op(call: PtxCall, translator: TirTranslator) -> StatementCode:
-    """Translate an instruction without effect in the emulator, such as a hint."""
-    return lambda mask: None
+        registers.accumulators.check_access(element, written_mask)
+    written_lanes = slice(None) if all_lanes else lanes
+    data.view(f"u{data.dtype.itemsize}")[element, written_lanes] = bits
+    registers.is_written[element, written_lanes] = True
+    registers.depends_on_memory[element] = depends_on_memory or (
+        not all_lanes and bool(registers.depends_on_memory[element])
+    )

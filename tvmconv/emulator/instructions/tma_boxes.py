@@ -6,7 +6,7 @@ Source: PTX ISA, "Tensors" (tiled and im2col mode, swizzling modes).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,29 +24,21 @@ def swizzle_addresses(addresses: NDArray[np.int64], swizzle_bytes: int) -> NDArr
     return addresses ^ ((addresses >> 7 & chunks - 1) << 4)
 
 
-@dataclass(frozen=True)
-class TmaBox:
-    """Box of each copy: rows of contiguous elements, which are consecutive in shared memory.
-
-    Attributes:
-        row_offsets: Offset of each row's innermost element 0 in the array in bytes, of shape (copies, rows).
-        is_inside: Whether the row is inside the array, of the same shape.
-        first_elements: Index of each copy's first element along the innermost axis.
-    """
-
-    row_offsets: NDArray[np.int64]
-    is_inside: NDArray[np.bool_]
-    first_elements: NDArray[np.int64]
+def count_rows(tensor_map: TensorMap) -> list[int]:
+    """Return the rows of a box along each axis but the innermost; for im2col, its pixels."""
+    if tensor_map.is_im2col:
+        return [tensor_map.box[1]]
+    return [ceil_div(*pair) for pair in zip(tensor_map.box[1:], tensor_map.element_strides[1:], strict=True)]
 
 
-def select_tiles(tensor_map: TensorMap, coordinates: NDArray[np.int64]) -> TmaBox:
-    """Return the boxes of tiled copies.
+# Offset in bytes of the first element of each row of contiguous elements, and whether the row is inside the array, both
+# of shape (copies, rows).
+_Rows = tuple[NDArray[np.int64], NDArray[np.bool_]]
 
-    Args:
-        tensor_map: Layout of the array and extents of a tile.
-        coordinates: Coordinates of each tile's first element, of shape (copies, axes).
-    """
-    row_counts = [ceil_div(box, step) for box, step in zip(tensor_map.box, tensor_map.element_strides, strict=True)][1:]
+
+def _select_tiles(tensor_map: TensorMap, coordinates: NDArray[np.int64]) -> _Rows:
+    """Return the rows of tiled copies; `coordinates` of their first elements have the shape (copies, axes)."""
+    row_counts = count_rows(tensor_map)
     row_index = np.arange(math.prod(row_counts))
     row_offsets = np.zeros((len(coordinates), len(row_index)), np.int64)
     is_inside = np.ones(row_offsets.shape, bool)
@@ -55,11 +47,11 @@ def select_tiles(tensor_map: TensorMap, coordinates: NDArray[np.int64]) -> TmaBo
         row_offsets += positions * stride
         is_inside &= (positions >= 0) & (positions < tensor_map.extents[axis])
         row_index = row_index // count
-    return TmaBox(row_offsets, is_inside, coordinates[:, 0])
+    return row_offsets, is_inside
 
 
-def select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offsets: NDArray[np.int64]) -> TmaBox:
-    """Return the boxes of im2col copies: pixels of images with their channels.
+def _select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offsets: NDArray[np.int64]) -> _Rows:
+    """Return the rows of im2col copies: pixels of images with their channels.
 
     Pixels are counted in strides within the bounding box along each spatial axis. After its end they continue along the
     next axis, and in the next image.
@@ -68,9 +60,6 @@ def select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offsets
         tensor_map: Layout of the images and the bounding box.
         coordinates: Channel, filter position along each spatial axis, and image, of shape (copies, axes).
         offsets: Offsets of the filter tap from the filter position, of shape (copies, spatial axes).
-
-    Raises:
-        ExecutionError: A copy begins outside of the bounding box.
     """
     pixel_index = np.broadcast_to(np.arange(tensor_map.box[1]), (len(coordinates), tensor_map.box[1]))
     row_offsets, is_inside = np.zeros(pixel_index.shape, np.int64), np.ones(pixel_index.shape, bool)
@@ -92,11 +81,10 @@ def select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offsets
         is_inside &= (positions >= 0) & (positions < extent)
     image = coordinates[:, -1, None] + pixel_index
     is_inside &= (image >= 0) & (image < tensor_map.extents[-1])
-    return TmaBox(row_offsets + image * tensor_map.strides[-1], is_inside, coordinates[:, 0])
+    return row_offsets + image * tensor_map.strides[-1], is_inside
 
 
-@dataclass(frozen=True)
-class BoxWords:
+class BoxWords(NamedTuple):
     """Words of an array that boxes contain, of 16 bytes if alignment permits.
 
     Attributes:
@@ -110,12 +98,20 @@ class BoxWords:
     is_inside: NDArray[np.bool_]
 
 
-def list_words(source: TensorMapArray, box: TmaBox) -> BoxWords:
-    """Return the words of an array that boxes contain."""
+def list_words(
+    source: TensorMapArray, coordinates: NDArray[np.int64], offsets: NDArray[np.int64] | None = None
+) -> BoxWords:
+    """Return the words of copies at coordinates; `offsets` are those of the filter tap for im2col."""
     tensor_map, itemsize = source.tensor_map, source.array.dtype.itemsize
-    first_bytes, end_byte = box.first_elements * itemsize, tensor_map.extents[0] * itemsize
-    word_bytes = CHUNK_BYTES if not (first_bytes % CHUNK_BYTES).any() and end_byte % CHUNK_BYTES == 0 else itemsize
+    row_offsets, is_row_inside = (
+        _select_tiles(tensor_map, coordinates) if offsets is None else _select_pixels(tensor_map, coordinates, offsets)
+    )
+    first_bytes, end_byte = coordinates[:, 0] * itemsize, tensor_map.extents[0] * itemsize
+    if (first_bytes % CHUNK_BYTES).any():
+        first = int(coordinates[first_bytes % CHUNK_BYTES != 0, 0][0])
+        raise ExecutionError(f"misaligned: {tensor_map}: a copy starts at element {first}, which is not at 16 bytes")
+    word_bytes = CHUNK_BYTES if end_byte % CHUNK_BYTES == 0 else itemsize
     byte_offsets = first_bytes[:, None, None] + np.arange(0, tensor_map.box[0] * itemsize, word_bytes)
-    is_inside = (byte_offsets >= 0) & (byte_offsets < end_byte) & box.is_inside[:, :, None]
-    word_indices = np.where(is_inside, (box.row_offsets[:, :, None] + byte_offsets) // word_bytes, 0)
+    is_inside = (byte_offsets >= 0) & (byte_offsets < end_byte) & is_row_inside[:, :, None]
+    word_indices = np.where(is_inside, (row_offsets[:, :, None] + byte_offsets) // word_bytes, 0)
     return BoxWords(word_bytes, word_indices, is_inside)

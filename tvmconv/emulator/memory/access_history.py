@@ -8,7 +8,7 @@ location, only the first and the last are recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,75 @@ from tvmconv.arithmetic import round_up
 from tvmconv.emulator.addresses import CHUNK_BYTES, SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.memory.arrays import check_aligned
-from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReaders
 from tvmconv.emulator.memory.vector_clocks import ASYNC_PROXY, GENERIC_PROXY, VectorClocks
 from tvmconv.emulator.threads import EmulatedThreads, Lanes
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
 
 BUFFER_ALIGNMENT_BYTES = 128  # alignment of a shared buffer
 MBARRIER_WRITER = -2  # writer of a location that is an mbarrier
+
+
+PENDING_TIME = 1 << 30  # time of an access that has not completed
+
+
+class AsyncReader(NamedTuple):
+    """Warpgroup (for wgmma) or thread (for bulk copies) that reads shared memory asynchronously, by its index."""
+
+    kind: Literal["wgmma", "bulk copy"]
+    index_in_block: int
+
+    @property
+    def threads(self) -> NDArray[np.intp]:
+        """Threads of the block that know the end of the read after a wait."""
+        if self.kind == "bulk copy":
+            return np.array([self.index_in_block])
+        return np.arange(WARPGROUP_SIZE) + self.index_in_block * WARPGROUP_SIZE
+
+
+class AsyncReaders:
+    """End times of the asynchronous reads of each 16-byte chunk of shared memory, by reader.
+
+    Readers read until their threads have waited for them. Afterwards, any thread that synchronizes with one of these
+    threads may overwrite the memory.
+    """
+
+    def __init__(self, threads: EmulatedThreads, clocks: VectorClocks, chunks_per_block: int) -> None:
+        self._threads, self._clocks, self._chunks_per_block = threads, clocks, chunks_per_block
+        self._read_end_times: dict[AsyncReader, NDArray[np.int32]] = {}
+
+    def mark_read(self, reader: AsyncReader, chunks: NDArray[np.int64], is_pending: bool) -> None:
+        """Record that a reader reads chunks, or has read them and its threads know, in the blocks that contain them."""
+        if reader not in self._read_end_times:
+            self._read_end_times[reader] = np.zeros(len(self._threads.block_indices) * self._chunks_per_block, np.int32)
+        self._read_end_times[reader][chunks] = PENDING_TIME if is_pending else self._clocks.time
+
+    def find_pending_bulk_copy(self) -> tuple[AsyncReader, int] | None:
+        """Return a bulk copy without a wait and the block that it reads, or None."""
+        for reader, end_times in self._read_end_times.items():
+            if reader.kind == "bulk copy" and (end_times == PENDING_TIME).any():
+                return reader, int(np.argmax(end_times == PENDING_TIME)) // self._chunks_per_block
+        return None
+
+    def find_violation(self, chunks: NDArray[np.int64], lanes: Lanes) -> tuple[int, int, AsyncReader, bool] | None:
+        """Find a chunk that a lane may not write because it may still be read.
+
+        Each lane writes its row of chunks, which are in one block. Returns the lane, the chunk, its reader, and whether
+        the read is pending; None if all writes are legal.
+        """
+        for reader, reader_times in self._read_end_times.items():
+            end_times = reader_times[chunks]
+            if not end_times.any():
+                continue
+            lanes_per_block = self._threads.lanes_per_block
+            agents = chunks[:, :1] // self._chunks_per_block * lanes_per_block + reader.threads
+            agents = np.minimum(agents, self._threads.num_lanes - 1)
+            known_times = self._clocks.read_latest_times(lanes, agents)[:, None]
+            is_own = (agents == lanes[:, None]).any(axis=1)[:, None]
+            is_violated = (end_times == PENDING_TIME) | (end_times >= known_times) & ~is_own & (end_times > 0)
+            if is_violated.any():
+                row, column = np.argwhere(is_violated)[0].tolist()
+                return int(lanes[row]), int(chunks[row, column]), reader, bool(end_times[row, column] == PENDING_TIME)
+        return None
 
 
 @dataclass
@@ -34,8 +96,6 @@ class SharedMemoryHistory:
         threads: Threads that are executed together.
         nbytes: Bytes of shared memory per block.
         unit_bytes: Bytes per unit, the granularity of the history.
-        clocks: Vector clocks of the lanes.
-        async_readers: Pending reads of the async proxy.
     """
 
     threads: EmulatedThreads
@@ -43,14 +103,12 @@ class SharedMemoryHistory:
     unit_bytes: int
 
     def __post_init__(self) -> None:
-        """Initialize an empty history."""
         self.nbytes = round_up(max(self.nbytes, BUFFER_ALIGNMENT_BYTES), BUFFER_ALIGNMENT_BYTES)
         lanes, size = self.threads.num_lanes, len(self.threads.block_indices) * self.nbytes // self.unit_bytes
         self._write_times = np.zeros(size, np.int32)  # time and lane of the last write
         self._writers = np.full(size, -1, np.int32)
         # The first and the last reading lane since the last barrier of all threads, and the time of each read.
-        self._first_readers, self._last_readers = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
-        self._first_read_times, self._last_read_times = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._readers, self._read_times = np.full((2, size), -1, np.int32), np.zeros((2, size), np.int32)
         self._read_log: list[tuple[NDArray[np.int64], Lanes, Lanes, int]] = []  # reads that are not yet applied
         self._lane_blocks = np.arange(lanes) // self.threads.lanes_per_block  # block of each lane
         self.clocks = VectorClocks(self.threads)
@@ -60,11 +118,7 @@ class SharedMemoryHistory:
     def find_units(self, addresses: NDArray[np.int64], lanes: Lanes, nbytes: int, blocks: Lanes | None = None) -> Any:
         """Return the units that accesses touch, of shape (accesses, units).
 
-        Args:
-            addresses: Addresses in the block's shared memory, from `SHARED_BASE_ADDRESS` on.
-            lanes: Lanes that access them.
-            nbytes: Bytes per access.
-            blocks: Owner of the memory of each access, if it is not the lane's own block.
+        Addresses begin at `SHARED_BASE_ADDRESS`; `blocks` owns the memory if it is not each lane's own block.
         """
         offsets = addresses - SHARED_BASE_ADDRESS
         self._check_bounds(offsets, nbytes)
@@ -103,23 +157,18 @@ class SharedMemoryHistory:
 
     def apply_logged_reads(self) -> None:
         """Record the logged reads in the history, before lanes synchronize further."""
-        for units, first_lane, last_lane, read_time in self._read_log:
+        for units, *end_lanes, read_time in self._read_log:
             flat_units = units.reshape(-1)
-            first_lanes = np.broadcast_to(first_lane[:, None], units.shape).reshape(-1).astype(np.int32)
-            last_lanes = np.broadcast_to(last_lane[:, None], units.shape).reshape(-1).astype(np.int32)
+            lanes = [np.broadcast_to(each[:, None], units.shape).reshape(-1).astype(np.int32) for each in end_lanes]
             # Forget the recorded reads that are ordered before this one.
-            is_superseded = self._first_read_times[flat_units] < self.clocks.read_times(
-                first_lanes, np.maximum(self._first_readers[flat_units], 0)
-            )
-            is_superseded &= self._last_read_times[flat_units] < self.clocks.read_times(
-                first_lanes, np.maximum(self._last_readers[flat_units], 0)
-            )
-            superseded_units = flat_units[is_superseded]
-            self._first_readers[superseded_units], self._last_readers[superseded_units] = np.int32(2**30), np.int32(-1)
-            np.minimum.at(self._first_readers, flat_units, first_lanes)
-            np.maximum.at(self._last_readers, flat_units, last_lanes)
-            self._first_read_times[flat_units[self._first_readers[flat_units] == first_lanes]] = read_time
-            self._last_read_times[flat_units[self._last_readers[flat_units] == last_lanes]] = read_time
+            known_times = self.clocks.read_times(lanes[0], np.maximum(self._readers[:, flat_units], 0))
+            superseded_units = flat_units[(self._read_times[:, flat_units] < known_times).all(axis=0)]
+            self._readers[:, superseded_units] = np.array([[2**30], [-1]], np.int32)
+            for readers, read_times, merge, own in zip(
+                self._readers, self._read_times, (np.minimum, np.maximum), lanes, strict=True
+            ):
+                merge.at(readers, flat_units, own)
+                read_times[flat_units[readers[flat_units] == own]] = read_time
         self._read_log.clear()
 
     # --- races ---
@@ -138,10 +187,7 @@ class SharedMemoryHistory:
         if write_times.size and int(write_times.max()) >= self._ordered_before:
             self._check_order(write_times, self._writers[units], units, lanes, "writes")
         self.apply_logged_reads()
-        for all_read_times, readers in (
-            (self._first_read_times, self._first_readers),
-            (self._last_read_times, self._last_readers),
-        ):
+        for all_read_times, readers in zip(self._read_times, self._readers, strict=True):
             read_times = all_read_times[units]
             if read_times.size and int(read_times.max()) >= self._ordered_before:
                 self._check_order(read_times, readers[units], units, lanes, "overwrites")
@@ -227,10 +273,7 @@ class SharedMemoryHistory:
         self._check_async_read(chunks, lanes[:, None], "has a bulk copy write")
         self.apply_logged_reads()
         units_per_chunk = CHUNK_BYTES // self.unit_bytes
-        for all_read_times, readers in (
-            (self._first_read_times, self._first_readers),
-            (self._last_read_times, self._last_readers),
-        ):
+        for all_read_times, readers in zip(self._read_times, self._readers, strict=True):
             read_times = self._group_by_chunk(all_read_times)[chunks]
             if read_times.any():
                 units = np.arange(units_per_chunk) + chunks[:, :, None] * units_per_chunk

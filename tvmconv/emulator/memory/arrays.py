@@ -20,14 +20,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class GlobalArray:
-    """Array in global memory.
-
-    Attributes:
-        name: Name of the parameter.
-        dtype: Type of an element.
-        size: Number of elements.
-        raw_bytes: Bytes of the array, padded to a multiple of 16.
-    """
+    """Array in global memory, of `size` elements; its bytes are padded to a multiple of 16."""
 
     name: str
     dtype: np.dtype[Any]
@@ -94,15 +87,7 @@ class GlobalArray:
 
 @dataclass(frozen=True)
 class TensorMapArray:
-    """Array behind a tensor map, as the argument of a kernel that takes a tensor map.
-
-    Attributes:
-        array: The array.
-        tensor_map: Layout of the array and box of one copy.
-
-    Raises:
-        ExecutionError: The array is smaller than the tensor map's extents.
-    """
+    """Array behind a tensor map, as the argument of a kernel that takes a tensor map."""
 
     array: GlobalArray
     tensor_map: TensorMap

@@ -15,12 +15,7 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 class AccumulatorRegisters:
-    """Usage of registers that wgmma writes.
-
-    Args:
-        name: Name of the register buffer.
-        elements: Number of elements of the buffer.
-        lanes: Number of lanes.
+    """Usage of the registers of a buffer that wgmma writes.
 
     Attributes:
         in_flight: Whether a pending wgmma writes the registers, of shape (elements, warps).
@@ -35,11 +30,7 @@ class AccumulatorRegisters:
         self.needs_fence = np.ones(lanes // WARP_SIZE, bool)
 
     def check_access(self, element_indices: Any, lane_mask: NDArray[np.bool_] | None) -> None:
-        """Note that lanes of a mask, or all, read or write elements.
-
-        Raises:
-            RaceError: A pending wgmma writes the elements.
-        """
+        """Note that lanes of a mask, or all, read or write elements."""
         warps = slice(None) if lane_mask is None else lane_mask.reshape(-1, WARP_SIZE).any(axis=1)
         if self.has_in_flight and self.in_flight[np.unique(element_indices)][:, warps].any():
             raise RaceError(f"race: {self.name} is accessed while wgmma writes it, without a wgmma.wait_group between")
@@ -47,12 +38,7 @@ class AccumulatorRegisters:
 
 
 class DeferredLoad:
-    """Load that the observer is notified of only when lanes read its registers, as the compiler drops unused loads.
-
-    Args:
-        notify: Function that notifies the observer for the lanes of a mask.
-        mask: Lanes that load.
-    """
+    """Load of the lanes of a mask of which `notify` notifies only when they read its registers."""
 
     def __init__(self, notify: Callable[[NDArray[np.bool_] | None], None], mask: NDArray[np.bool_] | None) -> None:
         self._notify, self._mask = notify, mask
@@ -86,8 +72,8 @@ class RegisterBuffer:
         data: Elements, of shape (elements, lanes).
         is_written: Whether each element has been written, of the same shape.
         depends_on_memory: Whether each element depends on memory contents, of shape (elements,).
-        accumulators: Usage of the registers as accumulators of wgmma; None if wgmma does not write them.
-        deferred_loads: Deferred load of each element that comes from one.
+        accumulators: Usage as accumulators of wgmma; None if wgmma does not write them.
+        deferred_loads: Load of each element whose notification is deferred.
     """
 
     name: str

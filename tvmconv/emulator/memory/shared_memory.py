@@ -16,28 +16,11 @@ from numpy.typing import NDArray
 
 from tvmconv.emulator.addresses import CHUNK_BYTES
 from tvmconv.emulator.errors import RaceError
-from tvmconv.emulator.memory.access_history import MBARRIER_WRITER, SharedMemoryHistory
+from tvmconv.emulator.memory.access_history import MBARRIER_WRITER, PENDING_TIME, SharedMemoryHistory
 from tvmconv.emulator.memory.arrays import Bytes, GlobalArray
-from tvmconv.emulator.memory.async_readers import PENDING_TIME
+from tvmconv.emulator.memory.commit_groups import CommitGroups
 from tvmconv.emulator.memory.vector_clocks import GENERIC_PROXY
 from tvmconv.emulator.threads import Lanes
-
-
-@dataclass
-class _PendingCopies:
-    """Asynchronous copies of one instruction that have not completed.
-
-    Attributes:
-        lanes: Lanes that issued them.
-        group_indices: Index of the commit group of each lane.
-        unit_indices: Units of shared memory that each copy writes, of shape (lanes, units).
-        data: Data of the copies.
-    """
-
-    lanes: Lanes
-    group_indices: NDArray[np.int64]
-    unit_indices: NDArray[np.int64]
-    data: NDArray[Any]
 
 
 @dataclass
@@ -55,22 +38,14 @@ class SharedMemory(SharedMemoryHistory):
     _data: NDArray[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Initialize unwritten memory."""
         super().__post_init__()
         self._data = np.full(len(self._write_times), -1, f"i{self.unit_bytes}").view(f"u{self.unit_bytes}")
-        self._pending_copies: list[_PendingCopies] = []
-        self._num_committed_groups = np.zeros(self.threads.num_lanes, np.int64)  # commit groups of each lane
+        self._copy_groups = CommitGroups(self.threads.num_lanes)
         # Time of the last access to a block's memory by a lane of another block.
         self._remote_accesses: dict[tuple[int, int], int] = {}
 
     def read(self, units: NDArray[np.int64], lanes: Lanes, *, is_whole_warp: bool = False) -> NDArray[Any]:
-        """Return the contents of units.
-
-        Args:
-            units: Indices of units, of shape (accesses, units).
-            lanes: Reading lanes.
-            is_whole_warp: Whether all lanes of the warp read the units, instead of the given lane alone.
-        """
+        """Return the contents of units, of shape (accesses, units), that lanes or their whole warps read."""
         self._check_read(units, lanes, is_whole_warp)
         return self._data[units]
 
@@ -90,28 +65,19 @@ class SharedMemory(SharedMemoryHistory):
     def start_copy(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
         """Start asynchronous copies."""
         self._check_write(units, lanes)
-        self._pending_copies.append(_PendingCopies(lanes, self._num_committed_groups[lanes], units, data))
+        self._copy_groups.issue(lanes, units, data)
         self._write_times[units] = PENDING_TIME
         self._writers[units] = lanes[:, None]
 
     def commit_group(self, lanes: Lanes) -> None:
         """Commit each lane's copies since its last commit as a group."""
-        self._num_committed_groups[lanes] += 1
+        self._copy_groups.commit(lanes)
 
     def wait_group(self, lanes: Lanes, max_pending_groups: int) -> None:
         """Complete all groups of each lane but the last `max_pending_groups`."""
-        is_waiting = np.zeros(self.threads.num_lanes, bool)
-        is_waiting[lanes] = True
-        remaining = []
-        for copies in self._pending_copies:
-            num_committed = self._num_committed_groups[copies.lanes]
-            is_complete = is_waiting[copies.lanes] & (copies.group_indices < num_committed - max_pending_groups)
-            if is_complete.any():
-                self._store_units(copies.unit_indices[is_complete], copies.lanes[is_complete], copies.data[is_complete])
-            if not is_complete.all():
-                fields = copies.lanes, copies.group_indices, copies.unit_indices, copies.data
-                remaining.append(_PendingCopies(*(field[~is_complete] for field in fields)))
-        self._pending_copies = remaining
+        for copies in self._copy_groups.wait(lanes, max_pending_groups):
+            units, data = copies.values
+            self._store_units(units, copies.lanes, data)
 
     # --- the async proxy ---
 
@@ -122,13 +88,7 @@ class SharedMemory(SharedMemoryHistory):
         return data
 
     def start_async_write(self, chunks: NDArray[np.int64], lanes: Lanes, agents: Lanes) -> None:
-        """Start a write of chunks by the async proxy.
-
-        Args:
-            chunks: Indices of chunks, of shape (copies, chunks).
-            lanes: Issuing lane of each copy.
-            agents: Writing agent of each copy.
-        """
+        """Start a write of chunks, of shape (copies, chunks), by the agent of each copy, which a lane issues."""
         self._check_async_write(chunks, lanes)
         self._group_by_chunk(self._write_times)[chunks] = PENDING_TIME
         self._group_by_chunk(self._writers)[chunks] = agents[:, None, None]
@@ -172,7 +132,7 @@ class SharedMemory(SharedMemoryHistory):
 
 @dataclass(frozen=True)
 class MemoryAddress:
-    """Target of an access.
+    """Target of an access, named after its array or buffer.
 
     Attributes:
         memory: Accessed memory.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.addresses import CHUNK_BYTES
-from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReaders
+from tvmconv.emulator.memory.access_history import PENDING_TIME, AsyncReaders
 from tvmconv.emulator.memory.shared_memory import SharedMemory
 from tvmconv.emulator.memory.vector_clocks import VectorClocks
 
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from tvmconv.emulator.threads import Lanes
 
 
+def _ignore(*arguments: Any, **keywords: Any) -> None:
+    """Do nothing."""
+
+
 class _UncheckedClocks(VectorClocks):
     """Vector clocks that order all accesses."""
+
+    acquire = fence_async_proxy = synchronize_groups = _ignore
 
     def read_times(self, lanes: NDArray[Any], agents: NDArray[Any], proxy: int = 0) -> NDArray[np.int32]:
         """Return a time after all accesses."""
@@ -35,28 +41,21 @@ class _UncheckedClocks(VectorClocks):
         """Return one of the clocks."""
         return clock
 
-    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
-        """Do nothing."""
-
-    acquire = fence_async_proxy = synchronize_groups = _ignore
-
 
 class _UncheckedReaders(AsyncReaders):
     """Asynchronous readers that record no reads."""
 
-    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
-        """Do nothing."""
-
-    start_read = complete_read = _ignore
+    mark_read = _ignore
 
 
 class UncheckedSharedMemory(SharedMemory):
     """Shared memory that reads as zeros and ignores writes."""
 
     is_checked = False
+    write = start_copy = start_async_write = complete_copy = _ignore
+    apply_logged_reads = synchronize_groups = note_remote_access = reserve_mbarrier = free_mbarrier = _ignore
 
     def __post_init__(self) -> None:
-        """Initialize the size, with clocks and readers that do nothing."""
         super().__post_init__()
         self.clocks = _UncheckedClocks(self.threads)
         self.async_readers = _UncheckedReaders(self.threads, self.clocks, self.nbytes // CHUNK_BYTES)
@@ -64,9 +63,3 @@ class UncheckedSharedMemory(SharedMemory):
     def read(self, units: NDArray[np.int64], lanes: Lanes, *, is_whole_warp: bool = False) -> NDArray[Any]:
         """Return zeros."""
         return np.zeros(units.shape, f"u{self.unit_bytes}")
-
-    def _ignore(self, *arguments: Any, **keywords: Any) -> None:
-        """Do nothing."""
-
-    write = start_copy = start_async_write = complete_copy = _ignore
-    apply_logged_reads = synchronize_groups = note_remote_access = reserve_mbarrier = free_mbarrier = _ignore

@@ -24,14 +24,7 @@ _AGENTS_PER_GROWTH = 16  # number of agent columns that are added at a time
 
 
 class VectorClocks:
-    """Vector clock of each lane; lanes with equal clocks share one row.
-
-    Args:
-        threads: Threads that are executed together.
-
-    Attributes:
-        time: Current time, starting at 1.
-    """
+    """Vector clock of each lane; lanes with equal clocks share one row. The current `time` starts at 1."""
 
     def __init__(self, threads: EmulatedThreads) -> None:
         blocks = len(threads.block_indices)

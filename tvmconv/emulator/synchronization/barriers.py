@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError, RaceError
+from tvmconv.emulator.synchronization.fibers import WaitCondition
 from tvmconv.gpu_specs import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory
-    from tvmconv.emulator.synchronization.fibers import WaitCondition
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+    from tvmconv.emulator.threads import Lanes
 
 CLUSTER_BARRIER = -1  # number of the cluster's barrier
 BLOCK_BARRIER = 0  # number of the block's barrier
@@ -26,14 +26,7 @@ BLOCK_BARRIER = 0  # number of the block's barrier
 
 @dataclass
 class Barrier:
-    """One phase of a barrier.
-
-    Attributes:
-        name: Name for messages.
-        num_expected: Number of threads that have to arrive.
-        arrived_lanes: Lanes that have arrived.
-        clock: Union of their clocks once all have arrived; None before.
-    """
+    """One phase of a barrier; its clock is the union of those of the arrived lanes once all have arrived."""
 
     name: str
     num_expected: int
@@ -46,40 +39,8 @@ class Barrier:
         return sum(map(len, self.arrived_lanes))
 
 
-@dataclass
-class _BarrierWait:
-    """Condition of lanes that wait at barriers.
-
-    Attributes:
-        barriers: Barriers with the lanes that wait at each.
-        threads: Threads that are executed together.
-    """
-
-    barriers: list[tuple[Barrier, Lanes]]
-    threads: EmulatedThreads
-
-    def is_ready(self) -> bool:
-        """Return whether all threads have arrived at all barriers."""
-        return all(barrier.clock is not None for barrier, _ in self.barriers)
-
-    def __str__(self) -> str:
-        descriptions = []
-        for barrier, lanes in self.barriers:
-            if barrier.clock is None:
-                thread_names = self.threads.describe_lanes(lanes)
-                descriptions.append(
-                    f"{thread_names} at {barrier.name} that not all of its threads reach "
-                    f"({barrier.num_arrived} of {barrier.num_expected})"
-                )
-        return "; ".join(descriptions)
-
-
 class BarrierTable:
-    """Barriers of all blocks.
-
-    Args:
-        shared: Shared memory whose accesses they order.
-    """
+    """Barriers of all blocks, which order the accesses to their shared memory."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared, self._threads = shared, shared.threads
@@ -87,15 +48,7 @@ class BarrierTable:
         self._cluster_barriers: dict[int, Barrier] = {}  # cluster barrier of each lane's last arrival
 
     def sync_warps(self, is_active: NDArray[np.bool_], is_thread: NDArray[np.bool_]) -> None:
-        """Synchronize warps, which never waits because their lanes are executed in lock step.
-
-        Args:
-            is_active: Whether each lane takes part.
-            is_thread: Whether each lane is a thread of its block.
-
-        Raises:
-            RaceError: Only some lanes of a warp take part.
-        """
+        """Synchronize the active lanes of warps, which never waits because warps are executed in lock step."""
         active_by_warp, threads_by_warp = is_active.reshape(-1, WARP_SIZE), is_thread.reshape(-1, WARP_SIZE)
         has_active: NDArray[np.bool_] = np.asarray(active_by_warp.any(axis=1))
         if not np.array_equal(active_by_warp & threads_by_warp, threads_by_warp & has_active[:, None]):
@@ -110,19 +63,13 @@ class BarrierTable:
     def sync(
         self, lanes: Lanes, barrier_index: Any = BLOCK_BARRIER, num_threads: int | None = None
     ) -> Iterator[WaitCondition]:
-        """Arrive at a barrier, and wait until all expected threads have.
+        """Arrive at a barrier, and wait until all expected threads have, by default those of the block or the cluster.
 
-        Args:
-            lanes: Arriving lanes.
-            barrier_index: Number of the barrier, one for all lanes or one per lane.
-            num_threads: Number of expected threads; all threads of the block or the cluster by default.
+        The number of the barrier is one for all lanes, or one per lane.
         """
         barriers = self._arrive_at_barriers(lanes, barrier_index, num_threads)
         if barriers:
-            wait = _BarrierWait(barriers, self._threads)
-            if not wait.is_ready():
-                yield wait
-            self._acquire_clocks(barriers)
+            yield from self._wait(barriers)
 
     def arrive(self, lanes: Lanes, barrier_index: Any, num_threads: int | None = None) -> None:
         """Arrive at a barrier without waiting; the arguments are those of `sync`."""
@@ -131,11 +78,7 @@ class BarrierTable:
                 self._cluster_barriers.update(dict.fromkeys(arriving_lanes.tolist(), barrier))
 
     def wait_cluster(self, lanes: Lanes) -> Iterator[WaitCondition]:
-        """Wait until all threads of the cluster have arrived.
-
-        Raises:
-            ExecutionError: A waiting lane has not arrived itself.
-        """
+        """Wait until all threads of the cluster have arrived, after the waiting lanes themselves."""
         lanes_by_barrier: dict[int, tuple[Barrier, list[int]]] = {}
         for lane in lanes.tolist():
             barrier = self._cluster_barriers.pop(lane, None)
@@ -144,12 +87,22 @@ class BarrierTable:
                 raise ExecutionError(f"{name} waits at the cluster's barrier without having arrived at it")
             lanes_by_barrier.setdefault(id(barrier), (barrier, []))[1].append(lane)
         barriers = [(barrier, np.array(arriving_lanes)) for barrier, arriving_lanes in lanes_by_barrier.values()]
-        wait = _BarrierWait(barriers, self._threads)
+        yield from self._wait(barriers)
+
+    def _wait(self, barriers: list[tuple[Barrier, Lanes]]) -> Iterator[WaitCondition]:
+        """Wait until all threads have arrived at the barrier of each of some lanes."""
+
+        def describe() -> str:
+            return "; ".join(
+                f"{self._threads.describe_lanes(lanes)} at {barrier.name} that not all of its threads reach "
+                f"({barrier.num_arrived} of {barrier.num_expected})"
+                for barrier, lanes in barriers
+                if barrier.clock is None
+            )
+
+        wait = WaitCondition(lambda: all(barrier.clock is not None for barrier, _ in barriers), describe)
         if not wait.is_ready():
             yield wait
-        self._acquire_clocks(barriers)
-
-    def _acquire_clocks(self, barriers: list[tuple[Barrier, Lanes]]) -> None:
         self._shared.apply_logged_reads()
         for barrier, lanes in barriers:
             assert barrier.clock is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from tvmconv.emulator.errors import DeadlockError
 
@@ -16,27 +16,16 @@ MAX_IDLE_ROUNDS = 100_000  # consecutive rounds in which only polling loops run,
 MAX_LISTED_WAITS = 8  # number of waits that an error message lists
 
 
-class WaitCondition(Protocol):
-    """Condition that a fiber waits for."""
+@dataclass(frozen=True)
+class WaitCondition:
+    """Condition that a fiber waits for: whether it can continue, and which lanes wait for what."""
 
-    def is_ready(self) -> bool:
-        """Return whether all lanes of the fiber can continue."""
-
-    def __str__(self) -> str:
-        """Return which lanes wait, and for what."""
+    is_ready: Callable[[], bool]
+    describe: Callable[[], str]
 
 
-class Yield:
-    """Condition of a polling loop, which lets other fibers run before it polls again."""
-
-    def is_ready(self) -> bool:
-        """Return True."""
-        return True
-
-    def __str__(self) -> str:
-        return "a while loop does not end"
-
-
+# A polling loop lets other fibers run before it polls again.
+POLL = WaitCondition(lambda: True, lambda: "a while loop does not end")
 FiberGenerator: TypeAlias = "Iterator[WaitCondition | Fork]"
 
 
@@ -47,19 +36,15 @@ class Fork:
     fibers: tuple[FiberGenerator, ...]
 
 
+@dataclass(eq=False)
 class _Fiber:
-    """State of a fiber.
+    """State of a fiber, which is or descends from a root; its parent forked it and waits for it."""
 
-    Args:
-        generator: Generator that executes the lanes.
-        root_index: Index of the root fiber that it is or descends from.
-        parent: Fiber that forked it and waits for it; None for a root.
-    """
-
-    def __init__(self, generator: FiberGenerator, root_index: int, parent: _Fiber | None = None) -> None:
-        self.generator, self.root_index, self.parent = generator, root_index, parent
-        self.wait: WaitCondition | None = None
-        self.num_running_branches = 0
+    generator: FiberGenerator
+    root_index: int
+    parent: _Fiber | None = None
+    wait: WaitCondition | None = None
+    num_running_branches: int = 0
 
     def is_ready(self) -> bool:
         """Return whether the fiber can continue."""
@@ -69,7 +54,7 @@ class _Fiber:
 def run_fibers(
     roots: Sequence[FiberGenerator], switch_root: Callable[[int], None], complete_copy: Callable[[], bool]
 ) -> None:
-    """Execute fibers to their ends.
+    """Execute root fibers to their ends; raises `DeadlockError` if none can continue.
 
     Pending copies complete as late as possible, when no fiber can continue without them.
 
@@ -77,9 +62,6 @@ def run_fibers(
         roots: Root fibers.
         switch_root: Function that is called with the index of the root whose fiber runs next.
         complete_copy: Function that completes the oldest pending copy, and returns whether there was one.
-
-    Raises:
-        DeadlockError: No fiber can continue.
     """
     fibers = [_Fiber(generator, root_index) for root_index, generator in enumerate(roots)]
     idle_rounds = 0
@@ -88,7 +70,7 @@ def run_fibers(
         for fiber in list(fibers):
             if not fiber.is_ready():
                 continue
-            has_progressed |= not isinstance(fiber.wait, Yield)
+            has_progressed |= fiber.wait is not POLL
             switch_root(fiber.root_index)
             try:
                 wait_or_fork = next(fiber.generator)
@@ -105,12 +87,12 @@ def run_fibers(
             else:
                 fiber.wait = wait_or_fork
         waits = [fiber.wait for fiber in fibers if not fiber.num_running_branches and fiber.wait is not None]
-        if has_progressed or any(not isinstance(wait, Yield) and wait.is_ready() for wait in waits) or complete_copy():
+        if has_progressed or any(wait is not POLL and wait.is_ready() for wait in waits) or complete_copy():
             idle_rounds = 0
             continue
         idle_rounds += 1
-        if idle_rounds > MAX_IDLE_ROUNDS or not any(isinstance(wait, Yield) for wait in waits):
-            descriptions = list(dict.fromkeys(str(wait) for wait in waits))
+        if idle_rounds > MAX_IDLE_ROUNDS or POLL not in waits:
+            descriptions = list(dict.fromkeys(wait.describe() for wait in waits))
             num_omitted = len(descriptions) - MAX_LISTED_WAITS
             omitted_note = f"; and {num_omitted} more" if num_omitted > 0 else ""
             raise DeadlockError(f"deadlock: {'; '.join(descriptions[:MAX_LISTED_WAITS])}{omitted_note}")

@@ -17,11 +17,11 @@ from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.memory.arrays import check_aligned
 from tvmconv.emulator.memory.vector_clocks import GENERIC_PROXY
+from tvmconv.emulator.synchronization.fibers import WaitCondition
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
-    from tvmconv.emulator.synchronization.fibers import WaitCondition
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+    from tvmconv.emulator.threads import Lanes
 
 MBARRIER_BYTES = 8
 MAX_ARRIVALS, MAX_TX_COUNT = (1 << 20) - 1, (1 << 20) - 1
@@ -29,15 +29,11 @@ MAX_ARRIVALS, MAX_TX_COUNT = (1 << 20) - 1, (1 << 20) - 1
 
 @dataclass
 class Mbarrier:
-    """One mbarrier.
+    """One mbarrier in the shared memory of a block.
 
     Attributes:
-        name: Name for messages.
-        block: Block whose shared memory contains it.
         num_expected_arrivals: Number of arrivals per phase.
         writer_agent: Agent of the vector clocks that stands for the copies of this mbarrier.
-        init_lane: Lane that initialized it.
-        init_time: Time of the initialization.
         arrival_clock: Union of the clocks of the arrivals in the current phase.
         phase_clock: Union of the clocks of the arrivals in the last complete phase.
         is_fenced: Whether fence.mbarrier_init has made it visible to other blocks and the async proxy.
@@ -72,31 +68,8 @@ class Mbarrier:
 
 
 @dataclass
-class _MbarrierWait:
-    """Condition of lanes that wait for the phases of a parity of some mbarriers."""
-
-    threads: EmulatedThreads
-    phase_waits: list[tuple[Mbarrier, int, Lanes]]
-
-    def is_ready(self) -> bool:
-        """Return whether all phases are complete."""
-        return all(barrier.phase & 1 != parity for barrier, parity, _ in self.phase_waits)
-
-    def __str__(self) -> str:
-        return "; ".join(
-            f"{self.threads.describe_lanes(lanes)} at {barrier}"
-            for barrier, parity, lanes in self.phase_waits
-            if barrier.phase & 1 == parity
-        )
-
-
-@dataclass
 class MbarrierTable:
-    """Mbarriers of all blocks.
-
-    Attributes:
-        shared: Shared memory that contains them.
-    """
+    """Mbarriers of all blocks, in their shared memory."""
 
     shared: SharedMemory
     _mbarriers: dict[tuple[int, int], Mbarrier] = field(default_factory=dict)
@@ -152,12 +125,7 @@ class MbarrierTable:
             barrier.is_fenced |= barrier.init_lane in fencing_lanes
 
     def find_mbarriers(self, location: MemoryAddress, lanes: Lanes, *, is_async_proxy: bool = False) -> list[Mbarrier]:
-        """Return the mbarriers at addresses.
-
-        Raises:
-            ExecutionError: An address has no mbarrier.
-            RaceError: The initialization is not ordered before the use, or not fenced for it.
-        """
+        """Return the mbarriers at addresses; their initialization has to be ordered and fenced before the use."""
         shared = self.shared
         blocks = lanes // shared.threads.lanes_per_block if location.target_blocks is None else location.target_blocks
         mbarriers = []
@@ -239,7 +207,15 @@ class MbarrierTable:
             (barrier, int(parities[first_index]) & 1, lanes[inverse == number])
             for number, (barrier, first_index) in enumerate(zip(barriers, first_indices.tolist(), strict=True))
         ]
-        wait = _MbarrierWait(self.shared.threads, phase_waits)
+        describe_lanes = self.shared.threads.describe_lanes
+        wait = WaitCondition(
+            lambda: all(barrier.phase & 1 != parity for barrier, parity, _ in phase_waits),
+            lambda: "; ".join(
+                f"{describe_lanes(waiting_lanes)} at {barrier}"
+                for barrier, parity, waiting_lanes in phase_waits
+                if barrier.phase & 1 == parity
+            ),
+        )
         if not wait.is_ready():
             yield wait
         self.shared.apply_logged_reads()

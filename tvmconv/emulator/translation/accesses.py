@@ -1,28 +1,51 @@
-"""Translation of loads and stores of TIR to Python functions."""
+"""Translation of buffers of TIR, and of loads and stores, to Python functions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
+from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.lane_code import ExpressionCode, Pointer
-from tvmconv.emulator.memory.arrays import Argument
+from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import RegisterBuffer
+from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.observers import SITES_PER_STATEMENT
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.translation.arithmetic import Value, select_integer_type
-from tvmconv.emulator.translation.buffer_locations import BufferLocation, BufferLocations
 from tvmconv.emulator.translation.layout import SharedMemoryLayout
 from tvmconv.errors import AnalysisError
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
-class AccessTranslator(BufferLocations, ABC):
-    """Translator of loads and stores; subclasses translate their indices and values.
+@dataclass(frozen=True)
+class BufferLocation:
+    """Location of a buffer in an array, in registers or in shared memory."""
+
+    memory: GlobalArray | RegisterBuffer | SharedMemory
+    dtype: np.dtype[Any]
+    byte_offset: int
+    num_elements: int
+    name: str
+
+
+def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
+    """Return whether an expression loads from memory other than registers."""
+    from tvm.ir import TensorLoad
+
+    registers = {buffer for buffer, location in locations.items() if isinstance(location.memory, RegisterBuffer)}
+    return any(load.source not in registers for load in collect_nodes(node, TensorLoad))
+
+
+class AccessTranslator(ABC):
+    """Translator of buffers, and of loads and stores, whose indices and values subclasses translate.
 
     Args:
         state: State that the functions run on.
@@ -31,13 +54,56 @@ class AccessTranslator(BufferLocations, ABC):
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
-        super().__init__(state, layout, arrays)
+        self.state, self._layout, self._arrays = state, layout, arrays
+        self._locations: dict[Any, BufferLocation] = {}
+        self._variables: dict[Any, ExpressionCode] = {}
+        self._variable_values: list[Value] = []
         self._statement_index = -1  # index of the current statement
         self._num_sites = 0
 
     @abstractmethod
     def translate_expression(self, node: Any) -> ExpressionCode:
         """Return a function that evaluates an expression for the lanes of a mask."""
+
+    def _find_location(self, data: Any) -> BufferLocation:
+        """Return the location of a whole buffer from its data pointer."""
+        if type(data).__name__ == "Call" and str(data.op.name) == "tirx.buffer_data":
+            data = data.args[0]
+        if data in self._locations:
+            return self._locations[data]
+        if data in self._arrays:
+            array = self._arrays[data]
+            if isinstance(array, TensorMapArray):
+                raise AnalysisError(f"the elements of the tensor map {data} cannot be accessed")
+            return BufferLocation(array, array.dtype, 0, array.size, array.name)
+        raise AnalysisError(f"the data pointer {data} belongs to no known buffer")
+
+    def _allocate_buffer(self, buffer: Any) -> Callable[[Mask], None]:
+        scope, dtype = str(buffer.scope()), str(buffer.dtype)
+        num_elements = count_elements(buffer)
+        name = str(buffer.name)
+        if scope.startswith("shared"):
+            address = SHARED_BASE_ADDRESS + self._layout.offsets[buffer]
+            shared, numpy_type = self.state.shared, get_numpy_dtype(dtype)
+            self._locations[buffer] = BufferLocation(shared, numpy_type, address, num_elements, name)
+            self.state.buffers.append((address, name))
+            return lambda mask: None
+        if scope != "local":
+            raise AnalysisError(f"the buffer {name} is in the unsupported memory scope {scope!r}")
+        registers = RegisterBuffer.allocate_unwritten(name, dtype, num_elements, self.state.threads.num_lanes)
+        self._locations[buffer] = BufferLocation(registers, get_numpy_dtype(dtype), 0, num_elements, name)
+        return lambda mask: registers.mark_unwritten() if mask is None else None
+
+    def _declare_buffer(self, buffer: Any, data: Any) -> None:
+        location = self._find_location(data)
+        dtype = get_numpy_dtype(str(buffer.dtype))
+        # The whole allocation may be accessed: TVM gives merged buffers offsets in it, and their shapes are stale.
+        num_elements = location.num_elements * location.dtype.itemsize // dtype.itemsize
+        byte_offset = location.byte_offset + int(buffer.elem_offset) * dtype.itemsize
+        memory = location.memory
+        if isinstance(memory, RegisterBuffer) and (byte_offset or memory.data.dtype.itemsize != dtype.itemsize):
+            raise AnalysisError(f"the registers {buffer.name} of type {memory.data.dtype} are used as {dtype}")
+        self._locations[buffer] = BufferLocation(location.memory, dtype, byte_offset, num_elements, str(buffer.name))
 
     def _next_site(self) -> int:
         self._num_sites += 1
@@ -87,7 +153,7 @@ class AccessTranslator(BufferLocations, ABC):
             self._check_index(location, indices)
             state.site = site
             starts, count = self._merge_contiguous(indices, location)
-            elements = state.load(memory, starts, count, dtype, active_lanes, location.name)
+            elements = state.load(MemoryAddress(memory, starts, location.name), count, dtype, active_lanes)
             elements = elements.astype(select_integer_type(dtype)) if is_integer else elements
             elements = elements[:, 0] if vector_lanes == 1 else elements
             if mask is None:
@@ -98,19 +164,25 @@ class AccessTranslator(BufferLocations, ABC):
 
         return load
 
+    def _select_registers(self, location: BufferLocation, indices: Value, mask: Mask) -> tuple[Any, Any]:
+        """Return what selects elements of all lanes in an array of shape (elements, lanes), after a bounds check."""
+        if isinstance(indices, int):
+            if not 0 <= indices < location.num_elements:
+                self._check_index(location, np.array(indices))
+            return indices, slice(None)
+        indices = np.asarray(indices)
+        indices = indices[:, None] if indices.ndim == 1 else indices
+        indices = np.broadcast_to(indices, (self.state.threads.num_lanes, indices.shape[-1] if indices.ndim else 1))
+        active_mask = self.state.thread_mask if mask is None else mask
+        self._check_index(location, indices[active_mask])
+        return np.where(active_mask[:, None], indices, 0), self.state.all_lanes[:, None]
+
     def _translate_register_load(
         self, location: BufferLocation, index_code: ExpressionCode, *, is_integer: bool
     ) -> ExpressionCode:
         registers, state = location.memory, self.state
         assert isinstance(registers, RegisterBuffer)
-        data, is_written = registers.data.view(location.dtype), registers.is_written
-        depends_by_element = registers.depends_on_memory
-        integer_type = select_integer_type(location.dtype)
-
-        def check(is_known: NDArray[np.bool_], mask: Mask) -> None:
-            active_mask: NDArray[np.bool_] = state.thread_mask if mask is None else mask
-            if not is_known.all() and not is_known[active_mask].all():
-                raise ExecutionError(f"{location.name} is read before it is written")
+        data, integer_type = registers.data.view(location.dtype), select_integer_type(location.dtype)
 
         def load(mask: Mask) -> Value:
             indices = index_code(mask)
@@ -118,26 +190,15 @@ class AccessTranslator(BufferLocations, ABC):
                 registers.notify_read(indices, mask)
             if registers.accumulators is not None:
                 registers.accumulators.check_access(indices, mask)
-            if isinstance(indices, int):
-                if not 0 <= indices < location.num_elements:
-                    self._check_index(location, np.array(indices))
-                state.depends_on_memory |= bool(depends_by_element[indices])
-                if is_integer:
-                    check(is_written[indices], mask)
-                    return data[indices].astype(integer_type)
-                return data[indices]
-            indices = np.asarray(indices)
-            indices = indices[:, None] if indices.ndim == 1 else indices
-            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))
-            active_mask = state.thread_mask if mask is None else mask
-            self._check_index(location, indices[active_mask])
-            indices = np.where(active_mask[:, None], indices, 0)
-            state.depends_on_memory |= bool(depends_by_element[indices].any())
-            lane = state.all_lanes[:, None]
+            selected = self._select_registers(location, indices, mask)
+            state.depends_on_memory |= bool(registers.depends_on_memory[selected[0]].any())
+            elements = data[selected]
             if is_integer:
-                check(np.asarray(is_written[indices, lane].all(axis=1)), mask)
-            elements = data[indices, lane].astype(integer_type) if is_integer else data[indices, lane]
-            return elements[:, 0] if elements.shape[1] == 1 else elements
+                is_known, active_mask = registers.is_written[selected], state.thread_mask if mask is None else mask
+                if not is_known.all() and not is_known[active_mask].all():
+                    raise ExecutionError(f"{location.name} is read before it is written")
+                elements = elements.astype(integer_type)
+            return elements[:, 0] if elements.ndim == 2 and elements.shape[1] == 1 else elements
 
         return load
 
@@ -167,19 +228,18 @@ class AccessTranslator(BufferLocations, ABC):
                 value = value if mask is None or len(value) == 1 else value[active_lanes]
                 elements = np.broadcast_to(value.astype(dtype, copy=False), (len(active_lanes), vector_lanes))
             starts, count = self._merge_contiguous(indices, location)
-            elements = np.ascontiguousarray(elements)
-            state.store(memory, starts, count, elements, active_lanes, location.name, dtype.itemsize)
+            target = MemoryAddress(memory, starts, location.name)
+            state.store(target, count, np.ascontiguousarray(elements), active_lanes)
 
         return store
 
     def _translate_register_store(
         self, location: BufferLocation, value_code: ExpressionCode, index_code: ExpressionCode
     ) -> Callable[[Mask], None]:
-        registers = location.memory
+        registers, state = location.memory, self.state
         assert isinstance(registers, RegisterBuffer)
         data, is_written = registers.data.view(location.dtype), registers.is_written
         depends_by_element = registers.depends_on_memory
-        state = self.state
 
         def store(mask: Mask) -> None:
             state.depends_on_memory = False
@@ -187,32 +247,25 @@ class AccessTranslator(BufferLocations, ABC):
             depends_on_memory = state.depends_on_memory
             if registers.accumulators is not None:
                 registers.accumulators.check_access(indices, mask)
+            elements, lanes = self._select_registers(location, indices, mask)
             if isinstance(indices, int):
-                if not 0 <= indices < location.num_elements:
-                    self._check_index(location, np.array(indices))
-                if isinstance(value, np.ndarray) and value.ndim == 2:
-                    value = value[:, 0]
-                if mask is None:
-                    data[indices] = value
-                    is_written[indices] = True
-                    depends_by_element[indices] = depends_on_memory
-                else:
-                    np.copyto(data[indices], value, where=mask, casting="unsafe")
-                    is_written[indices] |= mask
-                    depends_by_element[indices] |= depends_on_memory
+                value = value[:, 0] if isinstance(value, np.ndarray) and value.ndim == 2 else value
+                is_stored: Any = True if mask is None else mask
+                np.copyto(data[elements], value, where=is_stored, casting="unsafe")
+                is_written[elements] |= is_stored
+                depends_by_element[elements] = depends_on_memory or (
+                    mask is not None and bool(depends_by_element[elements])
+                )
                 return
             active_lanes = state.find_lanes(mask)
-            indices = np.asarray(indices)
-            indices = indices[:, None] if indices.ndim == 1 else indices
-            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))[active_lanes]
-            self._check_index(location, indices)
+            elements, lanes = elements[active_lanes], lanes[active_lanes]
             value = np.asarray(value)
             if value.ndim:
                 value = value if value.ndim == 2 else value[:, None]
                 value = np.broadcast_to(value, (state.threads.num_lanes, value.shape[1]))[active_lanes]
-            data[indices, active_lanes[:, None]] = value
-            is_written[indices, active_lanes[:, None]] = True
-            depends_by_element[indices] |= depends_on_memory
+            data[elements, lanes] = value
+            is_written[elements, lanes] = True
+            depends_by_element[elements] |= depends_on_memory
 
         return store
 
@@ -223,10 +276,9 @@ class AccessTranslator(BufferLocations, ABC):
         index_code, size = self.translate_expression(load.indices[0]), location.dtype.itemsize
         return lambda mask: Pointer(location.memory, location.byte_offset + index_code(mask) * size, location.name)
 
-    def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
-        """Return the register buffer of an operand such as `acc[3]`, and the function that evaluates its index."""
-        if type(node).__name__ == "TensorLoad":
-            location = self._locations.get(node.source)
-            if location is not None and isinstance(location.memory, RegisterBuffer):
-                return location.memory, self.translate_expression(node.indices[0])
-        raise AnalysisError(f"the operand {node} is not a register")
+    def find_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode] | None:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index; None for others."""
+        location = self._locations.get(node.source) if type(node).__name__ == "TensorLoad" else None
+        if location is None or not isinstance(location.memory, RegisterBuffer):
+            return None
+        return location.memory, self.translate_expression(node.indices[0])

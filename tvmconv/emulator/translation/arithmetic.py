@@ -1,4 +1,4 @@
-"""Operators and functions of TIR in NumPy, for numbers and for arrays with one element per lane."""
+"""Operators, functions and conversions of TIR in NumPy, for numbers and for arrays with one element per lane."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 Value = Any  # a number, an array of shape (lanes,) or (lanes, vector elements), or a Pointer
 
@@ -117,3 +119,40 @@ def find_function(name: str) -> Callable[..., Value] | None:
         if candidate in _MATH:
             return _MATH[candidate]
     return None
+
+
+def make_cast(target_type: Any, source_type: Any) -> Callable[[Value], Value]:
+    """Return a function that converts a value between TIR types as C does."""
+    type_name = str(target_type).partition("x")[0]
+    if target_type.is_float:
+        numpy_type = get_numpy_dtype(type_name)
+        return lambda value: np.asarray(value).astype(numpy_type)[()]
+    if target_type.is_bool:
+        return lambda value: value != 0
+    bits = min(int(target_type.bits), 63)
+
+    def cast(value: Value) -> Value:
+        if type_name == "uint64" and not source_type.is_float:
+            return as_uint64(value)
+        if source_type.is_float:
+            value = np.trunc(np.asarray(value, np.float64)).astype(np.int64)[()]
+        elif isinstance(value, np.ndarray):
+            value = value.astype(np.int64, copy=False)
+        else:
+            value = int(value)
+        if type_name.startswith("uint"):
+            return value & ((1 << bits) - 1)
+        if bits < 63 and not (source_type.is_integer and source_type.bits < target_type.bits):
+            half = 1 << (bits - 1)
+            return ((value + half) & ((1 << bits) - 1)) - half
+        return value
+
+    return cast
+
+
+def reinterpret(value: Value, target_type: str, source_type: str) -> Value:
+    """Reinterpret the bits of a value as another type, element by element."""
+    target_dtype, source_dtype = (get_numpy_dtype(name.partition("x")[0]) for name in (target_type, source_type))
+    values = np.asarray(value)
+    bits = np.ascontiguousarray(values.astype(source_dtype)).reshape(-1).view(target_dtype).reshape(values.shape)
+    return bits.astype(select_integer_type(target_dtype))[()] if target_dtype.kind in "iu" else bits[()]

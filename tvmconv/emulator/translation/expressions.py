@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tvmconv.emulator.instructions import dispatch
 from tvmconv.emulator.lane_code import ExpressionCode, Pointer
-from tvmconv.emulator.memory.arrays import Argument
-from tvmconv.emulator.state import EmulatorState, Mask
-from tvmconv.emulator.translation.accesses import AccessTranslator
+from tvmconv.emulator.state import Mask
+from tvmconv.emulator.translation.accesses import AccessTranslator, reads_memory
 from tvmconv.emulator.translation.arithmetic import (
     ARITHMETIC,
     CALLED_ARITHMETIC,
@@ -22,54 +21,40 @@ from tvmconv.emulator.translation.arithmetic import (
     as_uint64,
     find_function,
     is_uniform,
+    make_cast,
+    reinterpret,
 )
-from tvmconv.emulator.translation.buffer_locations import reads_memory
-from tvmconv.emulator.translation.conversions import translate_cast, translate_reinterpret
-from tvmconv.emulator.translation.layout import SharedMemoryLayout
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
+class StaticCode:
+    """Expression whose value never changes, and which is evaluated once."""
+
+    def __init__(self, code: ExpressionCode) -> None:
+        self._code = code
+        self._values: list[Value] = []
+
+    def __call__(self, mask: Mask) -> Value:
+        """Return the value."""
+        if not self._values:
+            self._values.append(self._code(None))
+        return self._values[0]
+
+
 class ExpressionTranslator(AccessTranslator):
-    """Translator of expressions.
-
-    Args:
-        state: State that the functions run on.
-        layout: Layout of shared memory.
-        arrays: Argument of each of the function's parameters.
-    """
-
-    def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
-        super().__init__(state, layout, arrays)
-        self._variables: dict[Any, tuple[ExpressionCode, bool]] = {}  # code, and whether its value never changes
-        self._variable_values: list[Value] = []
+    """Translator of expressions; `_variables` has the code of each bound variable."""
 
     def translate_expression(self, node: Any) -> ExpressionCode:
-        """Return a function that evaluates an expression for the lanes of a mask; it evaluates a constant only once."""
-        code, is_static = self._translate_node(node)
-        return self._cache_static(code) if is_static else code
-
-    @staticmethod
-    def _cache_static(code: ExpressionCode) -> ExpressionCode:
-        cached: list[Value] = []
-
-        def evaluate_once(mask: Mask) -> Value:
-            if not cached:
-                cached.append(code(None))
-            return cached[0]
-
-        return evaluate_once
-
-    def _translate_node(self, node: Any) -> tuple[ExpressionCode, bool]:
-        """Return the function that evaluates an expression, and whether its value never changes."""
+        """Return a function that evaluates an expression for the lanes of a mask."""
         kind = type(node).__name__
         if kind == "IntImm":
-            constant_value = bool(node.value) if node.ty.dtype.is_bool else int(node.value)
-            constant_value = as_uint64(constant_value) if str(node.ty.dtype) == "uint64" else constant_value
-            return (lambda mask: constant_value), True
+            constant = bool(node.value) if node.ty.dtype.is_bool else int(node.value)
+            constant = as_uint64(constant) if str(node.ty.dtype) == "uint64" else constant
+            return StaticCode(lambda mask: constant)
         if kind == "FloatImm":
-            constant = get_numpy_dtype(str(node.ty.dtype)).type(node.value)
-            return (lambda mask: constant), True
+            number = get_numpy_dtype(str(node.ty.dtype)).type(node.value)
+            return StaticCode(lambda mask: number)
         if kind == "Var":
             if node not in self._variables:
                 raise AnalysisError(f"the variable {node} is not bound")
@@ -77,102 +62,87 @@ class ExpressionTranslator(AccessTranslator):
         if kind in ARITHMETIC:
             return self._translate_arithmetic(kind, node, node.a, node.b)
         if kind in COMPARISONS:
-            compare = COMPARISONS[kind]
-            (a, b), is_static = self._translate_pair(node.a, node.b)
-            return (lambda mask: compare(a(mask), b(mask))), is_static
+            return self._apply(COMPARISONS[kind], node.a, node.b)
         match kind:
             case "And" | "Or":
                 return self._translate_logical(kind, node)
             case "Not":
-                a, is_static = self._translate_node(node.a)
-
-                def negation(mask: Mask) -> Value:
-                    value = a(mask)
-                    return ~value if isinstance(value, np.ndarray) else not value
-
-                return negation, is_static
+                return self._apply(lambda value: ~value if isinstance(value, np.ndarray) else not value, node.a)
             case "Cast":
-                value, is_static = self._translate_node(node.value)
-                return translate_cast(value, node.ty.dtype, node.value.ty.dtype), is_static
+                return self._apply(make_cast(node.ty.dtype, node.value.ty.dtype), node.value)
             case "Select":
                 return self._translate_select(node.condition, node.true_value, node.false_value)
             case "TensorLoad":
-                return self._translate_load(node), False
+                return self._translate_load(node)
             case "Ramp":
-                (base, stride), is_static = self._translate_pair(node.base, node.stride)
                 lane_numbers = np.arange(int(node.lanes))
 
-                def ramp(mask: Mask) -> Value:
-                    start = base(mask)
+                def ramp(start: Value, stride: Value) -> Value:
                     start = start[:, None] if isinstance(start, np.ndarray) else start
-                    elements = start + stride(mask) * lane_numbers
+                    elements = start + stride * lane_numbers
                     return elements if elements.ndim == 2 else elements[None, :]
 
-                return ramp, is_static
+                return self._apply(ramp, node.base, node.stride)
             case "Broadcast":
-                value, is_static = self._translate_node(node.value)
-
-                def broadcast(mask: Mask) -> Value:
-                    element = value(mask)
-                    return element[:, None] if isinstance(element, np.ndarray) and element.ndim == 1 else element
-
-                return broadcast, is_static
+                return self._apply(
+                    lambda value: value[:, None] if isinstance(value, np.ndarray) and value.ndim == 1 else value,
+                    node.value,
+                )
             case "Shuffle":
                 return self._translate_shuffle(node)
             case "Call":
                 return self._translate_call(node)
         raise AnalysisError(f"expressions with a node of kind {kind} are not supported: {node}")
 
-    def _translate_pair(self, a: Any, b: Any) -> tuple[tuple[ExpressionCode, ExpressionCode], bool]:
-        (first, is_first_static), (second, is_second_static) = self._translate_node(a), self._translate_node(b)
-        if is_first_static and is_second_static:
-            return (first, second), True
-        return (
-            self._cache_static(first) if is_first_static else first,
-            self._cache_static(second) if is_second_static else second,
-        ), False
+    def _apply(self, function: Callable[..., Value], *nodes: Any) -> ExpressionCode:
+        """Return the code of a function of expressions, which is static if they are."""
+        operands = [self.translate_expression(node) for node in nodes]
+        if len(operands) == 1:
+            (a,) = operands
+            code: ExpressionCode = lambda mask: function(a(mask))  # noqa: E731
+        else:
+            a, b = operands
+            code = lambda mask: function(a(mask), b(mask))  # noqa: E731
+        return StaticCode(code) if all(isinstance(operand, StaticCode) for operand in operands) else code
 
-    def _translate_arithmetic(self, kind: str, node: Any, first: Any, second: Any) -> tuple[ExpressionCode, bool]:
-        (a, b), is_static = self._translate_pair(first, second)
+    def _translate_arithmetic(self, kind: str, node: Any, first: Any, second: Any) -> ExpressionCode:
         dtype = node.ty.dtype
         float_function, integer_function = ARITHMETIC[kind]
         if dtype.is_float:
-            code: ExpressionCode = lambda mask: float_function(a(mask), b(mask))  # noqa: E731
+            code = self._apply(float_function, first, second)
             observer, state = self.state.observer, self.state
-            if observer is not None and kind in COUNTED_OPS:
-                name, lanes, itemsize = COUNTED_OPS[kind], dtype.lanes, dtype.itemsize // dtype.lanes
-                compute, notified_observer = code, observer
+            if observer is None or kind not in COUNTED_OPS:
+                return code
+            name, lanes, itemsize = COUNTED_OPS[kind], dtype.lanes, dtype.itemsize // dtype.lanes
 
-                def compute_and_notify(mask: Mask) -> Value:
-                    notified_observer.on_operation(name, state.find_lanes(mask), lanes, itemsize)
-                    return compute(mask)
+            def compute_and_notify(mask: Mask) -> Value:
+                observer.on_operation(name, state.find_lanes(mask), lanes, itemsize)
+                return code(mask)
 
-                return compute_and_notify, False
-            return code, is_static
-        if kind in ("Min", "Max"):
-
-            def extremum(mask: Mask) -> Value:
-                lhs, rhs = a(mask), b(mask)
-                if isinstance(lhs, int) and isinstance(rhs, int):
-                    return min(lhs, rhs) if kind == "Min" else max(lhs, rhs)
-                return integer_function(lhs, rhs)
-
-            return extremum, is_static
+            return compute_and_notify
         type_name = str(dtype).partition("x")[0]
+        if kind in ("Min", "Max"):
+            python_function = min if kind == "Min" else max
+
+            def extremum(a: Value, b: Value) -> Value:
+                is_python = isinstance(a, int) and isinstance(b, int)
+                return python_function(a, b) if is_python else integer_function(a, b)
+
+            return self._apply(extremum, first, second)
         if type_name == "uint64":
-            return (lambda mask: as_uint64(integer_function(as_uint64(a(mask)), as_uint64(b(mask))))), is_static
+            return self._apply(lambda a, b: as_uint64(integer_function(as_uint64(a), as_uint64(b))), first, second)
         if type_name.startswith("uint") and kind in WRAPPING:
             max_value = (1 << int(dtype.bits)) - 1
-            return (lambda mask: integer_function(a(mask), b(mask)) & max_value), is_static
-        return (lambda mask: integer_function(a(mask), b(mask))), is_static
+            return self._apply(lambda a, b: integer_function(a, b) & max_value, first, second)
+        return self._apply(integer_function, first, second)
 
-    def _translate_logical(self, kind: str, node: Any) -> tuple[ExpressionCode, bool]:
-        (a, b), is_static = self._translate_pair(node.a, node.b)
+    def _translate_logical(self, kind: str, node: Any) -> ExpressionCode:
+        a, b = self.translate_expression(node.a), self.translate_expression(node.b)
+        decisive_value = kind == "Or"
 
         def combine(mask: Mask) -> Value:
             """Evaluate the second operand only in lanes in which the first does not decide, as in C."""
             first = a(mask)
-            decisive_value = kind == "Or"
             if is_uniform(first):
                 return first if bool(first) == decisive_value else b(mask)
             if first.ndim == 1:
@@ -182,15 +152,13 @@ class ExpressionTranslator(AccessTranslator):
                 second = b(mask)
             return first | second if decisive_value else first & second
 
-        return combine, is_static
+        return StaticCode(combine) if isinstance(a, StaticCode) and isinstance(b, StaticCode) else combine
 
-    def _translate_select(self, condition: Any, true_node: Any, false_node: Any) -> tuple[ExpressionCode, bool]:
-        condition_code, is_condition_static = self._translate_node(condition)
-        (true_code, false_code), is_static = self._translate_pair(true_node, false_node)
-        condition_code = self._cache_static(condition_code) if is_condition_static and not is_static else condition_code
-
+    def _translate_select(self, *nodes: Any) -> ExpressionCode:
+        """Translate a selection by (condition, value if true, value if false)."""
+        codes = condition_code, true_code, false_code = [self.translate_expression(node) for node in nodes]
         state = self.state
-        accesses_memory = reads_memory(true_node, self._locations) or reads_memory(false_node, self._locations)
+        accesses_memory = any(reads_memory(node, self._locations) for node in nodes[1:])
 
         def select(mask: Mask) -> Value:
             is_true = state.evaluate_data_independent(condition_code, mask) if accesses_memory else condition_code(mask)
@@ -208,9 +176,9 @@ class ExpressionTranslator(AccessTranslator):
             is_vector = any(isinstance(value, np.ndarray) and value.ndim == 2 for value in (true_value, false_value))
             return np.where(is_true[:, None] if is_vector else is_true, true_value, false_value)
 
-        return select, is_static and is_condition_static
+        return StaticCode(select) if all(isinstance(code, StaticCode) for code in codes) else select
 
-    def _translate_shuffle(self, node: Any) -> tuple[ExpressionCode, bool]:
+    def _translate_shuffle(self, node: Any) -> ExpressionCode:
         vectors = [self.translate_expression(vector) for vector in node.vectors]
         column_indices = [int(index) for index in node.indices]
         counts = [vector.ty.dtype.lanes for vector in node.vectors]
@@ -227,48 +195,43 @@ class ExpressionTranslator(AccessTranslator):
                 return selected_columns[0]
             return np.stack(np.broadcast_arrays(*selected_columns), axis=1)
 
-        return shuffle, False
+        return shuffle
 
-    def _translate_call(self, node: Any) -> tuple[ExpressionCode, bool]:
-        name = str(node.op.name)
+    def _translate_call(self, node: Any) -> ExpressionCode:
+        name, arguments = str(node.op.name), node.args
         if name == "prim.if_then_else":
-            return self._translate_select(*node.args)
+            return self._translate_select(*arguments)
         if name in ("tirx.likely", "tirx.ret"):
-            return self._translate_node(node.args[0])
+            return self.translate_expression(arguments[0])
         if name in CALLED_ARITHMETIC:
-            return self._translate_arithmetic(CALLED_ARITHMETIC[name], node, *node.args)
+            return self._translate_arithmetic(CALLED_ARITHMETIC[name], node, *arguments)
         if name == "tirx.reinterpret":
-            return self._translate_reinterpret(node)
+            source = arguments[-1]
+            if str(node.ty).startswith("T.handle"):  # reinterpreting a pointer does not change it
+                return self.translate_expression(source)
+            target_type, source_type = str(node.ty.dtype), str(source.ty.dtype)
+            return self._apply(lambda value: reinterpret(value, target_type, source_type), source)
         if name == "tirx.address_of":
-            argument = self._arrays.get(node.args[0]) if type(node.args[0]).__name__ == "Var" else None
+            argument = self._arrays.get(arguments[0]) if type(arguments[0]).__name__ == "Var" else None
             if argument is not None:
-                return (lambda mask: Pointer(argument, 0, argument.name)), False
-            return self._translate_address(node.args[0]), False
+                return lambda mask: Pointer(argument, 0, argument.name)
+            return self._translate_address(arguments[0])
         if name == "tirx.buffer_data":
             location = self._find_location(node)
-            return (lambda mask: Pointer(location.memory, location.byte_offset, location.name)), False
+            return lambda mask: Pointer(location.memory, location.byte_offset, location.name)
         if name in ("tirx.call_pure_extern", "tirx.call_extern"):
-            function_name, arguments = str(node.args[0].value), node.args[1:]
-        else:
-            function_name, arguments = name, node.args
-        function = find_function(function_name)
+            name, arguments = str(arguments[0].value), arguments[1:]
+        function = find_function(name)
         if function is not None and node.ty.dtype.is_float:
             codes = [self.translate_expression(argument) for argument in arguments]
-            numpy_type = get_numpy_dtype(str(node.ty.dtype).partition("x")[0])
-            callee = function
+            numpy_type, callee = get_numpy_dtype(str(node.ty.dtype).partition("x")[0]), function
 
             def call(mask: Mask) -> Value:
                 operands = [np.asarray(code(mask)) for code in codes]
                 return np.asarray(callee(*(operand.astype(np.float32) for operand in operands))).astype(numpy_type)[()]
 
-            return call, False
+            return call
         intrinsic_code = dispatch.translate_expression(node, self)
-        if intrinsic_code is not None:
-            return intrinsic_code, False
-        raise AnalysisError(f"the emulator does not support calls of {function_name}")
-
-    def _translate_reinterpret(self, node: Any) -> tuple[ExpressionCode, bool]:
-        value_code, is_static = self._translate_node(node.args[-1])
-        if str(node.ty).startswith("T.handle"):  # reinterpreting a pointer does not change it
-            return value_code, is_static
-        return translate_reinterpret(value_code, str(node.ty.dtype), str(node.args[-1].ty.dtype)), is_static
+        if intrinsic_code is None:
+            raise AnalysisError(f"the emulator does not support calls of {name}")
+        return intrinsic_code

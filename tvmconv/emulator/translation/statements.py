@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tvmconv.emulator.instructions import dispatch
-from tvmconv.emulator.lane_code import CompiledStatement, SuspendableStatement
+from tvmconv.emulator.lane_code import CompiledStatement, SuspendableStatement, compose_statement, run_statement
 from tvmconv.emulator.state import Mask
-from tvmconv.emulator.synchronization.fibers import FiberGenerator, Fork, Yield, run_fibers
+from tvmconv.emulator.synchronization.fibers import POLL, FiberGenerator, Fork, run_fibers
 from tvmconv.emulator.translation.arithmetic import Value, is_uniform
-from tvmconv.emulator.translation.expressions import ExpressionTranslator
+from tvmconv.emulator.translation.expressions import ExpressionTranslator, StaticCode
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu_specs import WARPGROUP_SIZE
 
@@ -52,29 +52,20 @@ class StatementTranslator(ExpressionTranslator):
 
     @staticmethod
     def _translate_sequence(codes: Sequence[CompiledStatement]) -> CompiledStatement:
-        run_functions = [code for code in codes if not isinstance(code, SuspendableStatement)]
-        if len(run_functions) == len(codes):
-
-            def sequence(mask: Mask) -> None:
-                for code in run_functions:
-                    code(mask)
-
-            return sequence
-
-        def run_suspendable(mask: Mask) -> FiberGenerator:
+        def run(mask: Mask) -> FiberGenerator:
             for code in codes:
                 if isinstance(code, SuspendableStatement):
                     yield from code.run(mask)
                 else:
                     code(mask)
 
-        return SuspendableStatement(run_suspendable)
+        return compose_statement(run, codes)
 
     def _translate_attribute(self, node: Any) -> CompiledStatement:
         state, key = self.state, str(node.attr_key)
         if key == "thread_extent":
             values = state.read_axis(str(node.node.thread_tag))
-            self._variables[node.node.var] = (lambda mask: values), True
+            self._variables[node.node.var] = StaticCode(lambda mask: values)
             return self.translate_statement(node.body)
         body = self.translate_statement(node.body)
         if key == "async_commit_queue_scope":  # TVM commits the copies inside as a group
@@ -110,21 +101,11 @@ class StatementTranslator(ExpressionTranslator):
                     values[slot] = start + iteration
                     yield active
 
-        if isinstance(body, SuspendableStatement):
-            suspendable_body = body.run
-
-            def run_suspendable(mask: Mask) -> FiberGenerator:
-                for active in iterate_masks(mask):
-                    yield from suspendable_body(active)
-
-            return SuspendableStatement(run_suspendable)
-        run_body = body
-
-        def loop(mask: Mask) -> None:
+        def run(mask: Mask) -> FiberGenerator:
             for active in iterate_masks(mask):
-                run_body(active)
+                yield from run_statement(body, active)
 
-        return loop
+        return compose_statement(run, [body])
 
     def _translate_while(self, node: Any) -> CompiledStatement:
         condition, body = self.translate_expression(node.condition), self.translate_statement(node.body)
@@ -140,11 +121,8 @@ class StatementTranslator(ExpressionTranslator):
                     mask = is_true if mask is None else is_true & mask
                     if mask is None or not mask.any():
                         return
-                if isinstance(body, SuspendableStatement):
-                    yield from body.run(mask)
-                else:
-                    body(mask)
-                yield Yield()
+                yield from run_statement(body, mask)
+                yield POLL
 
         return SuspendableStatement(run_suspendable)
 
@@ -170,41 +148,30 @@ class StatementTranslator(ExpressionTranslator):
                     taken_sides.append((else_code, active))
             return taken_sides
 
-        if isinstance(then_code, SuspendableStatement) or isinstance(else_code, SuspendableStatement):
-
-            def run_suspendable(mask: Mask) -> FiberGenerator:
-                suspended = []
-                for side, active in select_sides(mask):
-                    if isinstance(side, SuspendableStatement):
-                        suspended.append(side.run(active))
-                    else:
-                        side(active)
-                if len(suspended) == 1:
-                    yield from suspended[0]
-                elif suspended:
-                    yield Fork(tuple(suspended))
-
-            return SuspendableStatement(run_suspendable)
-
-        def branch(mask: Mask) -> None:
+        def run(mask: Mask) -> FiberGenerator:
+            suspended = []
             for side, active in select_sides(mask):
-                side(active)  # type: ignore[operator]  # neither side can suspend
+                if isinstance(side, SuspendableStatement):
+                    suspended.append(side.run(active))
+                else:
+                    side(active)
+            if len(suspended) == 1:
+                yield from suspended[0]
+            elif suspended:
+                yield Fork(tuple(suspended))
 
-        return branch
+        return compose_statement(run, [code for code in (then_code, else_code) if code is not None])
 
     def run_lockstep(self, code: CompiledStatement, lockstep_lanes: int | None, whole_warpgroups: bool) -> None:
-        """Execute a statement with all lanes of a block in lock step, or in parts that run in turns.
+        """Execute a statement with all lanes in lock step, or in parts of `lockstep_lanes` lanes that run in turns.
 
-        Args:
-            code: Statement to execute.
-            lockstep_lanes: Number of lanes per lock-step part; None for one part with all lanes.
-            whole_warpgroups: Whether all threads of whole warpgroups stay in lock step in any case.
+        With `whole_warpgroups`, all threads of whole warpgroups stay in lock step in any case.
         """
         state = self.state
         if not isinstance(code, SuspendableStatement):
             code(state.full_mask)
             return
-        run_statement, threads = code.run, state.threads
+        threads = state.threads
         masks = [state.full_mask]
         if lockstep_lanes is not None:
             block, thread = np.divmod(state.all_lanes, threads.lanes_per_block)
@@ -222,12 +189,12 @@ class StatementTranslator(ExpressionTranslator):
                 root_values[current_root], self._variable_values[:] = self._variable_values[:], root_values[root_index]
                 current_root = root_index
 
-        run_fibers([run_statement(mask) for mask in masks], switch, state.complete_oldest_copy)
+        run_fibers([code.run(mask) for mask in masks], switch, state.complete_oldest_copy)
 
     def _translate_bind(self, node: Any) -> Callable[[Mask], None]:
-        code, is_static = self._translate_node(node.value)
-        if is_static:
-            self._variables[node.var] = self._cache_static(code), True
+        code = self.translate_expression(node.value)
+        if isinstance(code, StaticCode):
+            self._variables[node.var] = code
             return lambda mask: None
         slot, values, state = len(self._variable_values), self._variable_values, self.state
         values += [None, False]  # the value, and whether it depends on memory
@@ -241,13 +208,13 @@ class StatementTranslator(ExpressionTranslator):
             value = code(mask)  # copied below because the registers that it was read from may change
             values[slot : slot + 2] = value.copy() if isinstance(value, np.ndarray) else value, state.depends_on_memory
 
-        self._variables[node.var] = read_value, False
+        self._variables[node.var] = read_value
         return bind_value
 
     def _allocate_slot(self, variable: Any) -> int:
         slot, values = len(self._variable_values), self._variable_values
         values.append(None)
-        self._variables[variable] = (lambda mask: values[slot]), False
+        self._variables[variable] = lambda mask: values[slot]
         return slot
 
     def _translate_evaluate(self, value: Any) -> CompiledStatement:
@@ -263,5 +230,5 @@ class StatementTranslator(ExpressionTranslator):
                     run_intrinsic(mask)
 
                 return run_at_site
-        code, _ = self._translate_node(value)
+        code = self.translate_expression(value)
         return lambda mask: code(mask)
