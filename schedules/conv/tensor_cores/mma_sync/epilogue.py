@@ -27,7 +27,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from ..epilogue_ops import apply_epilogue, split_trailing_relu
+from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .base import MmaSyncKernelBase
 from .tile_config import MMA_M, MMA_N
@@ -65,9 +65,9 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
     def store_accumulators_to_smem(self) -> None:
         """Store the accumulators to shared memory, from which threads read neighbouring channels."""
         itemsize = self.staged_itemsize
-        ops, applies_relu = split_trailing_relu(
-            self.accum_ops, "float32" if self.stores_raw_accumulators else self.w.storage
-        )
+        all_ops = EpilogueOps(tuple(self.accum_ops), "float32" if self.stores_raw_accumulators else self.w.storage)
+        applies_relu = all_ops.fuses_relu
+        ops = all_ops.ops[:-1] if applies_relu else all_ops.ops
         row = self.warp_m * (self.warp_mmas_m * MMA_M) + self.lane_idx // 4
         column = self.warp_n * (self.warp_mmas_n * MMA_N) + self.lane_idx % 4 * 2
         address = (
@@ -156,12 +156,11 @@ class MmaSyncEpilogue(MmaSyncKernelBase):
                 with if_(is_inside):
                     if self.stores_raw_accumulators:
                         self.accumulate_partials(smem_offset)
-                        apply_epilogue(
-                            w,
+                        apply_to_vector(
+                            EpilogueOps(tuple(self.vector_ops), w.storage),
                             self.arguments,
-                            self.vector_ops,
-                            pixel,
                             channel,
+                            pixel * w.O + channel,
                             self.vector_elements,
                             self.values,
                             self.packed,

@@ -21,7 +21,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from ..epilogue_ops import read_argument
+from ..gemm.epilogue_ops import load_argument
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .loader import MmaSyncLoader
 from .tile_config import MMA_M, MMA_N
@@ -70,8 +70,10 @@ class MmaSyncMainloop(MmaSyncLoader):
 
     def read_op_argument(self, op: epilogue.EpilogueOp, pixel: Expr, channel: Expr, num_channels: int) -> list[Expr]:
         """Load an operation's argument for neighbouring channels of a pixel, in the accumulation dtype."""
-        return read_argument(
-            self.w, self.arguments, op, pixel, self.group_idx * self.gemm.n + channel, num_channels, self.packed
+        output_channel = self.group_idx * self.gemm.n + channel
+        output_index = pixel * self.w.O + output_channel
+        return load_argument(
+            op, self.arguments, self.w.storage, output_channel, output_index, num_channels, self.packed
         )
 
     def run_mainloop(self, next_tile_idx: Expr, has_next_tile: Expr) -> None:

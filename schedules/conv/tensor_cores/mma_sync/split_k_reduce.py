@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads import Conv
 
 from ....tir_builder import (
     Buffer,
@@ -19,7 +19,7 @@ from ....tir_builder import (
     unpack,
     unrolled_loop,
 )
-from ..epilogue_ops import apply_epilogue
+from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 
 REDUCTION_THREADS = 256  # threads per block
@@ -54,7 +54,6 @@ def emit_split_k_reduction(w: Conv, num_parts: int, arguments: dict[str, Buffer]
                 )
                 for e, partial_value in enumerate(unpack(registers, vector_elements, "float32")):
                     store(totals, e, totals[e] + partial_value)
-            apply_epilogue(
-                w, arguments, epilogue.get_ops(w.epilogue), pixel, output_channel, vector_elements, totals, registers
-            )
-            store_global(arguments["Y"], pixel * w.O + output_channel, registers, vector_elements)
+            ops, output_index = EpilogueOps.from_workload(w), pixel * w.O + output_channel
+            apply_to_vector(ops, arguments, output_channel, output_index, vector_elements, totals, registers)
+            store_global(arguments["Y"], output_index, registers, vector_elements)
