@@ -6,7 +6,7 @@
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
-The layers know A, B and C only. A row of this table is a function that returns a `Problem`; fprop is there, and the
+The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`; fprop is there, and the
 gradients become further functions with the loaders of `tma_loaders`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)
 """
@@ -46,7 +46,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConvProblem:
     """The product of a convolution, once for each group.
 
     Attributes:
@@ -64,7 +64,7 @@ class Problem:
     taps: tuple[int, ...]
 
 
-def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> Problem:
+def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> ConvProblem:
     """Return the product of a forward convolution.
 
     Args:
@@ -84,7 +84,7 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> Proble
     elif is_pixel_matrix:
         loader = PixelMatrix(w.storage, shape.m, w.C)
     filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
-    return Problem(
+    return ConvProblem(
         shape,
         a=Operand("X", w.dtype, loader, channels_per_group=shape.channels_per_group),
         b=Operand("K", w.dtype, filters, rows_per_group=shape.n),

@@ -29,7 +29,8 @@ class SmemLayout:
 
     Attributes:
         rows: Rows per box.
-        row_bytes: Bytes per row, which is the width of the swizzle: 128, 64 or 32.
+        row_bytes: Bytes per row, which is the width of the swizzle: 128, 64 or 32. Rows that neither TMA nor wgmma
+            accesses may be longer; their chunks are then permuted within 128 bytes.
         boxes: Number of boxes.
         major: Contiguous mode of the operand.
     """
@@ -55,11 +56,14 @@ class SmemLayout:
         box, column_bytes = divmod(column * itemsize, self.row_bytes)
         return box * self.box_bytes + row * self.row_bytes + column_bytes
 
+    def swizzle_mask(self, row: Expr) -> Expr:
+        """Return the number with which the index of a 16-byte chunk in a row is XORed."""
+        rows_per_128_bytes = max(1, MAX_SWIZZLE_BYTES // self.row_bytes)
+        return row // rows_per_128_bytes % (min(self.row_bytes, MAX_SWIZZLE_BYTES) // CHUNK_BYTES)
+
     def swizzled_offset(self, row: Expr, chunk: Expr) -> Expr:
         """Return the offset in bytes of a 16-byte chunk of a row in the first box."""
-        rows_per_128_bytes, chunks_per_row = MAX_SWIZZLE_BYTES // self.row_bytes, self.row_bytes // CHUNK_BYTES
-        swizzled_chunk = chunk ^ (row // rows_per_128_bytes % chunks_per_row)
-        return to_uint32(row * self.row_bytes) + to_uint32(swizzled_chunk * CHUNK_BYTES)
+        return to_uint32(row * self.row_bytes) + to_uint32((chunk ^ self.swizzle_mask(row)) * CHUNK_BYTES)
 
 
 class MatrixDescriptor:

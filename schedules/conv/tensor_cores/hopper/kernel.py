@@ -34,7 +34,7 @@ from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import PipelineState, TmaPipeline
-from ..gemm.problem import Problem, make_fprop
+from ..gemm.problem import ConvProblem, make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
 from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
@@ -45,12 +45,12 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmS
 from .tile_config import HopperTileConfig
 
 
-def make_problem(w: Conv, config: HopperTileConfig) -> Problem:
+def make_problem(w: Conv, config: HopperTileConfig) -> ConvProblem:
     """Return the product of a forward convolution, as the config loads it."""
     return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1)
 
 
-def make_mainloop(problem: Problem, w: Conv, config: HopperTileConfig) -> WgmmaMainloop:
+def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> WgmmaMainloop:
     """Return the mainloop: the layout of a stage, and the copies that fill it."""
     atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), int(config.swizzle_bytes)
     block_m, rows_per_atom, shares_taps = config.block_m, int(config.smem_rows_per_wgmma), config.taps_per_copy > 1
