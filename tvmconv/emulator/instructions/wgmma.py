@@ -60,6 +60,36 @@ def _find_row_chunks(descriptor: NDArray[np.uint64], num_rows: int, description:
     return swizzle_addresses(addresses, swizzle), swizzle
 
 
+def _find_column_chunks(
+    descriptor: NDArray[np.uint64], num_columns: int, description: str
+) -> tuple[NDArray[np.int64], int]:
+    """Return the addresses of the 16-byte chunks of an MN-major operand of 16-bit elements.
+
+    A chunk is 8 elements along M or N. A row of shared memory is one element of K, as wide as the swizzle. The leading
+    byte offset leads to the next swizzle width along M or N, and the stride byte offset to the next 8 rows along K.
+
+    Args:
+        descriptor: Descriptor of the operand of each warpgroup.
+        num_columns: Elements of the operand along M or N.
+        description: Name of the instruction for messages.
+
+    Returns:
+        Addresses in shared memory, of shape (warpgroups, columns / 8, 16 rows), and the swizzle width in bytes.
+    """
+
+    def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
+        return ((descriptor >> np.uint64(shift)) & np.uint64(bits)).astype(np.int64)
+
+    start, leading_bytes, stride_bytes = (extract_field(shift)[:, None, None] * CHUNK_BYTES for shift in (0, 16, 32))
+    swizzle_modes = np.unique(extract_field(62, 3))
+    swizzle = _SWIZZLES[int(swizzle_modes[0])]
+    if len(swizzle_modes) > 1 or extract_field(49, 7).any() or swizzle == 0:
+        raise AnalysisError(f"{description} has MN-major operands without a swizzle, of several, or with a base offset")
+    chunk, k, chunks_per_row = np.arange(num_columns // 8)[:, None], np.arange(16), swizzle // CHUNK_BYTES
+    addresses = start + chunk // chunks_per_row * leading_bytes + chunk % chunks_per_row * CHUNK_BYTES
+    return swizzle_addresses(addresses + k // 8 * stride_bytes + k % 8 * swizzle, swizzle), swizzle
+
+
 def _decode_elements(row_bytes: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:
     """Return the elements of rows as float32 as they are multiplied, of shape (warpgroups, rows, k)."""
     flat = np.ascontiguousarray(row_bytes).reshape(*row_bytes.shape[:2], -1)
@@ -126,10 +156,12 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
         translator.translate_expression(operand) for operand in call.operands[n // 2 : n // 2 + 3]
     )
     signs = [int(operand) for operand in call.operands[n // 2 + 3 : n // 2 + 5]]
-    if any(int(operand) for operand in call.operands[n // 2 + 5 :]):
-        raise AnalysisError(f"{call} has operands that are not K-major, which is not supported")
+    mn_majors = [bool(int(operand)) for operand in call.operands[n // 2 + 5 :]] or [False, False]
     k = K_BYTES // get_numpy_dtype(_DTYPES[dtype_names[0]]).itemsize
-    operands = ((a_descriptor, TILE_M, dtype_names[0]), (b_descriptor, n, dtype_names[1]))
+    operands = (
+        (a_descriptor, TILE_M, dtype_names[0], mn_majors[0]),
+        (b_descriptor, n, dtype_names[1], mn_majors[1]),
+    )
 
     def notify_arithmetic(lanes: NDArray[np.intp]) -> None:
         if state.observer is not None:
@@ -137,10 +169,11 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
                 state.observer.on_operation(name, lanes, TILE_M * n * k // WARPGROUP_SIZE, 4)
 
     def locate_operand(
-        code: ExpressionCode, count: int, kind: str, mask: Mask, warpgroups: NDArray[np.intp]
+        code: ExpressionCode, count: int, kind: str, is_mn_major: bool, mask: Mask, warpgroups: NDArray[np.intp]
     ) -> NDArray[np.int64]:
         descriptors = _read_descriptors(state, state.evaluate_data_independent(code, mask), warpgroups, call)
-        addresses, swizzle = _find_row_chunks(descriptors, count, str(call))
+        find_chunks = _find_column_chunks if is_mn_major else _find_row_chunks
+        addresses, swizzle = find_chunks(descriptors, count, str(call))
         _notify_access(state, addresses, warpgroups, kind, swizzle)
         return addresses
 
@@ -178,11 +211,16 @@ def _translate_multiply(call: PtxCall, translator: TirTranslator) -> StatementCo
             raise RaceError(f"race: {call} into {accumulator_state.name} with no wgmma.fence after their last access")
         blocks = warpgroups[:, 0] // state.threads.lanes_per_block
         chunks, operand_values = [], []
-        for code, count, kind in operands:
-            addresses = locate_operand(code, count, kind, mask, warpgroups)
+        for code, count, kind, is_mn_major in operands:
+            addresses = locate_operand(code, count, kind, is_mn_major, mask, warpgroups)
             chunk_indices = state.shared.find_chunks(addresses.reshape(len(warpgroups), -1), blocks)
             loaded = state.shared.read_async(chunk_indices, warpgroups, "wgmma")
-            operand_values.append(_decode_elements(loaded.reshape(len(warpgroups), count, K_BYTES), kind))
+            if is_mn_major:
+                elements = _decode_elements(loaded.reshape(len(warpgroups), count // 8 * k, CHUNK_BYTES), kind)
+                columns = elements.reshape(-1, count // 8, k, 8).transpose(0, 1, 3, 2)
+                operand_values.append(columns.reshape(len(warpgroups), count, k))
+            else:
+                operand_values.append(_decode_elements(loaded.reshape(len(warpgroups), count, K_BYTES), kind))
             chunks.append(chunk_indices)
         sums = np.matmul(operand_values[0], operand_values[1].transpose(0, 2, 1)) * sign
         keeps_accumulator = state.select_lane_values(keep_code(mask), lanes).astype(bool).reshape(warpgroups.shape)

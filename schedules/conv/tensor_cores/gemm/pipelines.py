@@ -126,6 +126,11 @@ class TmaPipeline:
                 emit_call(T.ptx.mbarrier.arrive.shared__cluster.b64(remote_barrier.value))
 
 
+def fence_barrier_init() -> None:
+    """Make initialized barriers visible to TMA and the cluster; called before the CTAs synchronize."""
+    emit_call(T.ptx.fence.mbarrier_init.release.cluster())
+
+
 def map_to_cta(mapped: Register, address: Expr, rank: Expr) -> None:
     """Set a register to an address in the shared memory of another CTA of the cluster."""
     emit_ptx("mapa.shared::cluster.u32", mapped.value, address, to_uint32(rank))

@@ -33,7 +33,7 @@ from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.pipelines import PipelineState, TmaPipeline
+from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import ConvProblem, make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
 from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
@@ -267,7 +267,7 @@ def emit_prologue(
     with if_(thread.thread == 0):
         for pipeline in pipelines:
             pipeline.init_barriers()
-        emit_call(T.ptx.fence.mbarrier_init.release.cluster())
+        fence_barrier_init()
     emit_call(T.cuda.cluster_sync() if pipelines[0].cluster.size > 1 else T.cuda.cta_sync())
     emit_ptx("griddepcontrol.wait")
     emit_ptx("griddepcontrol.launch_dependents")
