@@ -41,6 +41,11 @@ def build_schedule(w: Workload, emit_kernels: Callable[[dict[str, Buffer]], None
     return Schedule(builder.get())
 
 
+def get_itemsize(dtype: str) -> int:
+    """Return the bytes of an element of a storage dtype."""
+    return get_numpy_dtype(dtype).itemsize
+
+
 @contextmanager
 def open_block(block_name: str) -> Iterator[None]:
     """Open a block with empty read and write regions, for its statements and allocations.
@@ -76,6 +81,30 @@ def declare_tensor_map(name: str, array: Buffer, tensor_map: TensorMap) -> Expr:
         T.call_packed(ENCODE_FUNCTION, variable, T.address_of(array[(0,) * len(array.shape)]), tensor_map.to_json())
     )
     return T.address_of(variable)
+
+
+class Register:
+    """A named scalar register of each thread.
+
+    Args:
+        name: Name of the register in the generated code.
+        dtype: Dtype of its value.
+        value: Initial value; None leaves it undefined.
+    """
+
+    def __init__(self, name: str, dtype: str = "int32", value: Expr = None) -> None:
+        self._cell = allocate(name, 1, dtype)
+        if value is not None:
+            self.set(value)
+
+    @property
+    def value(self) -> Expr:
+        """The current value."""
+        return self._cell[0]
+
+    def set(self, value: Expr) -> None:
+        """Assign a value."""
+        store(self._cell, 0, value)
 
 
 def store(buffer: Buffer, index: Expr, value: Expr) -> None:

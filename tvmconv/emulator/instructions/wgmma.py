@@ -52,6 +52,29 @@ def _find_row_chunks(descriptor: NDArray[np.uint64], num_rows: int, description:
     return swizzle_addresses(addresses, swizzle), swizzle
 
 
+def _find_column_chunks(
+    descriptor: NDArray[np.uint64], num_columns: int, description: str
+) -> tuple[NDArray[np.int64], int]:
+    """Return the addresses of the 16-byte chunks of an MN-major operand of 16-bit elements.
+
+    A chunk is 8 elements along M or N. A row of shared memory is one element of K, as wide as the swizzle. The leading
+    byte offset leads to the next swizzle width along M or N, and the stride byte offset to the next 8 rows along K.
+    The addresses have the shape (warpgroups, columns / 8, 16 rows).
+    """
+
+    def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
+        return ((descriptor >> np.uint64(shift)) & np.uint64(bits)).astype(np.int64)
+
+    start, leading_bytes, stride_bytes = (extract_field(shift)[:, None, None] * CHUNK_BYTES for shift in (0, 16, 32))
+    swizzle_modes = np.unique(extract_field(62, 3))
+    swizzle = _SWIZZLES[int(swizzle_modes[0])]
+    if len(swizzle_modes) > 1 or extract_field(49, 7).any() or swizzle == 0:
+        raise AnalysisError(f"{description} has MN-major operands without a swizzle, of several, or with a base offset")
+    chunk, k, chunks_per_row = np.arange(num_columns // 8)[:, None], np.arange(16), swizzle // CHUNK_BYTES
+    addresses = start + chunk // chunks_per_row * leading_bytes + chunk % chunks_per_row * CHUNK_BYTES
+    return swizzle_addresses(addresses + k // 8 * stride_bytes + k % 8 * swizzle, swizzle), swizzle
+
+
 def _decode_elements(row_bytes: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:
     """Return the elements of rows as float32 as they are multiplied, of shape (warpgroups, rows, k)."""
     flat = np.ascontiguousarray(row_bytes).reshape(*row_bytes.shape[:2], -1)
@@ -91,11 +114,13 @@ def _translate_multiply(op: Instruction) -> StatementCode:
     if any(buffer is not registers for buffer in buffers):
         raise AnalysisError(f"{op} has accumulators in several register buffers, which is not supported")
     signs = [op.constant(index) for index in (n // 2 + 3, n // 2 + 4)]
-    if any(op.constant(index) for index in range(n // 2 + 5, op.num_operands)):
-        raise AnalysisError(f"{op} has operands that are not K-major, which is not supported")
+    mn_majors = [bool(op.constant(index)) for index in range(n // 2 + 5, op.num_operands)] or [False, False]
     state, sign = op.state, np.float32(signs[0] * signs[1])
     k = K_BYTES // get_numpy_dtype(_DTYPES[dtype_names[0]]).itemsize
-    operands = ((n // 2, TILE_M, dtype_names[0]), (n // 2 + 1, n, dtype_names[1]))
+    operands = (
+        (n // 2, TILE_M, dtype_names[0], mn_majors[0]),
+        (n // 2 + 1, n, dtype_names[1], mn_majors[1]),
+    )
 
     @functools.cache
     def check_rows(rows: tuple[int, ...]) -> NDArray[np.intp]:
@@ -116,13 +141,14 @@ def _translate_multiply(op: Instruction) -> StatementCode:
                 state.observer.on_operation(name, lanes, TILE_M * n * k // WARPGROUP_SIZE, 4)
 
     def locate_operand(
-        index: int, num_rows: int, kind: str, mask: Mask, warpgroups: NDArray[np.intp]
+        index: int, count: int, kind: str, is_mn_major: bool, mask: Mask, warpgroups: NDArray[np.intp]
     ) -> NDArray[np.int64]:
-        """Return the addresses of an operand's chunks, of shape (warpgroups, rows, 2)."""
+        """Return the addresses of an operand's chunks, for `count` elements along M or N."""
         descriptors = op.values(index, mask).astype(np.uint64).reshape(warpgroups.shape)
         if (descriptors != descriptors[:, :1]).any():
             raise ExecutionError(f"{op} has descriptors that differ within a warpgroup")
-        addresses, swizzle = _find_row_chunks(descriptors[:, 0], num_rows, str(op))
+        find_chunks = _find_column_chunks if is_mn_major else _find_row_chunks
+        addresses, swizzle = find_chunks(descriptors[:, 0], count, str(op))
         if state.observer is not None:
             itemsize, flat = get_numpy_dtype(_DTYPES[kind]).itemsize, addresses.reshape(len(warpgroups), -1)
             name, lanes = state.find_buffer_name(int(flat[0, 0])), np.repeat(warpgroups[:, 0], flat.shape[1])
@@ -156,11 +182,16 @@ def _translate_multiply(op: Instruction) -> StatementCode:
             raise RaceError(f"race: {op} into {accumulators.name} with no wgmma.fence after their last access")
         blocks = warpgroups[:, 0] // state.threads.lanes_per_block
         chunks, factors = [], []
-        for index, num_rows, kind in operands:
-            addresses = locate_operand(index, num_rows, kind, mask, warpgroups)
+        for index, count, kind, is_mn_major in operands:
+            addresses = locate_operand(index, count, kind, is_mn_major, mask, warpgroups)
             chunks.append(state.shared.find_chunks(addresses.reshape(len(warpgroups), -1), blocks))
             loaded = state.shared.read_async(chunks[-1], warpgroups, "wgmma")
-            factors.append(_decode_elements(loaded.reshape(len(warpgroups), num_rows, K_BYTES), kind))
+            if is_mn_major:
+                elements = _decode_elements(loaded.reshape(len(warpgroups), count // 8 * k, CHUNK_BYTES), kind)
+                columns = elements.reshape(-1, count // 8, k, 8).transpose(0, 1, 3, 2)
+                factors.append(columns.reshape(len(warpgroups), count, k))
+            else:
+                factors.append(_decode_elements(loaded.reshape(len(warpgroups), count, K_BYTES), kind))
         sums = np.matmul(factors[0], factors[1].transpose(0, 2, 1)) * sign
         keeps = state.select_lane_values(op.code(n // 2 + 2)(mask), lanes).astype(bool).reshape(warpgroups.shape)
         if (keeps != keeps[:, :1]).any():

@@ -1,52 +1,273 @@
-"""Kernel of `hopper`: a producer warp, consumer warpgroups, and a warp that loads the residual."""
+"""Kernel of `hopper`: warp-specialized, persistent implicit GEMM, composed from the layers of `..gemm`.
+
+Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.arithmetic import round_up
+from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads import Conv
 
-from ....tir_builder import emit_call, emit_ptx, if_, logical_and
-from .consumer import HopperConsumer
-from .epilogue import HopperEpilogue
-from .producer import HopperProducer
-from .tma_requirements import WARPGROUP_THREADS
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    declare_tensor_map,
+    emit_call,
+    emit_ptx,
+    get_itemsize,
+    if_,
+    thread_axis,
+    to_uint32,
+)
+from ..gemm.atoms import ThreadPosition, WgmmaAtom
+from ..gemm.channel_arguments import ChannelArguments
+from ..gemm.cluster_reduction import ClusterReduction
+from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.problem import ConvProblem, make_fprop
+from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
+from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
+from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
+from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
+from ..gemm.tma_loaders import TapIterator
+from ..gemm.wgmma_mainloop import OperandTile, WgmmaMainloop
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from .tile_config import HopperTileConfig
 
 
-class HopperKernel(HopperProducer, HopperConsumer, HopperEpilogue):
-    """The kernel with its warp-specialized roles."""
+def make_problem(w: Conv, config: HopperTileConfig) -> ConvProblem:
+    """Return the product of a forward convolution, as the config loads it."""
+    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1)
 
-    def emit(self) -> None:
-        """Emit the kernel."""
-        config = self.config
-        self.declare_tensor_maps()
-        with ExitStack() as axes:
-            self.bind_axes(axes)
-            self.allocate_buffers()
-            self.emit_prologue()
-            warp_idx = self.thread_idx // WARP_SIZE
-            with if_(warp_idx < self.num_consumer_threads // WARP_SIZE):
-                self.for_each_work_tile(self.run_consumer)
-                if not self.uses_smem_reduction:
-                    with if_(self.thread_idx % WARPGROUP_THREADS == 0):  # TMA reads shared memory until here
-                        emit_ptx("cp.async.bulk.wait_group.read", 0)
-            with if_(logical_and(warp_idx == self.num_consumer_threads // WARP_SIZE, self.lane_idx == 0)):
-                self.for_each_work_tile(self.run_producer)
-            if self.residual_name:
-                with if_(logical_and(warp_idx == self.num_consumer_threads // WARP_SIZE + 1, self.lane_idx == 0)):
-                    self.for_each_work_tile(self.load_residual)
-            if self.uses_smem_reduction:
-                self.reduce_over_cluster()
-            elif config.multicast_size > 1:  # a CTA must not exit before the others stop writing to its shared memory
-                emit_call(T.cuda.cluster_sync())
 
-    def run_consumer(self) -> None:
-        """Emit a warpgroup's work for one tile."""
-        self.prefetch_channel_args()
-        self.run_mainloop()
-        if self.uses_smem_reduction:
-            return
-        self.store_channel_args_to_smem()
-        self.store_tile()
+def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> WgmmaMainloop:
+    """Return the mainloop: the layout of a stage, and the copies that fill it."""
+    atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), int(config.swizzle_bytes)
+    block_m, rows_per_atom, shares_taps = config.block_m, int(config.smem_rows_per_wgmma), config.taps_per_copy > 1
+    num_atoms, boxes_per_tap, box_channels = (
+        block_m // atom.m,
+        config.block_k_bytes // row_bytes,
+        row_bytes // atom.itemsize,
+    )
+    a_layout = SmemLayout(num_atoms * rows_per_atom, row_bytes, boxes_per_tap)
+    b_layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
+    return WgmmaMainloop(
+        atom,
+        config.wgmma_m_tiles,
+        rows_per_atom,
+        a=OperandTile(
+            problem.a,
+            a_layout,
+            0,
+            box_channels,
+            boxes_per_tap,
+            copy_rows=atom.m + config.halo_width if shares_taps else block_m // config.cluster_n,
+            copies=num_atoms if shares_taps else 1,
+            rows_between_copies=atom.m,
+        ),
+        b=OperandTile(
+            problem.b,
+            b_layout,
+            a_layout.nbytes,
+            box_channels,
+            boxes_per_tap,
+            copy_rows=config.block_n // config.cluster_m,
+        ),
+        block_k=config.block_k(atom.itemsize),
+        taps_per_copy=config.taps_per_copy,
+        rows_per_tap=w.dilation[-1] if shares_taps else 0,
+    )
+
+
+def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
+    """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
+    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(w.storage))), int(config.epilogue_stages(w))
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups, w.storage, row_bytes, stages)
+
+
+def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: HopperTileConfig) -> ClusterReduction:
+    """Return the reduction of partial sums, which also stores what TMA cannot store."""
+    num_threads, rows_per_cta = config.warpgroups * WARPGROUP_SIZE, int(config.reduce_rows_per_cta)
+    tile = mainloop.atom, mainloop.m_atoms, config.block_m, rows_per_cta
+    return ClusterReduction(
+        shape, *tile, config.split_k, num_threads, math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
+    )
+
+
+def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
+    """Emit the kernel.
+
+    Args:
+        w: The convolution, as TMA views it.
+        config: The tile config.
+        arguments: Argument buffers by name.
+    """
+    problem, ops, stores_by_tma = (
+        make_problem(w, config),
+        EpilogueOps.from_workload(w),
+        not config.uses_smem_reduction(w),
+    )
+    shape, mainloop = problem.shape, make_mainloop(problem, w, config)
+    residuals = ops.residuals if stores_by_tma else []
+    operand_maps = tuple(declare_operand_map(each, arguments) for each in (mainloop.a, mainloop.b))
+    epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
+    output_map = epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
+    output_names = [problem.c, *residuals] if stores_by_tma else []
+    output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
+
+    consumer_threads, num_loader_warps = config.warpgroups * WARPGROUP_SIZE, 1 + len(residuals)
+    num_ctas = int(config.num_ctas(w)) // config.split_k
+    with open_cta(config, num_ctas, consumer_threads + WARP_SIZE * num_loader_warps) as cta:
+        thread, cluster = cta.thread, cta.cluster
+        tiles = TileScheduler.of_product(
+            (shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas, cluster
+        )
+        k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
+        smem = align_smem(int(config.dynamic_smem_bytes(w)))
+        pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cluster)
+        state, epilogue_state = (
+            PipelineState("mainloop", config.stages),
+            PipelineState("epilogue", epilogue_tile.stages),
+        )
+        pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
+        emit_prologue(pipelines, (*operand_maps, *output_maps[::-1]), thread, consumer_threads)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        epilogue: TmaEpilogue | None = None
+        if stores_by_tma:
+            channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
+            epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
+
+        with if_(thread.warp < consumer_threads // WARP_SIZE):  # consumer warpgroups
+            descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
+            with tiles.work_tiles(cta.index) as tile:
+                if epilogue:
+                    epilogue.channels.prefetch(tile, thread)
+                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
+                if epilogue:
+                    epilogue.store(accumulators, tile, epilogue_state, thread)
+            if epilogue:
+                with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
+                    tma_store_wait(0)
+        with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE)):  # producer
+            k = TapIterator(problem.taps, int(config.k_tiles_per_tap(shape)), mainloop.block_k)
+            with tiles.work_tiles(cta.index) as tile:
+                mainloop.produce(tile, k_range, operand_maps, pipeline, state, k)
+        if epilogue and residuals:
+            with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE + 1)), tiles.work_tiles(cta.index) as tile:
+                epilogue.load_residual(tile, epilogue_state)
+        if not stores_by_tma:
+            reduction = make_reduction(mainloop, shape, config)
+            tile = tiles.tile_at(cta.index)
+            reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
+        elif cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
+            emit_call(T.cuda.cluster_sync())
+
+
+@dataclass(frozen=True)
+class Cta:
+    """Position of a thread in the grid.
+
+    Attributes:
+        index: Index of the CTA among those that compute different tiles.
+        split: Index among the CTAs that split the reduction of a tile.
+        cluster: Cluster of the CTAs that share operands.
+        thread: Position in the CTA.
+    """
+
+    index: Expr
+    split: Expr
+    cluster: Cluster
+    thread: ThreadPosition
+
+
+@contextmanager
+def open_cta(config: HopperTileConfig, num_ctas: int, num_threads: int) -> Iterator[Cta]:
+    """Open the loops over CTAs and threads."""
+    split_k, multicast_size = int(config.split_k), int(config.multicast_size)
+    with ExitStack() as axes:
+        split = axes.enter_context(thread_axis(split_k, "blockIdx.z"))
+        if split_k > 1:
+            axes.enter_context(thread_axis(split_k, "clusterCtaIdx.z"))
+        index = axes.enter_context(thread_axis(num_ctas, "blockIdx.x"))
+        rank = axes.enter_context(thread_axis(multicast_size, "clusterCtaIdx.x")) if multicast_size > 1 else 0
+        thread = ThreadPosition(axes.enter_context(thread_axis(num_threads, "threadIdx.x")))
+        yield Cta(index, split, Cluster(config.cluster_m, config.cluster_n, rank), thread)
+
+
+def align_smem(nbytes: int) -> Expr:
+    """Allocate dynamic shared memory; return its address, aligned for the widest swizzle."""
+    smem = allocate("smem", nbytes // 4, "uint32", "shared.dyn")
+    address = T.cuda.cvta_generic_to_shared(smem.access_ptr("rw")) + to_uint32(SWIZZLE_ALIGNMENT_BYTES - 1)
+    return Register("smem_base", "uint32", address & T.uint32(0xFFFFFFFF - (SWIZZLE_ALIGNMENT_BYTES - 1))).value
+
+
+def make_pipelines(
+    mainloop: WgmmaMainloop,
+    epilogue_tile: EpilogueTile,
+    w: Conv,
+    config: HopperTileConfig,
+    smem: Expr,
+    cluster: Cluster,
+) -> tuple[TmaPipeline, TmaPipeline]:
+    """Return the pipeline of the mainloop, and that of the epilogue, whose barriers are used with a residual."""
+    barriers, a, b = smem + to_uint32(int(config.barrier_offset_bytes(w))), mainloop.a, mainloop.b
+    boxes = ((a, a.copies * cluster.n), (b, cluster.m))
+    tx_bytes = sum(copies * each.copy_rows * each.layout.row_bytes * each.layout.boxes for each, copies in boxes)
+    stage_bytes = a.layout.nbytes + b.layout.nbytes
+    pipeline = TmaPipeline(smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups, cluster)
+    epilogue_bytes = epilogue_tile.layout.nbytes
+    epilogue_pipeline = TmaPipeline(
+        smem + to_uint32(int(config.mainloop_smem_bytes())),
+        round_up(epilogue_bytes, SWIZZLE_ALIGNMENT_BYTES),
+        barriers,
+        config.warpgroups * epilogue_tile.stages,
+        epilogue_bytes,
+        num_consumers=1,
+        first_barrier=2 * config.stages,
+    )
+    return pipeline, epilogue_pipeline
+
+
+def make_channel_arguments(
+    ops: EpilogueOps,
+    shape: ImplicitGemmShape,
+    w: Conv,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+    smem: Expr,
+    thread: ThreadPosition,
+) -> ChannelArguments:
+    """Return the per-channel arguments, of which each warpgroup has a copy behind the epilogue's stages."""
+    address = smem + to_uint32(int(config.mainloop_smem_bytes() + config.epilogue_smem_bytes(w)))
+    is_exact = shape.n % config.block_n == 0 and config.cluster_n == 1
+    return ChannelArguments(ops.channel_args, arguments, config.block_n, shape.n, is_exact, address, thread.warpgroup)
+
+
+def declare_operand_map(tile: OperandTile, arguments: dict[str, Buffer]) -> Expr:
+    """Declare the tensor map of an operand."""
+    return declare_tensor_map(f"{tile.operand.tensor}_map", arguments[tile.operand.tensor], tile.tensor_map())
+
+
+def emit_prologue(
+    pipelines: list[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, prefetching_thread: int
+) -> None:
+    """Initialize the barriers and wait for the results of the previous launch."""
+    with if_(thread.thread == prefetching_thread):  # the producer prefetches during the initialization
+        prefetch_tensor_maps(tensor_maps)
+    with if_(thread.thread == 0):
+        for pipeline in pipelines:
+            pipeline.init_barriers()
+        fence_barrier_init()
+    emit_call(T.cuda.cluster_sync() if pipelines[0].cluster.size > 1 else T.cuda.cta_sync())
+    emit_ptx("griddepcontrol.wait")
+    emit_ptx("griddepcontrol.launch_dependents")

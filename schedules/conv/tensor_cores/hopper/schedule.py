@@ -39,7 +39,7 @@ from tvmconv.workloads import Conv
 
 from ....tir_builder import build_schedule
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
-from .kernel import HopperKernel
+from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs
 from .tma_requirements import can_load_by_tma, is_promising
 
@@ -70,4 +70,4 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
-    return build_schedule(w, lambda arguments: HopperKernel(viewed_workload, config, arguments).emit())
+    return build_schedule(w, lambda arguments: emit_kernel(viewed_workload, config, arguments))

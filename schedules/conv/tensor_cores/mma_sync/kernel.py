@@ -1,93 +1,186 @@
-"""Kernels of `mma_sync`, assembled from their parts."""
+"""Kernels of `mma_sync`, composed from the layers of `..gemm`.
+
+Source: CUTLASS, `include/cutlass/gemm/kernel/gemm_universal.h` (multistage pipeline).
+"""
 
 from __future__ import annotations
 
-import math
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv
 
-from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, serial_loop, store
-from .epilogue import MmaSyncEpilogue
-from .mainloop import MmaSyncMainloop
-from .split_k_reduce import emit_split_k_reduction
+from ....tir_builder import Buffer, Expr, Register, allocate, emit_call, if_, logical_and, serial_loop, thread_axis
+from ..gemm.atoms import MmaSyncAtom, ThreadPosition
+from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
+from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling, reduce_sliced_k
+from ..gemm.pipelines import CpAsyncPipeline
+from ..gemm.smem_layout import SmemLayout
+from ..gemm.staged_epilogue import StagedEpilogue
+from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
+from ..gemm.workspace_reduction import emit_workspace_reduction, store_partial_sums
+from ..implicit_gemm_shape import ImplicitGemmShape
+from .epilogue_split import compute_staged_itemsize, split_epilogue, stores_raw_accumulators
 from .tile_config import MmaSyncTileConfig
 
 
 def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel, followed by the split-K reduction kernel if partial sums go to a workspace."""
-    workspace = None
-    if config.uses_workspace_reduction:
-        workspace = allocate("partial", config.split_k * w.N * math.prod(w.output_size) * w.O, "float32", "global")
-    MmaSyncKernel(w, config, arguments, workspace).emit()
-    if workspace is not None:
-        emit_split_k_reduction(w, config.split_k, arguments, workspace)
+    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
+    if not config.uses_workspace_reduction:
+        emit_kernel(w, config, arguments, None)
+        return
+    shape = ImplicitGemmShape.from_workload(w)
+    workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
+    emit_kernel(w, config, arguments, workspace)
+    emit_workspace_reduction(shape, config.split_k, EpilogueOps.from_workload(w), arguments, workspace)
 
 
-class MmaSyncKernel(MmaSyncMainloop, MmaSyncEpilogue):
-    """The multiplying kernel: its parts in execution order."""
+def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer], workspace: Buffer | None) -> None:
+    """Emit the kernel that multiplies.
 
-    def emit(self) -> None:
-        """Emit the kernel."""
-        config = self.config
-        self.allocate_buffers()
-        with ExitStack() as axes:
-            self.bind_axes(axes)
-            self.init_thread_coords()
-            store(self.smem_base, 0, T.cuda.cvta_generic_to_shared(self.smem.access_ptr("rw")))
-            self.init_row_pointers(self.block_idx)
-            for k_tile in range(config.stages - 1):
-                if k_tile < self.k_tiles_per_block:
-                    self.load_input(k_tile, k_tile)
-                    self.load_weights(k_tile, k_tile)
-                emit_call(T.ptx.cp.async_.commit_group())
-            store(self.smem_pipe_slots, 0, 0)
-            store(self.smem_pipe_slots, 1, config.stages - 1)
-            if config.tiles_per_block == 1:  # epilogue arguments are requested before waiting for the first operands
-                self.start_tile(self.block_idx)
-            self.wait_stage()
-            self.load_fragments(0, 0, 0)
-            if config.tiles_per_block == 1:
-                self.compute_tile(None)
+    Args:
+        w: The convolution.
+        config: The tile config.
+        arguments: Argument buffers by name.
+        workspace: Partial sums of a split reduction; None without a workspace.
+    """
+    shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
+    num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
+    tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
+    smem = Register("smem_base", "uint32")
+    with open_cta(config, num_ctas) as (split, cta, thread):
+        tiling = make_tiling(w, config, thread)
+        mainloop = make_mainloop(w, config, tiling, arguments, split, smem)
+        epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
+        accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
+        smem.set(T.cuda.cvta_generic_to_shared(allocate_smem(w, config, epilogue).access_ptr("rw")))
+
+        def start(tile: WorkTile) -> None:
+            epilogue.prefetch_channel_args(tile)
+            epilogue.init_accumulators(accumulators, tile)
+
+        def compute(tile: WorkTile, next_tile: WorkTile | None = None, has_next_tile: Expr = False) -> None:
+            mainloop.run(accumulators, next_tile, has_next_tile)
+            if not next_tile:  # the staged tile reuses the memory of the stages
+                mainloop.pipeline.drain()
+            if tiling.warps_k > 1:
+                reduce_sliced_k(accumulators, tiling, smem.value)
+            if workspace is not None:
+                with if_(tiling.holds_sums):
+                    store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
                 return
-            with serial_loop(int(config.tiles_per_block), "turn") as tile_round:
-                tile_idx = self.block_idx + tile_round * self.num_work_blocks
-                with if_(self.is_valid_tile(tile_idx)):
-                    self.start_tile(tile_idx)
-                    self.compute_tile(tile_idx + self.num_work_blocks, tile_round + 1 < config.tiles_per_block)
+            with if_(tiling.holds_sums):
+                epilogue.stage(accumulators)
+            emit_call(T.cuda.cluster_sync() if epilogue.num_parts > 1 else T.cuda.cta_sync())
+            epilogue.store(tile)
+            if epilogue.num_parts > 1:  # a CTA must not exit before the others have read its shared memory
+                emit_call(T.cuda.cluster_sync())
 
-    def start_tile(self, tile_idx: Expr) -> None:
-        """Set the work tile, prefetch its epilogue arguments and initialize its accumulators."""
-        self.set_work_tile(tile_idx)
-        self.prefetch_channel_args()
-        self.init_accumulators()
-
-    def compute_tile(self, next_tile_idx: Expr, has_next_tile: Expr = False) -> None:
-        """Compute and store the work tile, whose first operands are in shared memory.
-
-        Args:
-            next_tile_idx: Index of the tile that this block computes next.
-            has_next_tile: Whether the block computes a next tile if its index is valid.
-        """
-        config = self.config
-        self.run_mainloop(next_tile_idx, has_next_tile)
-        if config.tiles_per_block == 1:  # the output tile reuses the memory of the stages
-            emit_call(T.ptx.cp.async_.wait_group(0))
-            emit_call(T.cuda.cta_sync())
-        if config.warps_k > 1:
-            self.reduce_sliced_k()
-        if self.workspace is not None:
-            with if_(self.is_first_k_slice()):
-                self.store_partials_to_workspace(self.workspace)
+        mainloop.locate(tiles.tile_at(cta))
+        mainloop.fill()
+        if tiles_per_cta == 1:  # epilogue arguments are requested before waiting for the first operands
+            start(tiles.tile_at(cta))
+            mainloop.start()
+            compute(tiles.tile_at(cta))
             return
-        with if_(self.is_first_k_slice()):
-            self.store_accumulators_to_smem()
-        if config.split_k > 1:
-            emit_call(T.cuda.cluster_sync())
-        else:
-            emit_call(T.cuda.cta_sync())
-        self.store_tile()
-        if config.split_k > 1:  # a block must not exit before the others have read its shared memory
-            emit_call(T.cuda.cluster_sync())
+        mainloop.start()
+        with serial_loop(tiles_per_cta, "round") as tile_round:
+            tile_idx = cta + tile_round * num_ctas
+            with if_(tiles.is_valid(tile_idx)):
+                start(tiles.tile_at(tile_idx))
+                has_next_tile = logical_and(tile_round + 1 < tiles_per_cta, tiles.is_valid(tile_idx + num_ctas))
+                compute(tiles.tile_at(tile_idx), tiles.tile_at(tile_idx + num_ctas), has_next_tile)
+
+
+@contextmanager
+def open_cta(config: MmaSyncTileConfig, num_ctas: int) -> Iterator[tuple[Expr, Expr, ThreadPosition]]:
+    """Open the loops over CTAs and threads; yield the part of the reduction, the CTA and the thread."""
+    split_k = int(config.split_k)
+    with ExitStack() as axes:
+        split = axes.enter_context(thread_axis(split_k, "blockIdx.z"))
+        if config.uses_cluster_reduction:
+            axes.enter_context(thread_axis(split_k, "clusterCtaIdx.z"))
+        cta = axes.enter_context(thread_axis(num_ctas, "blockIdx.x"))
+        yield split, cta, ThreadPosition(axes.enter_context(thread_axis(int(config.num_threads), "threadIdx.x")))
+
+
+def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
+    """Return the division of a tile among warps."""
+    atom, row_bytes = MmaSyncAtom(w.dtype, w.dtype), config.block_k * ImplicitGemmShape.from_workload(w).itemsize
+    return WarpTiling(
+        atom,
+        config.warps_m,
+        config.warps_n,
+        config.warps_k,
+        mmas_m=config.block_m // config.warps_m // atom.m,
+        mmas_n=config.block_n // config.warps_n // atom.n,
+        mmas_k=row_bytes // atom.k_bytes // config.warps_k,
+        thread=thread,
+    )
+
+
+def make_mainloop(
+    w: Conv, config: MmaSyncTileConfig, tiling: WarpTiling, arguments: Mapping[str, Buffer], split: Expr, smem: Register
+) -> MmaSyncMainloop:
+    """Return the mainloop: layouts and loaders of the operands, fragments and stages."""
+    shape, atom = ImplicitGemmShape.from_workload(w), tiling.atom
+    k_range = KRange(split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
+    overhangs = shape.k % (config.block_k * k_range.tiles_per_split * config.split_k) != 0
+    k_extent, row_bytes = shape.k if overhangs else None, config.block_k * shape.itemsize
+    a_layout, b_layout = SmemLayout(config.block_m, row_bytes), SmemLayout(config.block_n, row_bytes)
+    a_copy, b_copy = (CopyThreads(each, tiling.num_threads, tiling.thread.thread) for each in (a_layout, b_layout))
+    return MmaSyncMainloop(
+        tiling,
+        a_layout,
+        b_layout,
+        ImageGather(w, arguments["X"], config.block_k, k_extent, a_copy),
+        FilterGather(shape, w.storage, arguments["K"], config.block_k, k_extent, b_copy),
+        config.block_k,
+        k_range,
+        CpAsyncPipeline(config.stages),
+        smem,
+        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, "uint32"),
+        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, "uint32"),
+    )
+
+
+def make_epilogue(
+    w: Conv,
+    config: MmaSyncTileConfig,
+    tiling: WarpTiling,
+    arguments: Mapping[str, Buffer],
+    split: Expr,
+    smem: Register,
+    *,
+    has_workspace: bool,
+) -> StagedEpilogue:
+    """Return the epilogue; with a workspace it has no operations."""
+    shape, stages_sums = ImplicitGemmShape.from_workload(w), bool(stores_raw_accumulators(w, config))
+    starts_with_residual, owns_sums = config.residual_add == "accumulator_init", not config.uses_cluster_reduction
+    register_ops, vector_ops = ([], []) if has_workspace else split_epilogue(w, starts_with_residual, owns_sums)
+    staged_itemsize = int(compute_staged_itemsize(w, config))
+    return StagedEpilogue(
+        shape,
+        tiling,
+        arguments,
+        EpilogueOps(tuple(register_ops), "float32" if stages_sums else w.storage),
+        EpilogueOps(tuple(vector_ops), w.storage),
+        stages_sums,
+        num_parts=config.split_k,
+        split=split,
+        smem=smem,
+        # With several tiles per CTA, the staged tile lies behind the stages, which hold the next tile's operands.
+        tile_offset=0 if config.tiles_per_block == 1 else int(config.stages * config.stage_bytes(shape)),
+        pitch_bytes=int(config.pitch_bytes(staged_itemsize)),
+        channel_args_offset=int(config.stage_and_tile_smem_bytes(shape, staged_itemsize)),
+    )
+
+
+def allocate_smem(w: Conv, config: MmaSyncTileConfig, epilogue: StagedEpilogue) -> Buffer:
+    """Allocate dynamic shared memory: stages, staged tile and per-channel arguments."""
+    num_args = len(epilogue.register_ops.channel_args)
+    nbytes = int(config.dynamic_smem_bytes(epilogue.shape, epilogue.staged_itemsize, num_args))
+    return allocate("smem", nbytes // 4, "uint32", "shared.dyn")

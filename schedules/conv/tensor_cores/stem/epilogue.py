@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.gpu_specs import WARP_SIZE
-from tvmconv.workloads import epilogue
+from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....tir_builder import (
+    Buffer,
     Expr,
+    allocate,
     emit_call,
     emit_ptx,
+    fill_zeros,
     if_,
     load_global,
     load_shared,
@@ -25,135 +29,176 @@ from ....tir_builder import (
     unpack,
     unrolled_loop,
 )
-from .base import StemKernelBase
+from ..gemm.epilogue_ops import EpilogueOps
+from .cta import StemCta, join_halves
 from .row_layout import MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, VECTOR_BYTES, WORD_BYTES
 
 
-class StemEpilogue(StemKernelBase):
-    """The end of a tile: the epilogue and the store to global memory."""
+class StemEpilogue:
+    """The start and the end of a tile: what accumulators begin with, the epilogue, and the store to global memory.
 
-    def apply_and_store(self, tile_idx: Expr) -> None:
-        """Apply the epilogue to a tile's accumulators and store the tile, one row at a time."""
-        with unrolled_loop(self.config.block_p, "r") as output_row:
-            for name in self.residual_names:
-                self.copy_output_row(tile_idx, output_row, name, stores_to_global=False)
-                emit_call(T.cuda.warp_sync())
-                if name != self.residual_names[-1]:  # the last residual is read pair by pair, in place of the outputs
-                    with unrolled_loop(self.num_mma_n, "j") as mma_n, unrolled_loop(2, "second") as pixel_half:
-                        self.load_residual_pair(name, mma_n, pixel_half)
-                    emit_call(T.cuda.warp_sync())
-            with unrolled_loop(self.num_mma_n, "j") as mma_n:
-                for arg_idx in range(self.starts_with_bias, len(self.channel_arg_names)):
-                    self.load_channel_arg(arg_idx, mma_n)
-                with unrolled_loop(2, "second") as pixel_half:
-                    for name in self.residual_names[-1:]:
-                        self.load_residual_pair(name, mma_n, pixel_half)
-                    self.store_output_pair(
-                        mma_n, pixel_half, [self.apply_epilogue_ops(output_row, mma_n, pixel_half, e) for e in range(2)]
-                    )
-            emit_call(T.cuda.warp_sync())
-            self.copy_output_row(tile_idx, output_row, "Y", stores_to_global=True)
-            emit_call(T.cuda.warp_sync())
+    Args:
+        cta: The CTA.
+        arguments: Argument buffers by name.
+    """
 
-    def apply_epilogue_ops(self, output_row: Expr, mma_n: Expr, pixel_half: Expr, channel_idx: int) -> Expr:
-        """Return an accumulator after the epilogue, without the bias that initialized it."""
-
-        def read_argument(name: str) -> Expr:
-            if name in self.channel_arg_regs:
-                return self.channel_arg_regs[name][channel_idx]
-            return unpack(self.residual_words(name, mma_n, pixel_half), 2, self.w.storage)[channel_idx]
-
-        return epilogue.apply_to_expression(
-            self.w.epilogue[self.starts_with_bias :],
-            self.accum[self.accum_index(output_row, mma_n) + pixel_half * 2 + channel_idx],
-            read_argument,
+    def __init__(self, cta: StemCta, arguments: Mapping[str, Buffer]) -> None:
+        self._cta, self._arguments, self._rows, ops = (
+            cta,
+            arguments,
+            cta.row_layout,
+            EpilogueOps.from_workload(cta.config.w),
+        )
+        self._channel_args, self._residuals = ops.channel_args, ops.residuals
+        # Accumulators start with the bias if it is the first operation of the epilogue.
+        first_op = ops.ops[0] if ops.ops else None
+        self._starts_with_bias = first_op is not None and first_op.is_addition and first_op.argument_kind == "channel"
+        # ReLU is not fused into the conversion, which rounds to the storage dtype one or two elements at a time.
+        self._ops, self._dtype = EpilogueOps(ops.ops[int(self._starts_with_bias) :], "float32"), ops.dtype
+        self._argument_pairs = {name: allocate(name, 2, ACCUMULATOR) for name in self._channel_args}
+        self._residual_words = {name: allocate(name, self._count_words(name), "uint32") for name in self._residuals}
+        self._words, self._halves = (
+            allocate("words", VECTOR_BYTES // WORD_BYTES, "uint32"),
+            allocate("pair", 2, "uint16"),
         )
 
-    def output_address(self, mma_n: Expr, pixel_half: Expr, channel_idx: int) -> Expr:
+    def init_accumulators(self, accumulators: Buffer) -> None:
+        """Set the accumulators to zero, or to the bias."""
+        if not self._starts_with_bias:
+            fill_zeros(accumulators, int(self._cta.config.num_accumulators))
+            return
+        with unrolled_loop(self._cta.num_mma_n, "j") as mma_n:
+            bias = self._load_argument_pair(0, mma_n)
+            with unrolled_loop(self._cta.config.block_p, "r") as output_row, unrolled_loop(2, "second") as half:
+                for e in range(2):
+                    store(accumulators, self._cta.accumulator(output_row, mma_n) + half * 2 + e, bias[e])
+
+    def store(self, accumulators: Buffer, tile_idx: Expr) -> None:
+        """Apply the epilogue to a tile's accumulators and store the tile, one row at a time."""
+        num_mma_n = self._cta.num_mma_n
+        with unrolled_loop(self._cta.config.block_p, "r") as output_row:
+            for name in self._residuals:
+                self._copy_row(tile_idx, output_row, name, stores_to_global=False)
+                emit_call(T.cuda.warp_sync())
+                if name != self._residuals[-1]:  # the last residual is read pair by pair, in place of the outputs
+                    with unrolled_loop(num_mma_n, "j") as mma_n, unrolled_loop(2, "second") as half:
+                        self._load_residual_pair(name, mma_n, half)
+                    emit_call(T.cuda.warp_sync())
+            with unrolled_loop(num_mma_n, "j") as mma_n:
+                for arg_idx in range(self._starts_with_bias, len(self._channel_args)):
+                    self._load_argument_pair(arg_idx, mma_n)
+                with unrolled_loop(2, "second") as half:
+                    for name in self._residuals[-1:]:
+                        self._load_residual_pair(name, mma_n, half)
+                    first = self._cta.accumulator(output_row, mma_n) + half * 2
+                    pair = [self._apply_ops(accumulators[first + e], mma_n, half, e) for e in range(2)]
+                    self._store_pair(mma_n, half, pair)
+            emit_call(T.cuda.warp_sync())
+            self._copy_row(tile_idx, output_row, "Y", stores_to_global=True)
+            emit_call(T.cuda.warp_sync())
+
+    def _load_argument_pair(self, arg_idx: int, mma_n: Expr) -> list[Expr]:
+        pair = self._argument_pairs[self._channel_args[arg_idx]]
+        self._cta.load_argument_pair(arg_idx, mma_n, [pair[0], pair[1]])
+        return [pair[0], pair[1]]
+
+    def _apply_ops(self, value: Expr, mma_n: Expr, half: Expr, e: int) -> Expr:
+        """Return an accumulator after the epilogue, without the bias that initialized it."""
+
+        def read(name: str) -> Expr:
+            if name in self._argument_pairs:
+                return self._argument_pairs[name][e]
+            first, count = self._word_range(name, mma_n, half)
+            words = [self._residual_words[name][first + word] for word in range(count)]
+            return unpack(words, 2, self._dtype)[e]
+
+        return self._ops.apply(value, read)
+
+    def _count_words(self, name: str) -> int:
+        """Return the registers of a residual: two elements for the last residual, a whole row for the others."""
+        num_pairs = 1 if name == self._residuals[-1] else self._cta.num_mma_n * 2
+        return num_pairs * 2 // self._rows.elements_per_word
+
+    def _word_range(self, name: str, mma_n: Expr, half: Expr) -> tuple[Expr, int]:
+        """Return the first of the registers that hold the lane's two elements of a residual, and their number."""
+        count = 2 // self._rows.elements_per_word
+        return 0 if name == self._residuals[-1] else (mma_n * 2 + half) * count, count
+
+    def _address(self, mma_n: Expr, half: Expr, e: int) -> Expr:
         """Return the shared-memory address of one of the lane's outputs of an mma."""
-        pixel = self.lane_idx // QUAD_WORDS
-        channel = mma_n * MMA_CHANNELS + self.lane_idx % QUAD_WORDS * 2 + channel_idx
-        if self.row_layout.channels_last:  # pixels in the order of the mma
-            offset = (pixel + pixel_half * 8) * self.output_row_bytes + channel * self.row_layout.element_bytes
+        pixel, channel = self._cta.thread.lane // QUAD_WORDS, self._cta.thread.lane % QUAD_WORDS * 2
+        channel, row_bytes = mma_n * MMA_CHANNELS + channel + e, int(self._cta.config.output_row_bytes)
+        if self._rows.channels_last:  # pixels in the order of the mma
+            offset = (pixel + half * 8) * row_bytes + channel * self._rows.element_bytes
         else:
-            lane_stride, half_stride = self.smem_layout.pixel_spread
-            offset = (
-                channel * self.output_row_bytes
-                + (pixel * lane_stride + pixel_half * half_stride) * self.row_layout.element_bytes
-            )
-        return self.output_base + to_uint32(offset)
+            lane_stride, half_stride = self._cta.smem_layout.pixel_spread
+            offset = channel * row_bytes + (pixel * lane_stride + half * half_stride) * self._rows.element_bytes
+        return self._cta.output_address + to_uint32(offset)
 
-    @property
-    def output_base(self) -> Expr:
-        """Shared-memory address at which the warp arranges its outputs."""
-        return self.smem_base[0] + to_uint32(self.output_offset) + to_uint32(self.warp_idx * self.output_bytes)
-
-    def residual_words(self, name: str, mma_n: Expr, pixel_half: Expr) -> list[Expr]:
-        """Return the registers that hold the lane's two elements of a residual for an mma."""
-        num_words = 2 // self.row_layout.elements_per_word
-        first_word = 0 if name == self.residual_names[-1] else (mma_n * 2 + pixel_half) * num_words
-        return [self.residual_regs[name][first_word + word] for word in range(num_words)]
-
-    def load_residual_pair(self, name: str, mma_n: Expr, pixel_half: Expr) -> None:
+    def _load_residual_pair(self, name: str, mma_n: Expr, half: Expr) -> None:
         """Load two elements of a residual from the warp's shared memory to registers."""
-        element_bytes, num_words = self.row_layout.element_bytes, 2 // self.row_layout.elements_per_word
-        if self.row_layout.channels_last:
-            load_shared(self.packed, self.output_address(mma_n, pixel_half, 0), 2 * element_bytes)
+        element_bytes = self._rows.element_bytes
+        if self._rows.channels_last:
+            load_shared(self._words, self._address(mma_n, half, 0), 2 * element_bytes)
         elif element_bytes == WORD_BYTES:
             for e in range(2):
-                emit_ptx("ld.shared.b32", self.packed[e], self.output_address(mma_n, pixel_half, e))
+                emit_ptx("ld.shared.b32", self._words[e], self._address(mma_n, half, e))
         else:
             for e in range(2):
-                emit_ptx("ld.shared.b16", self.halves[e], self.output_address(mma_n, pixel_half, e))
-            store(self.packed, 0, self.join_halves(0))
-        first_word = 0 if name == self.residual_names[-1] else (mma_n * 2 + pixel_half) * num_words
-        for word in range(num_words):
-            store(self.residual_regs[name], first_word + word, self.packed[word])
+                emit_ptx("ld.shared.b16", self._halves[e], self._address(mma_n, half, e))
+            store(self._words, 0, join_halves(self._halves[0], self._halves[1]))
+        first, count = self._word_range(name, mma_n, half)
+        for word in range(count):
+            store(self._residual_words[name], first + word, self._words[word])
 
-    def store_output_pair(self, mma_n: Expr, pixel_half: Expr, values: list[Expr]) -> None:
+    def _store_pair(self, mma_n: Expr, half: Expr, values: Sequence[Expr]) -> None:
         """Round two outputs and store them to the warp's shared memory."""
-        if self.row_layout.channels_last:
-            pack(self.packed, 0, values, self.w.storage)
-            store_shared(self.output_address(mma_n, pixel_half, 0), self.packed, 2 * self.row_layout.element_bytes)
+        if self._rows.channels_last:
+            pack(self._words, 0, values, self._dtype)
+            store_shared(self._address(mma_n, half, 0), self._words, 2 * self._rows.element_bytes)
             return
         for e, value in enumerate(values):
-            pack(self.packed, 0, [value], self.w.storage)
-            store_shared(self.output_address(mma_n, pixel_half, e), self.packed, self.row_layout.element_bytes)
+            pack(self._words, 0, [value], self._dtype)
+            store_shared(self._address(mma_n, half, e), self._words, self._rows.element_bytes)
 
-    def copy_output_row(self, tile_idx: Expr, output_row: Expr, name: str, *, stores_to_global: bool) -> None:
+    def _copy_row(self, tile_idx: Expr, output_row: Expr, name: str, *, stores_to_global: bool) -> None:
         """Copy a row of the warp's outputs between shared memory and a tensor, in the widest aligned vectors."""
-        w, layout = self.w, self.row_layout
-        n, p, q = self.compute_tile_origin(tile_idx)
-        row_idx = p + output_row
-        contiguous_elements = w.O if layout.channels_last else w.Q if layout.num_phases == 1 else 1
-        vector_elements = math.gcd(contiguous_elements, VECTOR_BYTES // layout.element_bytes)
-        vectors_per_major = (self.block_n if layout.channels_last else MMA_PIXELS) // vector_elements
-        with unrolled_loop(MMA_PIXELS * self.block_n // vector_elements // WARP_SIZE, "i") as i:
-            vector_idx = i * WARP_SIZE + self.lane_idx
-            major, minor = vector_idx // vectors_per_major, vector_idx % vectors_per_major * vector_elements
-            if layout.channels_last:
+        cta, rows, w, block_n = self._cta, self._rows, self._cta.config.w, int(self._cta.config.block_n)
+        contiguous = w.O if rows.channels_last else w.Q if rows.num_phases == 1 else 1
+        vector = math.gcd(contiguous, VECTOR_BYTES // rows.element_bytes)
+        vectors_per_major = (block_n if rows.channels_last else MMA_PIXELS) // vector
+        with unrolled_loop(MMA_PIXELS * block_n // vector // WARP_SIZE, "i") as i:
+            vector_idx = i * WARP_SIZE + cta.thread.lane
+            major, minor = vector_idx // vectors_per_major, vector_idx % vectors_per_major * vector
+            if rows.channels_last:
                 pixels_per_pass = max(1, 8 // vectors_per_major)  # eight lanes copy pixels that lie in different banks
                 major = major // 8 * 8 + major % pixels_per_pass * (8 // pixels_per_pass) + major % 8 // pixels_per_pass
-                lane_stride, half_stride = self.smem_layout.pixel_spread
+                lane_stride, half_stride = cta.smem_layout.pixel_spread
                 pixel, channel = major % 8 * lane_stride + major // 8 * half_stride, minor
             else:
                 pixel, channel = minor, major
-            column, channel = q + self.pixel_column(pixel), self.first_channel + channel
-            is_inside = logical_and(
-                row_idx < w.P if w.P % self.config.block_p else True,
-                column < w.Q if w.Q % int(self.config.block_q) else True,
-                channel < w.O if w.O % self.block_n else True,
-            )
-            if layout.channels_last:
-                index = ((n * w.P + row_idx) * w.Q + column) * w.O + channel
-            else:
-                index = ((n * w.O + channel) * w.P + row_idx) * w.Q + column
-            smem_address = self.output_base + to_uint32(major * self.output_row_bytes + minor * layout.element_bytes)
+            is_inside, index = self._locate(tile_idx, output_row, pixel, channel)
+            offset = major * int(cta.config.output_row_bytes) + minor * rows.element_bytes
+            address = cta.output_address + to_uint32(offset)
             if stores_to_global:
-                load_shared(self.packed, smem_address, vector_elements * layout.element_bytes)
+                load_shared(self._words, address, vector * rows.element_bytes)
                 with if_(is_inside):
-                    store_global(self.arguments[name], index, self.packed, vector_elements)
+                    store_global(self._arguments[name], index, self._words, vector)
             else:
                 with if_(is_inside):
-                    load_global(self.packed, self.arguments[name], index, vector_elements)
-                    store_shared(smem_address, self.packed, vector_elements * layout.element_bytes)
+                    load_global(self._words, self._arguments[name], index, vector)
+                    store_shared(address, self._words, vector * rows.element_bytes)
+
+    def _locate(self, tile_idx: Expr, output_row: Expr, pixel: Expr, channel: Expr) -> tuple[Expr, Expr]:
+        """Return whether an output of the warp is inside the output tensor, and its index there."""
+        config, w = self._cta.config, self._cta.config.w
+        n, p, q = self._cta.tile_origin(tile_idx)
+        row, column, channel = p + output_row, q + self._cta.pixel_column(pixel), self._cta.first_channel + channel
+        is_inside = logical_and(
+            row < w.P if w.P % config.block_p else True,
+            column < w.Q if w.Q % int(config.block_q) else True,
+            channel < w.O if w.O % int(config.block_n) else True,
+        )
+        if self._rows.channels_last:
+            return is_inside, ((n * w.P + row) * w.Q + column) * w.O + channel
+        return is_inside, ((n * w.O + channel) * w.P + row) * w.Q + column

@@ -7,7 +7,9 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.arithmetic import ceil_div
 
 from ....tir_builder import (
+    Buffer,
     Expr,
+    allocate,
     emit_call,
     emit_ptx,
     if_,
@@ -18,95 +20,95 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from .base import CP_ASYNC_MNEMONIC, INPUT_WORDS_IN_FLIGHT, StemKernelBase
+from ..gemm.cp_async import cp_async
+from .cta import StemCta, join_halves
 from .row_layout import WORD_BYTES
 
 MAX_UNROLLED_COPIES = 16  # iterations of a copy loop
+WORDS_IN_FLIGHT = 8  # input words that a thread loads at a time
 
 
-class StemInputLoader(StemKernelBase):
-    """Copies of the input rows of tiles to shared memory."""
+class StemInputLoader:
+    """Copies of the input rows of tiles to shared memory.
 
-    def load_tile_if_valid(self, tile_idx: Expr, buffer: Expr) -> None:
+    Args:
+        cta: The CTA.
+        source: The input.
+    """
+
+    def __init__(self, cta: StemCta, source: Buffer) -> None:
+        self._cta, self._source, self._rows, self._smem = cta, source, cta.row_layout, cta.smem_layout
+        self._num_units = self._rows.rows_per_image_row * self._smem.rows_per_plane * self._smem.units_per_row
+
+    def load_if_valid(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy a tile's input rows to shared memory if the tile index is valid."""
-        with if_(tile_idx < int(self.config.num_pixel_tiles)):
-            if self.row_layout.can_copy_async:
-                self.load_input_rows(tile_idx, buffer)
+        with if_(tile_idx < int(self._cta.config.num_pixel_tiles)):
+            if self._rows.can_copy_async:
+                self._copy_rows(tile_idx, buffer)
             else:
-                self.load_input_rows_by_words(tile_idx, buffer)
-        if self.row_layout.can_copy_async:
+                self._copy_words(tile_idx, buffer)
+        if self._rows.can_copy_async:
             emit_call(T.ptx.cp.async_.commit_group())
 
-    def wait_inputs(self) -> None:
+    def wait(self) -> None:
         """Wait until the next tile's inputs have arrived and all threads have read the previous ones."""
-        if self.row_layout.can_copy_async:
-            emit_call(T.ptx.cp.async_.wait_group(max(0, self.num_input_buffers - 2)))
+        if self._rows.can_copy_async:
+            emit_call(T.ptx.cp.async_.wait_group(max(0, int(self._cta.config.num_input_buffers) - 2)))
         emit_call(T.cuda.cta_sync())
 
-    def load_input_rows(self, tile_idx: Expr, buffer: Expr) -> None:
+    def _copy_rows(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy rows asynchronously in whole copies."""
-        num_units = self.num_units
-        with (unrolled_loop if num_units <= MAX_UNROLLED_COPIES * self.num_threads else serial_loop)(
-            ceil_div(num_units, self.num_threads), "unit"
-        ) as i:
-            unit_idx = i * self.num_threads + self.thread_idx
-            with if_(unit_idx < num_units if num_units % self.num_threads else True):
-                source, is_inside = self.locate_input_element(tile_idx, unit_idx, 0)
-                source = T.Select(is_inside, source, 0)
-                address = self.arguments["X"].access_ptr("r", offset=source)
-                nbytes = self.row_layout.elements_per_unit * self.row_layout.element_bytes
-                valid_bytes = T.Select(is_inside, to_uint32(nbytes), to_uint32(0))  # other bytes become zeros
-                emit_ptx(
-                    CP_ASYNC_MNEMONIC[nbytes], self.smem_destination(unit_idx, buffer), address, nbytes, valid_bytes
-                )
+        num_units, num_threads = self._num_units, self._cta.num_threads
+        open_loop = unrolled_loop if num_units <= MAX_UNROLLED_COPIES * num_threads else serial_loop
+        nbytes = self._rows.elements_per_unit * self._rows.element_bytes
+        with open_loop(ceil_div(num_units, num_threads), "unit") as i:
+            unit = i * num_threads + self._cta.thread.thread
+            with if_(unit < num_units if num_units % num_threads else True):
+                index, is_inside = self._locate(tile_idx, unit, 0)
+                index, destination = T.Select(is_inside, index, 0), self._destination(unit, buffer)
+                cp_async(destination, self._source, index, nbytes, is_inside, prefetches_l2=False)
 
-    def load_input_rows_by_words(self, tile_idx: Expr, buffer: Expr) -> None:
+    def _copy_words(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy rows of which every second starts in the middle of a word, element by element, several at a time."""
-        num_units = self.num_units
-        units_per_thread = ceil_div(num_units, self.num_threads)
-        batch_size = min(units_per_thread, INPUT_WORDS_IN_FLIGHT)
+        num_units, num_threads = self._num_units, self._cta.num_threads
+        units_per_thread = ceil_div(num_units, num_threads)
+        batch = min(units_per_thread, WORDS_IN_FLIGHT)
+        halves, word = allocate("halves", 2 * batch, "uint16"), allocate("word", 1, "uint32")
 
-        def compute_unit_idx(i: Expr, j: Expr) -> Expr:
-            return (i * batch_size + j) * self.num_threads + self.thread_idx
+        def unit_at(i: Expr, j: Expr) -> Expr:
+            return (i * batch + j) * num_threads + self._cta.thread.thread
 
-        with serial_loop(ceil_div(units_per_thread, batch_size), "i") as i:
-            with unrolled_loop(batch_size, "j") as j:
-                for half_idx in range(2):
-                    source, is_inside = self.locate_input_element(tile_idx, compute_unit_idx(i, j), half_idx)
-                    is_inside = logical_and(is_inside, compute_unit_idx(i, j) < num_units)
-                    address = self.arguments["X"].access_ptr("r", offset=T.Select(is_inside, source, 0))
-                    emit_ptx("ld.global.nc.b16", self.halves[j * 2 + half_idx], address)
-                    half_word = self.halves[j * 2 + half_idx]
-                    store(self.halves, j * 2 + half_idx, T.Select(is_inside, half_word, T.uint16(0)))
-            with unrolled_loop(batch_size, "j") as j, if_(compute_unit_idx(i, j) < num_units):
-                store(self.packed, 0, self.join_halves(j * 2))
-                store_shared(self.smem_destination(compute_unit_idx(i, j), buffer), self.packed, WORD_BYTES)
+        with serial_loop(ceil_div(units_per_thread, batch), "i") as i:
+            with unrolled_loop(batch, "j") as j:
+                for half in range(2):
+                    index, is_inside = self._locate(tile_idx, unit_at(i, j), half)
+                    is_inside = logical_and(is_inside, unit_at(i, j) < num_units)
+                    address = self._source.access_ptr("r", offset=T.Select(is_inside, index, 0))
+                    emit_ptx("ld.global.nc.b16", halves[j * 2 + half], address)
+                    store(halves, j * 2 + half, T.Select(is_inside, halves[j * 2 + half], T.uint16(0)))
+            with unrolled_loop(batch, "j") as j, if_(unit_at(i, j) < num_units):
+                store(word, 0, join_halves(halves[j * 2], halves[j * 2 + 1]))
+                store_shared(self._destination(unit_at(i, j), buffer), word, WORD_BYTES)
 
-    @property
-    def num_units(self) -> int:
-        """Copies per tile."""
-        return self.row_layout.rows_per_image_row * self.smem_layout.rows_per_plane * self.smem_layout.units_per_row
-
-    def locate_input_element(self, tile_idx: Expr, unit_idx: Expr, element_idx: int) -> tuple[Expr, Expr]:
+    def _locate(self, tile_idx: Expr, unit: Expr, element_in_unit: int) -> tuple[Expr, Expr]:
         """Return the index in X of an element of a copy, and whether it is inside the image."""
-        w, layout = self.w, self.row_layout
-        n, p, q = self.compute_tile_origin(tile_idx)
-        row_idx, unit_in_row = unit_idx // self.smem_layout.units_per_row, unit_idx % self.smem_layout.units_per_row
-        plane, row = row_idx // self.smem_layout.rows_per_plane, row_idx % self.smem_layout.rows_per_plane
+        w, rows = self._cta.config.w, self._rows
+        n, p, q = self._cta.tile_origin(tile_idx)
+        row_idx, unit_in_row = unit // self._smem.units_per_row, unit % self._smem.units_per_row
+        plane, row = row_idx // self._smem.rows_per_plane, row_idx % self._smem.rows_per_plane
         h = p * w.stride[0] - w.pad_low[0] + row
         element = (
-            q * layout.output_step_elements
-            - (w.pad_low[1] * layout.elements_per_pixel + layout.lead_elements)
-            + unit_in_row * layout.elements_per_unit
-            + element_idx
+            q * rows.output_step_elements
+            - (w.pad_low[1] * rows.elements_per_pixel + rows.lead_elements)
+            + unit_in_row * rows.elements_per_unit
+            + element_in_unit
         )
-        is_inside = logical_and(h >= 0, h < w.H, element >= 0, element < layout.elements_per_row)
-        return ((n * layout.rows_per_image_row + plane) * w.H + h) * layout.elements_per_row + element, is_inside
+        is_inside = logical_and(h >= 0, h < w.H, element >= 0, element < rows.elements_per_row)
+        return ((n * rows.rows_per_image_row + plane) * w.H + h) * rows.elements_per_row + element, is_inside
 
-    def smem_destination(self, unit_idx: Expr, buffer: Expr) -> Expr:
+    def _destination(self, unit: Expr, buffer: Expr) -> Expr:
         """Return the shared-memory address to which a copy of a tile goes."""
-        row_idx, unit_in_row = unit_idx // self.smem_layout.units_per_row, unit_idx % self.smem_layout.units_per_row
-        offset = row_idx * self.smem_layout.row_bytes + unit_in_row * (
-            self.row_layout.elements_per_unit * self.row_layout.element_bytes
-        )
-        return self.smem_base[0] + to_uint32(buffer * self.input_bytes) + to_uint32(self.inputs_offset + offset)
+        row_idx, unit_in_row = unit // self._smem.units_per_row, unit % self._smem.units_per_row
+        unit_bytes = self._rows.elements_per_unit * self._rows.element_bytes
+        offset = self._cta.inputs_offset + (row_idx * self._smem.row_bytes + unit_in_row * unit_bytes)
+        return self._cta.smem.value + to_uint32(buffer * int(self._cta.config.input_bytes)) + to_uint32(offset)

@@ -142,7 +142,7 @@ class RowLayout:
 
         Args:
             word: Index of the word, a number or an expression.
-            groups_row_ends: Whether the last words of the rows follow all other words; see `SmemLayout`.
+            groups_row_ends: Whether the last words of the rows follow all other words; see `StemSmemLayout`.
             select: Function (condition, a, b) that returns a if the condition holds, otherwise b.
         """
         num_rows, words_per_row = self.num_filter_rows, self.words_per_filter_row

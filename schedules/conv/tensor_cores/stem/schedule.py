@@ -59,7 +59,7 @@ from .default_config import (
     list_warp_choices,
     select_default_config,
 )
-from .kernel import StemKernel
+from .kernel import emit_kernel
 from .tile_config import StemTileConfig
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -103,7 +103,7 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
 def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Compute tiles of `block_p` output rows × 16 columns per warp × `block_n` channels."""
     config = declare_knobs(w, k)
-    return build_schedule(w, lambda arguments: StemKernel(config, arguments).emit())
+    return build_schedule(w, lambda arguments: emit_kernel(config, arguments))
 
 
 def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:

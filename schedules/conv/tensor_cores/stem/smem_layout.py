@@ -17,7 +17,7 @@ _PIXEL_SPREADS = ((1, 8), (2, 1))  # distance in pixels between neighbouring lan
 
 
 @dataclass(frozen=True)
-class SmemLayout:
+class StemSmemLayout:
     """Layout of a tile's input rows in shared memory, and assignment of pixels to lanes.
 
     Attributes:
@@ -64,7 +64,7 @@ class SmemLayout:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> SmemLayout:
+def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> StemSmemLayout:
     """Return the layout with the fewest bank conflicts, and among those the smallest."""
     row_layout = RowLayout(w)
     elements_per_row = (
@@ -76,7 +76,7 @@ def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> SmemL
     min_row_bytes = ceil_div(elements_per_row, row_layout.elements_per_unit) * unit_bytes
     plane_lines = (num_output_rows - 1) * w.stride[0] + w.window[0]
     candidates = (
-        SmemLayout(row_layout, elements_per_row, min_row_bytes + extra_bytes, plane_lines, spread, groups_row_ends)
+        StemSmemLayout(row_layout, elements_per_row, min_row_bytes + extra_bytes, plane_lines, spread, groups_row_ends)
         for extra_bytes in range(0, _BANK_CYCLE_BYTES, unit_bytes)
         for spread in _PIXEL_SPREADS
         for groups_row_ends in ((False, True) if row_layout.can_share_row_ends else (False,))

@@ -18,7 +18,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
 
 from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, VECTOR_BYTES, RowLayout
-from .smem_layout import SmemLayout, choose_smem_layout
+from .smem_layout import StemSmemLayout, choose_smem_layout
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class StemTileConfig:
         return self.row_layout.num_k_steps * self.block_p * self.block_n // MMA_CHANNELS
 
     @property
-    def smem_layout(self) -> SmemLayout:
+    def smem_layout(self) -> StemSmemLayout:
         """Layout of the input rows in shared memory."""
         return choose_smem_layout(self.w, int(self.block_p), int(self.warps))
 

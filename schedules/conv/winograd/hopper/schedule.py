@@ -26,7 +26,7 @@ from tvmconv.workloads import Conv2d
 
 from ....primitives import disable_buffer_reuse, mark_constant_args
 from ....tir_builder import Buffer, allocate, build_schedule
-from ...tensor_cores.hopper.kernel import HopperKernel
+from ...tensor_cores.hopper.kernel import emit_kernel
 from ..knobs import WinogradTileGrid
 from .knobs import (
     DTYPES,
@@ -66,7 +66,7 @@ def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
         )
         transform_filters(w, grid, matrices.G, arguments["K"], U)
         transform_inputs(w, grid, matrices.B, vector, arguments["X"], V)
-        HopperKernel(product_workload, config, {"X": V, "K": U, "Y": M}).emit()
+        emit_kernel(product_workload, config, {"X": V, "K": U, "Y": M})
         transform_outputs(w, grid, matrices.A, vector, arguments, M)
 
     new_schedule = build_schedule(w, emit_kernels)

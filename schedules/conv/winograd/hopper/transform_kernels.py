@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.workloads import Conv2d, epilogue
+from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
 
 from ....tir_builder import (
@@ -28,7 +28,7 @@ from ....tir_builder import (
     thread_axis,
     unpack,
 )
-from ...tensor_cores.epilogue_ops import apply_epilogue
+from ...tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..cook_toom import FractionMatrix
 from ..knobs import WinogradTileGrid
 from ..te_stages import transpose, weighted_sum
@@ -99,7 +99,7 @@ def transform_outputs(
         M: The products.
     """
     vectors_per_tile, (num_rows, num_columns) = w.O // vector, w.output_size
-    registers = allocate("finished", 8, "uint32")
+    ops, registers = EpilogueOps.from_workload(w), allocate("finished", 8, "uint32")
     with _thread_per_item(grid.count * vectors_per_tile) as index:
         tile, channel_out = index // vectors_per_tile, index % vectors_per_tile * vector
         image, row, column = grid.tile_origin(tile)
@@ -113,9 +113,9 @@ def transform_outputs(
                 True if num_rows % grid.m == 0 else p < num_rows, True if num_columns % grid.m == 0 else q < num_columns
             )
             with if_(is_inside):
-                pixel = (image * num_rows + p) * num_columns + q
-                apply_epilogue(w, arguments, epilogue.get_ops(w.epilogue), pixel, channel_out, vector, value, registers)
-                store_global(arguments["Y"], pixel * w.O + channel_out, registers, vector)
+                output_index = ((image * num_rows + p) * num_columns + q) * w.O + channel_out
+                apply_to_vector(ops, arguments, channel_out, output_index, vector, value, registers)
+                store_global(arguments["Y"], output_index, registers, vector)
 
 
 @contextmanager

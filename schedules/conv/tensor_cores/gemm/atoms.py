@@ -1,0 +1,166 @@
+"""Matrix instructions of tensor cores, and the loads and stores of their fragments.
+
+An atom computes D[m, n] = A[m, k] B[n, k] + D with float32 accumulators. Sources: PTX ISA, "wgmma.mma_async",
+"mma.sync", "ldmatrix", "stmatrix"; CUTLASS, `include/cute/atom/mma_traits_sm80.hpp` and `mma_traits_sm90_gmma.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+
+from ....tir_builder import Expr, emit_call, emit_ptx
+
+PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4}
+
+
+class Major(IntEnum):
+    """Mode of an operand that is contiguous in shared memory; the values are those of wgmma's transpose immediates."""
+
+    K = 0
+    MN = 1
+
+
+@dataclass(frozen=True)
+class WgmmaAtom:
+    """The warpgroup instruction wgmma.mma_async.m64nNkK, with both operands in shared memory.
+
+    Attributes:
+        n: Columns of D: a multiple of 8, at most 256.
+        a_dtype: Dtype of A.
+        b_dtype: Dtype of B.
+        a_major: Contiguous mode of A. Only 16-bit operands may be MN-major.
+        b_major: Contiguous mode of B.
+    """
+
+    n: int
+    a_dtype: str
+    b_dtype: str
+    a_major: Major = Major.K
+    b_major: Major = Major.K
+    m: ClassVar[int] = 64
+    k_bytes: ClassVar[int] = 32  # bytes of the reduction, for every dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of an operand in shared memory."""
+        return ELEMENT_BYTES[self.a_dtype]
+
+    @property
+    def k(self) -> int:
+        """Elements of the reduction."""
+        return self.k_bytes // self.itemsize
+
+    @property
+    def num_accumulators(self) -> int:
+        """Accumulator registers per thread."""
+        return self.m * self.n // WARPGROUP_SIZE
+
+    def emit(self, accumulators: Sequence[Expr], a_descriptor: Expr, b_descriptor: Expr, scale_d: Expr) -> None:
+        """Issue the instruction: D = A B + D, or D = A B where `scale_d` is false."""
+        types = f"{PTX_TYPES[self.a_dtype]}.{PTX_TYPES[self.b_dtype]}"
+        majors = (int(self.a_major), int(self.b_major)) if self.itemsize == 2 else ()
+        mnemonic = f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}.f32.{types}"
+        emit_ptx(mnemonic, *accumulators, a_descriptor, b_descriptor, scale_d, 1, 1, *majors)  # 1: not negated
+
+
+@dataclass(frozen=True)
+class MmaSyncAtom:
+    """The warp instruction mma.sync m16n8k16 of 16-bit operands, or m16n8k8 of TF32 operands.
+
+    Attributes:
+        a_dtype: Dtype of A.
+        b_dtype: Dtype of B.
+    """
+
+    a_dtype: str
+    b_dtype: str
+    m: ClassVar[int] = 16
+    n: ClassVar[int] = 8
+    k_bytes: ClassVar[int] = 32  # bytes of the reduction
+    num_accumulators: ClassVar[int] = 4  # registers per lane of D, and of the fragments of A and B
+    a_registers: ClassVar[int] = 4
+    b_registers: ClassVar[int] = 2
+
+    def emit(self, accumulators: Sequence[Expr], a_fragment: Sequence[Expr], b_fragment: Sequence[Expr]) -> None:
+        """Issue the instruction D = A B + D."""
+        k, types = self.k_bytes // ELEMENT_BYTES[self.a_dtype], f"{PTX_TYPES[self.a_dtype]}.{PTX_TYPES[self.b_dtype]}"
+        mnemonic = f"mma.sync.aligned.m{self.m}n{self.n}k{k}.row.col.f32.{types}.f32"
+        emit_ptx(mnemonic, *accumulators, *a_fragment, *b_fragment, *accumulators)
+
+
+@dataclass(frozen=True)
+class ThreadPosition:
+    """Position of a thread in its CTA.
+
+    Attributes:
+        thread: Index of the thread in the CTA.
+    """
+
+    thread: Expr
+
+    @property
+    def lane(self) -> Expr:
+        """Index of the thread in its warp."""
+        return self.thread % WARP_SIZE
+
+    @property
+    def warp(self) -> Expr:
+        """Index of the warp in the CTA."""
+        return self.thread // WARP_SIZE
+
+    def is_first_of_warp(self, warp: int) -> Expr:
+        """Return whether the thread is the first one of a warp."""
+        return T.And(self.warp == warp, self.lane == 0)
+
+    @property
+    def warpgroup(self) -> Expr:
+        """Index of the warpgroup in the CTA."""
+        return self.thread // WARPGROUP_SIZE
+
+    @property
+    def warpgroup_thread(self) -> Expr:
+        """Index of the thread in its warpgroup."""
+        return self.thread % WARPGROUP_SIZE
+
+    @property
+    def is_warpgroup_leader(self) -> Expr:
+        """Whether the thread is the first of its warpgroup."""
+        return self.warpgroup_thread == 0
+
+
+def ldmatrix_x4(registers: Sequence[Expr], address: Expr) -> None:
+    """Load four 8 × 8 matrices of 16 bits; lane i passes the address of row i % 8 of matrix i / 8."""
+    emit_ptx("ldmatrix.sync.aligned.m8n8.x4.shared.b16", *registers, address)
+
+
+def stmatrix_x4(address: Expr, registers: Sequence[Expr]) -> None:
+    """Store four 8 × 8 matrices of 16 bits; the counterpart of `ldmatrix_x4`."""
+    emit_ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16", address, *registers)
+
+
+def wgmma_fence() -> None:
+    """Order earlier accesses to the accumulators before the following wgmmas (cute::warpgroup_arrive)."""
+    emit_call(T.ptx.wgmma.fence.sync.aligned())
+
+
+def wgmma_commit_group() -> None:
+    """Commit the wgmmas issued so far as one group (cute::warpgroup_commit_batch)."""
+    emit_call(T.ptx.wgmma.commit_group.sync.aligned())
+
+
+def wgmma_wait_group(pending: int) -> None:
+    """Wait until at most `pending` groups are in flight (cute::warpgroup_wait)."""
+    emit_call(T.ptx.wgmma.wait_group.sync.aligned(pending))
+
+
+def named_barrier_sync(barrier: Expr, num_threads: int) -> None:
+    """Synchronize `num_threads` threads by a named barrier; barrier 0 is that of the whole CTA."""
+    emit_ptx("bar.sync", T.uint32(barrier), T.uint32(num_threads))

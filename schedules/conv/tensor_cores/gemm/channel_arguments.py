@@ -1,0 +1,86 @@
+"""Per-channel arguments of an epilogue, which a warpgroup prefetches once per work tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.gpu_specs import WARPGROUP_SIZE
+
+from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, load_global, logical_and, store, to_uint32
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES
+from .atoms import ThreadPosition, named_barrier_sync
+from .tile_scheduler import WorkTile
+
+
+class ChannelArguments:
+    """The arguments of the channels of a work tile: requested before the mainloop, in shared memory after it.
+
+    Args:
+        names: Names of the arguments.
+        arguments: Argument buffers by name.
+        block_n: Channels per work tile.
+        channels_per_group: Output channels of a group, beyond which no channel is valid.
+        is_exact: Whether tiles have no channels beyond the group.
+        smem: Shared-memory address of the copies of all warpgroups.
+        warpgroup: Index of this warpgroup.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        arguments: Mapping[str, Buffer],
+        block_n: int,
+        channels_per_group: int,
+        is_exact: bool,
+        smem: Expr,
+        warpgroup: Expr,
+    ) -> None:
+        self._names, self._arguments, self._smem, self._warpgroup = names, arguments, smem, warpgroup
+        self._block_n, self._channels_per_group, self._is_exact = block_n, channels_per_group, is_exact
+        passes = ceil_div(block_n, WARPGROUP_SIZE)
+        self._prefetched = {name: allocate(f"{name}_prefetched", passes, "float32") for name in names}
+        self._pairs = {name: allocate(f"{name}_pair", 2, "float32") for name in names}
+
+    def prefetch(self, tile: WorkTile, thread: ThreadPosition) -> None:
+        """Request the arguments of a tile; they arrive in registers during the mainloop."""
+        word = allocate("channel_word", 1, "uint32")
+        for name, registers in self._prefetched.items():
+            for i, channel, is_in_tile in self._passes(thread):
+                store(registers, i, T.float32(0))
+                is_in_group = True if self._is_exact else tile.n + channel < self._channels_per_group
+                with if_(logical_and(is_in_tile, is_in_group)):
+                    load_global(
+                        word, self._arguments[name], tile.group * self._channels_per_group + tile.n + channel, 1
+                    )
+                    store(registers, i, T.reinterpret("float32", word[0]))
+
+    def store_to_smem(self, thread: ThreadPosition) -> None:
+        """Store the arguments to shared memory for all threads of the warpgroup."""
+        if not self._names:
+            return
+        for name, registers in self._prefetched.items():
+            for i, channel, is_in_tile in self._passes(thread):
+                with if_(is_in_tile):
+                    emit_ptx("st.shared.b32", self._address(name, channel), registers[i])
+        named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
+
+    def load_pair(self, channel: Expr) -> dict[str, list[Expr]]:
+        """Load the arguments of two neighbouring channels of the tile."""
+        for name, pair in self._pairs.items():
+            emit_ptx("ld.shared.v2.b32", pair[0], pair[1], self._address(name, channel))
+        return {name: [pair[0], pair[1]] for name, pair in self._pairs.items()}
+
+    def _passes(self, thread: ThreadPosition) -> list[tuple[int, Expr, Expr]]:
+        """Return each pass over the channels: its number, this thread's channel, and whether that exists."""
+        is_exact = self._block_n % WARPGROUP_SIZE == 0
+        channels = [
+            thread.warpgroup_thread + i * WARPGROUP_SIZE for i in range(ceil_div(self._block_n, WARPGROUP_SIZE))
+        ]
+        return [(i, channel, True if is_exact else channel < self._block_n) for i, channel in enumerate(channels)]
+
+    def _address(self, name: str, channel: Expr) -> Expr:
+        row = self._warpgroup * len(self._names) + self._names.index(name)
+        return self._smem + to_uint32((row * self._block_n + channel) * ACCUMULATOR_BYTES)

@@ -1,0 +1,163 @@
+"""Split reduction within a cluster: CTAs exchange partial sums through distributed shared memory.
+
+Each CTA adds up and stores a share of the rows of the tile. Partial sums are pushed to the CTA that adds them up,
+because a thread does not wait for remote stores, unlike remote loads. A cluster of one CTA is a store without TMA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.gpu_specs import WARP_SIZE
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    emit_call,
+    emit_ptx,
+    if_,
+    load_shared,
+    logical_and,
+    serial_loop,
+    store,
+    store_global,
+    to_uint32,
+)
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
+from .atoms import ThreadPosition, WgmmaAtom
+from .epilogue_ops import EpilogueOps, apply_to_vector
+from .pipelines import map_to_cta
+from .tile_scheduler import WorkTile
+
+PIECE_M, PIECE_N = 4, 8  # rows × columns of partial sums that are contiguous in shared memory
+_PIECE_ELEMENTS = PIECE_M * PIECE_N
+
+
+@dataclass(frozen=True)
+class ClusterReduction:
+    """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile.
+
+    Attributes:
+        shape: The product.
+        atom: The wgmma instruction.
+        m_atoms: Instructions of a warpgroup along M.
+        block_m: Rows of the tile.
+        rows_per_cta: Rows that one CTA adds up, a multiple of `PIECE_M`.
+        num_ctas: CTAs of the cluster.
+        num_threads: Threads that hold accumulators.
+        vector_channels: Neighbouring channels that a thread stores at a time.
+    """
+
+    shape: ImplicitGemmShape
+    atom: WgmmaAtom
+    m_atoms: int
+    block_m: int
+    rows_per_cta: int
+    num_ctas: int
+    num_threads: int
+    vector_channels: int
+
+    def reduce_and_store(
+        self,
+        accumulators: Buffer,
+        tile: WorkTile,
+        split: Expr,
+        thread: ThreadPosition,
+        smem: Expr,
+        ops: EpilogueOps,
+        arguments: Mapping[str, Buffer],
+    ) -> None:
+        """Reduce a tile; run by all threads of all CTAs, after the mainloop whose stages the sums replace.
+
+        Args:
+            accumulators: This thread's partial sums.
+            tile: The work tile.
+            split: Rank of this CTA in the cluster.
+            thread: Position of this thread.
+            smem: Shared-memory address of the partial sums.
+            ops: The epilogue.
+            arguments: Argument buffers by name.
+        """
+        holds_sums = thread.thread < self.num_threads
+        self._sync()
+        with if_(holds_sums):
+            self._push_partial_sums(accumulators, split, thread, smem)
+        self._sync()
+        with if_(holds_sums):
+            self._store_share(tile, split, thread, smem, ops, arguments)
+
+    def _sync(self) -> None:
+        emit_call(T.cuda.cluster_sync() if self.num_ctas > 1 else T.cuda.cta_sync())
+
+    def _offset(self, split: Expr, row: Expr, column: Expr) -> Expr:
+        """Return the shared-memory offset of a partial sum.
+
+        Half a warp stores the pairs of one piece at a time, and a quarter of a warp loads a piece in vectors of four.
+        Both access each bank once.
+        """
+        piece_row = (split * self.rows_per_cta + row) // PIECE_M
+        piece = piece_row * (self.atom.n // PIECE_N) + column // PIECE_N
+        element = row % PIECE_M * PIECE_N + column % PIECE_N
+        return to_uint32((piece * _PIECE_ELEMENTS + element) * ACCUMULATOR_BYTES)
+
+    def _push_partial_sums(self, accumulators: Buffer, split: Expr, thread: ThreadPosition, smem: Expr) -> None:
+        """Store this thread's partial sums to the shared memory of the CTAs that add them up."""
+        remote, mnemonic = Register("remote_sums", "uint32"), "st.shared.v2.b32"
+        warp_row = thread.warpgroup_thread // WARP_SIZE * 16
+        first_row = thread.warpgroup * (self.m_atoms * self.atom.m) + warp_row + thread.lane // 4
+        for m_atom in range(self.m_atoms):
+            for half in range(2):
+                row = first_row + (m_atom * self.atom.m + half * 8)
+                address = smem + self._offset(split, row % self.rows_per_cta, thread.lane % 4 * 2)
+                if self.num_ctas > 1:
+                    mnemonic = "st.shared::cluster.v2.b32"
+                    map_to_cta(remote, address, row // self.rows_per_cta)
+                else:
+                    remote.set(address)
+                for columns in range(self.atom.n // PIECE_N):
+                    first = m_atom * self.atom.num_accumulators + columns * 4 + half * 2
+                    pair = [accumulators[first + e] for e in range(2)]
+                    emit_ptx(mnemonic, remote.value + self._offset(0, 0, columns * PIECE_N), *pair)
+
+    def _store_share(
+        self,
+        tile: WorkTile,
+        split: Expr,
+        thread: ThreadPosition,
+        smem: Expr,
+        ops: EpilogueOps,
+        arguments: Mapping[str, Buffer],
+    ) -> None:
+        """Add up this CTA's share of the rows, apply the epilogue and store the results in vectors of channels."""
+        vector, shape, rows, n = self.vector_channels, self.shape, self.rows_per_cta, self.atom.n
+        vectors_per_row, pieces_per_row, num_vectors = PIECE_N // vector, n // PIECE_N, rows * n // vector
+        values, words = allocate("values", 8, "float32"), allocate("words", 8, "uint32")
+        with serial_loop(ceil_div(num_vectors, self.num_threads), "i") as i:
+            index = i * self.num_threads + thread.thread
+            piece = index // (vectors_per_row * PIECE_M)
+            row = piece // pieces_per_row * PIECE_M + index // vectors_per_row % PIECE_M
+            column = piece % pieces_per_row * PIECE_N + index % vectors_per_row * vector
+            tile_row = split * rows + row
+            m, channel = tile.m + tile_row, tile.n + column
+            is_inside = logical_and(
+                True if num_vectors % self.num_threads == 0 else index < num_vectors,
+                True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
+                True if shape.m % self.block_m == 0 else m < shape.m,
+                True if shape.n % n == 0 else channel < shape.n,
+            )
+            with if_(is_inside):
+                for part in range(self.num_ctas):
+                    address = smem + self._offset(part, row, column)
+                    load_shared(words if part else values, address, vector * ACCUMULATOR_BYTES)
+                    for e in range(vector if part else 0):
+                        store(values, e, values[e] + T.reinterpret("float32", words[e]))
+                channel = tile.group * shape.n + channel
+                output_index = m * (shape.groups * shape.n) + channel
+                apply_to_vector(ops, arguments, channel, output_index, vector, values, words)
+                store_global(arguments["Y"], output_index, words, vector)

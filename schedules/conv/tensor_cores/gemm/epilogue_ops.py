@@ -1,0 +1,128 @@
+"""Operations of an epilogue, applied to accumulators in registers before they are stored.
+
+Each operation is one file of `tvmconv/workloads/epilogues`, with its declaration, its reference and the expression that
+all kernels emit. This module decides where the arguments come from, and rounds the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvmconv.workloads import Conv, epilogue
+
+from ....tir_builder import Buffer, Expr, load_global, pack, store, unpack
+
+
+@dataclass(frozen=True)
+class EpilogueOps:
+    """The operations of an epilogue in order, and the dtype to which results are rounded.
+
+    Attributes:
+        ops: The operations.
+        dtype: Storage dtype of the output and of residuals.
+    """
+
+    ops: tuple[epilogue.EpilogueOp, ...]
+    dtype: str
+
+    @classmethod
+    def from_workload(cls, w: Conv) -> EpilogueOps:
+        """Return the epilogue of a convolution."""
+        return cls(tuple(epilogue.get_ops(w.epilogue)), w.storage)
+
+    def replace_ops(self, ops: Sequence[epilogue.EpilogueOp]) -> EpilogueOps:
+        """Return the same epilogue with other operations."""
+        return EpilogueOps(tuple(ops), self.dtype)
+
+    @property
+    def channel_args(self) -> list[str]:
+        """Names of the arguments with one number per output channel."""
+        return [op.name for op in self.ops if op.argument_kind == "channel"]
+
+    @property
+    def residuals(self) -> list[str]:
+        """Names of the arguments with the shape of the output."""
+        return [op.name for op in self.ops if op.argument_kind == "output"]
+
+    @property
+    def fuses_relu(self) -> bool:
+        """Whether the conversion to the output dtype applies a ReLU at the end, at no cost."""
+        return self.dtype != "float32" and bool(self.ops) and self.ops[-1].name == "relu"
+
+    def apply(self, value: Expr, read: Callable[[str], Expr]) -> Expr:
+        """Return a value after the operations that `pack` does not apply.
+
+        Args:
+            value: The value, in float32.
+            read: Function from an operation's name to its argument for this output.
+        """
+        for op in self.ops[:-1] if self.fuses_relu else self.ops:
+            value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
+        return value
+
+    def pack(self, registers: Buffer, first_register: int, values: Sequence[Expr]) -> None:
+        """Round values to the output dtype and pack them into 32-bit registers."""
+        pack(registers, first_register, values, self.dtype, self.fuses_relu)
+
+
+def load_argument(
+    op: epilogue.EpilogueOp,
+    arguments: Mapping[str, Buffer],
+    dtype: str,
+    channel: Expr,
+    output_index: Expr,
+    num_channels: int,
+    registers: Buffer,
+) -> list[Expr]:
+    """Load an operation's argument for neighbouring output channels of a pixel.
+
+    Args:
+        op: The operation.
+        arguments: Argument buffers by name, channels last.
+        dtype: Dtype of a residual.
+        channel: First output channel, a multiple of `num_channels`.
+        output_index: Index of the first output element.
+        num_channels: Number of channels.
+        registers: At least 8 uint32 registers; they hold the loaded values until the next load.
+
+    Returns:
+        The elements, in the accumulation dtype.
+    """
+    is_per_channel = op.argument_kind == "channel"
+    load_global(registers, arguments[op.name], channel if is_per_channel else output_index, num_channels)
+    return unpack(registers, num_channels, "float32" if is_per_channel else dtype)
+
+
+def apply_to_vector(
+    epilogue_ops: EpilogueOps,
+    arguments: Mapping[str, Buffer],
+    channel: Expr,
+    output_index: Expr,
+    num_channels: int,
+    accumulators: Buffer,
+    registers: Buffer,
+    prefetched: Mapping[str, Buffer] | None = None,
+) -> None:
+    """Apply an epilogue to the accumulators of neighbouring channels of a pixel, and round them.
+
+    Args:
+        epilogue_ops: The epilogue.
+        arguments: Argument buffers by name, channels last.
+        channel: First output channel.
+        output_index: Index of the first output element.
+        num_channels: Number of channels.
+        accumulators: Accumulators in float32; the unrounded results replace them.
+        registers: At least 8 uint32 registers, which receive the packed results.
+        prefetched: Residuals that were loaded earlier, by name, in the format of `registers`.
+    """
+    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
+    for op in ops:
+        values: list[Expr] = []
+        if prefetched and op.name in prefetched:
+            values = unpack(prefetched[op.name], num_channels, epilogue_ops.dtype)
+        elif op.argument_kind:
+            values = load_argument(op, arguments, epilogue_ops.dtype, channel, output_index, num_channels, registers)
+        for e in range(num_channels):
+            store(accumulators, e, op.compute(accumulators[e], *values[e : e + 1]))
+    epilogue_ops.pack(registers, 0, [accumulators[e] for e in range(num_channels)])

@@ -1,0 +1,290 @@
+"""Mainloop of an mma.sync kernel: cp.async fills stages, ldmatrix loads fragments, warps multiply them.
+
+Source: CUTLASS, `include/cutlass/gemm/threadblock/mma_multistage.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.gpu_specs import WARP_SIZE
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    emit_call,
+    emit_ptx,
+    if_,
+    logical_and,
+    serial_loop,
+    store,
+    to_uint32,
+    unrolled_loop,
+)
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from .atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
+from .cp_async import FilterGather, ImageGather
+from .pipelines import CpAsyncPipeline
+from .smem_layout import SmemLayout
+from .tile_scheduler import KRange, WorkTile
+
+
+@dataclass(frozen=True)
+class WarpTiling:
+    """Division of a CTA's tile among warps, and this thread's place in it.
+
+    Attributes:
+        atom: The mma instruction.
+        warps_m: Warps along M.
+        warps_n: Warps along N.
+        warps_k: Warps that share the reduction, each with a slice of every K tile.
+        mmas_m: Instructions of a warp along M.
+        mmas_n: Instructions of a warp along N.
+        mmas_k: Instructions of a warp along a K tile.
+        thread: Position of this thread.
+    """
+
+    atom: MmaSyncAtom
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    mmas_m: int
+    mmas_n: int
+    mmas_k: int
+    thread: ThreadPosition
+
+    @property
+    def warp_m(self) -> Expr:
+        """Index of the warp along M."""
+        return self.thread.warp % self.warps_m
+
+    @property
+    def warp_n(self) -> Expr:
+        """Index of the warp along N."""
+        return self.thread.warp // self.warps_m % self.warps_n
+
+    @property
+    def warp_k(self) -> Expr:
+        """Index of the warp along the reduction."""
+        return self.thread.warp // (self.warps_m * self.warps_n)
+
+    @property
+    def holds_sums(self) -> Expr:
+        """Whether this warp holds the sums of all slices of the reduction."""
+        return self.warp_k == 0 if self.warps_k > 1 else True
+
+    @property
+    def first_row(self) -> Expr:
+        """First row of the warp in the tile."""
+        return self.warp_m * (self.mmas_m * self.atom.m)
+
+    @property
+    def first_column(self) -> Expr:
+        """First column of the warp in the tile."""
+        return self.warp_n * (self.mmas_n * self.atom.n)
+
+    @property
+    def num_accumulators(self) -> int:
+        """Accumulator registers per thread."""
+        return self.mmas_m * self.mmas_n * self.atom.num_accumulators
+
+    @property
+    def block_m(self) -> int:
+        """Rows of the CTA's tile."""
+        return self.warps_m * self.mmas_m * self.atom.m
+
+    @property
+    def block_n(self) -> int:
+        """Columns of the CTA's tile."""
+        return self.warps_n * self.mmas_n * self.atom.n
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the CTA."""
+        return self.warps_m * self.warps_n * self.warps_k * WARP_SIZE
+
+    def is_inside(self, shape: ImplicitGemmShape, row: Expr, column: Expr) -> Expr:
+        """Return whether a row and a column of a work tile lie inside the product."""
+        return logical_and(
+            True if shape.m % self.block_m == 0 else row < shape.m,
+            True if shape.n % self.block_n == 0 else column < shape.n,
+        )
+
+    def accumulator(self, mma_m: Expr, mma_n: Expr, half: Expr = 0) -> Expr:
+        """Return the index of this lane's first accumulator of an mma: a pair of columns of each half of the rows."""
+        return (mma_m * self.mmas_n + mma_n) * self.atom.num_accumulators + half * 2
+
+    def row(self, tile: WorkTile, mma_m: Expr, half: Expr) -> Expr:
+        """Return the row of this lane's accumulators in a half of an mma."""
+        return tile.m + (self.warp_m * self.mmas_m + mma_m) * self.atom.m + half * 8 + self.thread.lane // 4
+
+    def column(self, tile: WorkTile, mma_n: Expr) -> Expr:
+        """Return the first of two neighbouring columns of this lane's accumulators of an mma."""
+        return tile.n + (self.warp_n * self.mmas_n + mma_n) * self.atom.n + self.thread.lane % 4 * 2
+
+
+@dataclass(frozen=True)
+class MmaSyncMainloop:
+    """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles.
+
+    Attributes:
+        tiling: Division among warps.
+        a_layout: Layout of operand A in a stage.
+        b_layout: Layout of operand B in a stage, behind A.
+        a: Loader of operand A.
+        b: Loader of operand B.
+        block_k: Elements of the reduction per K tile.
+        k_range: K tiles of this CTA.
+        pipeline: Stages.
+        smem: Shared-memory address of the first stage.
+        a_fragments: Two sets of registers for fragments of A.
+        b_fragments: Two sets of registers for fragments of B.
+    """
+
+    tiling: WarpTiling
+    a_layout: SmemLayout
+    b_layout: SmemLayout
+    a: ImageGather
+    b: FilterGather
+    block_k: int
+    k_range: KRange
+    pipeline: CpAsyncPipeline
+    smem: Register
+    a_fragments: Buffer
+    b_fragments: Buffer
+
+    def locate(self, tile: WorkTile) -> None:
+        """Compute the rows that the following copies read."""
+        self.a.locate(tile.m, tile.group)
+        self.b.locate(tile.n, tile.group)
+
+    def load_a(self, k_tile: Expr, stage: Expr) -> None:
+        """Start the copies of operand A of a K tile."""
+        self.a.load(self._stage(stage), 0, self._first_k(k_tile))
+
+    def load_b(self, k_tile: Expr, stage: Expr) -> None:
+        """Start the copies of operand B of a K tile."""
+        self.b.load(self._stage(stage), self.a_layout.nbytes, self._first_k(k_tile))
+
+    def fill(self) -> None:
+        """Start the copies of the first K tiles."""
+        for k_tile in range(self.pipeline.prefetch_distance):
+            if k_tile < self.k_range.tiles_per_split:
+                self.load_a(k_tile, k_tile)
+                self.load_b(k_tile, k_tile)
+            self.pipeline.commit()
+        self.pipeline.start()
+
+    def start(self) -> None:
+        """Wait for the first stage and load the first fragments."""
+        self.pipeline.wait()
+        self.load_fragments(0, 0, 0)
+
+    def run(self, accumulators: Buffer, next_tile: WorkTile | None, has_next_tile: Expr) -> None:
+        """Multiply all K tiles.
+
+        The copies that follow the last K tile are the first ones of the next work tile. Within a K tile, fragment loads
+        come before copies, because an mma waits for fragments sooner. Copies are spread over the mmas, so that they are
+        issued while the tensor cores compute.
+
+        Args:
+            accumulators: Sums of this thread.
+            next_tile: The next work tile of this CTA; None if it computes one only.
+            has_next_tile: Whether there is a next work tile.
+        """
+        pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
+        ahead = pipeline.prefetch_distance
+
+        def prefetch(k_tile: Expr, load: Callable[[Expr, Expr], None]) -> None:
+            with if_(k_tile + ahead < num_k_tiles):
+                load(k_tile + ahead, pipeline.write_index)
+            if next_tile:
+                with if_(T.And(k_tile + ahead >= num_k_tiles, has_next_tile)):
+                    load(k_tile + (ahead - num_k_tiles), pipeline.write_index)
+
+        with serial_loop(num_k_tiles, "k_tile") as k_tile:
+            if next_tile:
+                with if_(T.And(k_tile + ahead == num_k_tiles, has_next_tile)):
+                    self.locate(next_tile)
+            for mma_k in range(self.tiling.mmas_k):
+                if mma_k == last_mma:
+                    pipeline.advance_read()
+                    pipeline.wait()
+                    self.load_fragments(pipeline.read_index, 0, 0)
+                else:
+                    self.load_fragments(pipeline.read_index, mma_k + 1, (mma_k + 1) % 2)
+                if mma_k == 0:
+                    prefetch(k_tile, self.load_a)
+                if mma_k == min(1, last_mma - 1):
+                    prefetch(k_tile, self.load_b)
+                    pipeline.commit()
+                    pipeline.advance_write()
+                self.multiply(accumulators, mma_k % 2)
+
+    def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        """Load this warp's operands of one step along K into one of two register sets.
+
+        An `ldmatrix` of four matrices reads 16 rows × 32 bytes: the fragment of A of one mma, or those of B of two.
+        """
+        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        row_bytes, first_chunk = self.a_layout.row_bytes, (tiling.warp_k * tiling.mmas_k + mma_k) * 2
+        mask = self.a_layout.swizzle_mask(lane % 8)  # rows of lanes start at multiples of 8
+        row, chunk = tiling.first_row + lane % 16, first_chunk + lane // 16
+        address = self._stage(stage) + to_uint32(row * row_bytes) + to_uint32((chunk ^ mask) * VECTOR_BYTES)
+        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
+            ldmatrix_x4(self._a_fragment(fragment_set, mma_m), address + to_uint32(mma_m * (atom.m * row_bytes)))
+        row, chunk = tiling.first_column + lane % 8 + lane // 16 * 8, first_chunk + lane // 8 % 2
+        address = self._stage(stage) + to_uint32(self.a_layout.nbytes) + to_uint32(row * row_bytes)
+        address = address + to_uint32((chunk ^ mask) * VECTOR_BYTES)
+        with unrolled_loop(tiling.mmas_n // 2, "j") as pair:
+            registers = self._b_fragment(fragment_set, pair * 2, 2)
+            ldmatrix_x4(registers, address + to_uint32(pair * (2 * atom.n * row_bytes)))
+
+    def multiply(self, accumulators: Buffer, fragment_set: int) -> None:
+        """Multiply the fragments of one of the two register sets."""
+        tiling = self.tiling
+        with unrolled_loop(tiling.mmas_m, "i") as mma_m, unrolled_loop(tiling.mmas_n, "j") as mma_n:
+            first = tiling.accumulator(mma_m, mma_n)
+            sums = [accumulators[first + e] for e in range(tiling.atom.num_accumulators)]
+            tiling.atom.emit(sums, self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n))
+
+    def _stage(self, stage: Expr) -> Expr:
+        return self.smem.value + to_uint32(stage * (self.a_layout.nbytes + self.b_layout.nbytes))
+
+    def _first_k(self, k_tile: Expr) -> Expr:
+        return (self.k_range.first + k_tile) * self.block_k
+
+    def _a_fragment(self, fragment_set: int, mma_m: Expr) -> list[Expr]:
+        size = self.tiling.atom.a_registers
+        return [self.a_fragments[(fragment_set * self.tiling.mmas_m + mma_m) * size + e] for e in range(size)]
+
+    def _b_fragment(self, fragment_set: int, mma_n: Expr, count: int = 1) -> list[Expr]:
+        size, first = self.tiling.atom.b_registers, fragment_set * self.tiling.mmas_n
+        return [self.b_fragments[(first + mma_n) * size + e] for e in range(size * count)]
+
+
+def reduce_sliced_k(accumulators: Buffer, tiling: WarpTiling, smem: Expr) -> None:
+    """Add the accumulators of the warps along the reduction in shared memory, into the first of these warps.
+
+    Args:
+        accumulators: Sums of this thread.
+        tiling: Division among warps.
+        smem: Shared-memory address that no thread accesses otherwise.
+    """
+    count, threads, term = tiling.num_accumulators, tiling.num_threads // tiling.warps_k, allocate("term", 1, "float32")
+    thread_address = smem + to_uint32(tiling.thread.thread % threads * ACCUMULATOR_BYTES)
+    row_bytes = threads * ACCUMULATOR_BYTES
+    with if_(tiling.warp_k > 0), unrolled_loop(count, "i") as i:
+        address = thread_address + to_uint32((tiling.warp_k - 1) * (count * row_bytes))
+        emit_ptx("st.shared.b32", address + to_uint32(i * row_bytes), accumulators[i])
+    emit_call(T.cuda.cta_sync())
+    slices = unrolled_loop(tiling.warps_k - 1, "g"), unrolled_loop(count, "i")
+    with if_(tiling.warp_k == 0), slices[0] as k_slice, slices[1] as i:
+        emit_ptx("ld.shared.b32", term[0], thread_address + to_uint32((k_slice * count + i) * row_bytes))
+        store(accumulators, i, accumulators[i] + term[0])
+    emit_call(T.cuda.cta_sync())

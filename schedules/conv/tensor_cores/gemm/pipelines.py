@@ -1,0 +1,193 @@
+"""Circular buffers of stages in shared memory, which a producer fills and consumers read.
+
+Sources: PTX ISA, "mbarrier", "cp.async"; CUTLASS, `include/cutlass/pipeline/sm90_pipeline.hpp` and
+`python/CuTeDSL/cutlass/pipeline/sm90.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from ....tir_builder import Expr, Register, emit_call, emit_ptx, if_, to_uint32
+from .atoms import ThreadPosition
+from .tile_scheduler import SINGLE_CTA, Cluster
+
+BARRIER_BYTES = 8  # bytes of an mbarrier
+
+
+class PipelineState:
+    """Position of a thread in a circular buffer: a stage, and a phase bit that flips at each wrap-around.
+
+    Args:
+        name: Prefix of the names of its registers.
+        stages: Number of stages.
+    """
+
+    def __init__(self, name: str, stages: int) -> None:
+        self._stages = stages
+        self._index, self._phase = Register(f"{name}_stage", value=0), Register(f"{name}_phase", value=0)
+
+    @property
+    def index(self) -> Expr:
+        """Index of the stage."""
+        return self._index.value
+
+    @property
+    def previous_index(self) -> Expr:
+        """Index of the stage before."""
+        return T.Select(self.index == 0, self._stages - 1, self.index - 1)
+
+    @property
+    def phase(self) -> Expr:
+        """Phase bit of the stage's barriers."""
+        return self._phase.value
+
+    def advance(self) -> None:
+        """Move to the next stage."""
+        self._index.set(self.index + 1)
+        with if_(self.index == self._stages):
+            self._index.set(0)
+            self._phase.set(self.phase ^ 1)
+
+
+@dataclass(frozen=True)
+class TmaPipeline:
+    """Stages that TMA fills (cutlass::PipelineTmaAsync).
+
+    A phase of a stage's full barrier completes with one arrival, by the producer, and `tx_bytes` bytes from TMA. A
+    phase of its empty barrier completes with one arrival per consumer, of all CTAs into whose stages this CTA copies.
+    The producer waits for the opposite phase bit: the phase before the first counts as complete, so that all stages
+    are empty at the start.
+
+    Attributes:
+        buffers: Shared-memory address of the first stage.
+        stage_bytes: Bytes from one stage to the next.
+        barriers: Shared-memory address of the mbarriers of the CTA.
+        stages: Number of stages.
+        tx_bytes: Bytes that TMA writes to a stage.
+        num_consumers: Consumers per CTA.
+        cluster: CTAs that fill each other's stages.
+        first_barrier: Index of this pipeline's first mbarrier: full barriers come first, then the empty ones.
+    """
+
+    buffers: Expr
+    stage_bytes: int
+    barriers: Expr
+    stages: int
+    tx_bytes: int
+    num_consumers: int
+    cluster: Cluster = SINGLE_CTA
+    first_barrier: int = 0
+
+    def stage_address(self, index: Expr) -> Expr:
+        """Return the shared-memory address of a stage."""
+        return self.buffers + to_uint32(index * self.stage_bytes)
+
+    def full_barrier(self, index: Expr) -> Expr:
+        """Return the address of the barrier that signals that a stage is full."""
+        return self.barriers + to_uint32((self.first_barrier + index) * BARRIER_BYTES)
+
+    def empty_barrier(self, index: Expr) -> Expr:
+        """Return the address of the barrier that signals that all consumers have read a stage."""
+        return self.barriers + to_uint32((self.first_barrier + self.stages + index) * BARRIER_BYTES)
+
+    def init_barriers(self) -> None:
+        """Initialize the barriers; called by one thread before the CTAs synchronize."""
+        num_arrivals = self.num_consumers * self.cluster.num_writers
+        for stage in range(self.stages):
+            emit_ptx("mbarrier.init.shared.b64", self.full_barrier(stage), T.uint32(1))
+            emit_ptx("mbarrier.init.shared.b64", self.empty_barrier(stage), T.uint32(num_arrivals))
+
+    def producer_acquire(self, index: Expr, phase: Expr) -> None:
+        """Wait until a stage is empty, and arrive at its full barrier with the number of bytes that will come."""
+        emit_call(T.cuda.mbarrier_wait(self.empty_barrier(index), phase ^ 1))
+        emit_ptx("mbarrier.arrive.expect_tx.shared.b64", self.full_barrier(index), T.uint32(self.tx_bytes))
+
+    def consumer_wait(self, index: Expr, phase: Expr) -> None:
+        """Wait until a stage is full."""
+        emit_call(T.cuda.mbarrier_wait(self.full_barrier(index), phase))
+
+    def consumer_arrive(self, index: Expr) -> None:
+        """Arrive at the empty barrier of a stage of this CTA; run by one thread."""
+        emit_ptx("mbarrier.arrive.shared.b64", self.empty_barrier(index), T.uint32(1))
+
+    def consumer_release(self, index: Expr, thread: ThreadPosition) -> None:
+        """Arrive at the empty barrier of a stage, in all CTAs that copy into it; run by all threads of a warpgroup."""
+        if self.cluster.size == 1:
+            with if_(thread.is_warpgroup_leader):
+                self.consumer_arrive(index)
+            return
+        remote_barrier = Register("remote_barrier", "uint32")
+        for i, rank in enumerate(self.cluster.writer_ranks()):
+            with if_(thread.warpgroup_thread == i):
+                map_to_cta(remote_barrier, self.empty_barrier(index), rank)
+                emit_call(T.ptx.mbarrier.arrive.shared__cluster.b64(remote_barrier.value))
+
+
+def fence_barrier_init() -> None:
+    """Make initialized barriers visible to TMA and the cluster; called before the CTAs synchronize."""
+    emit_call(T.ptx.fence.mbarrier_init.release.cluster())
+
+
+def map_to_cta(mapped: Register, address: Expr, rank: Expr) -> None:
+    """Set a register to an address in the shared memory of another CTA of the cluster."""
+    emit_ptx("mapa.shared::cluster.u32", mapped.value, address, to_uint32(rank))
+
+
+class CpAsyncPipeline:
+    """Stages that all threads fill by cp.async, a number of K tiles ahead of the stage that they read.
+
+    Args:
+        stages: Number of stages.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self._read, self._write = Register("read_stage"), Register("write_stage")
+
+    @property
+    def prefetch_distance(self) -> int:
+        """Number of K tiles that copies are ahead."""
+        return self.stages - 1
+
+    @property
+    def read_index(self) -> Expr:
+        """Index of the stage that is read."""
+        return self._read.value
+
+    @property
+    def write_index(self) -> Expr:
+        """Index of the stage that is filled."""
+        return self._write.value
+
+    def start(self) -> None:
+        """Set the indices after the copies of the prologue."""
+        self._read.set(0)
+        self._write.set(self.stages - 1)
+
+    def commit(self) -> None:
+        """Commit the copies issued so far as one group, also if there are none."""
+        emit_call(T.ptx.cp.async_.commit_group())
+
+    def wait(self) -> None:
+        """Wait for the next stage, and for all threads to have read the previous one."""
+        emit_call(T.ptx.cp.async_.wait_group(self.stages - 2))
+        emit_call(T.cuda.cta_sync())
+
+    def drain(self) -> None:
+        """Wait for all copies and all threads, after which other data may take the place of the stages."""
+        emit_call(T.ptx.cp.async_.wait_group(0))
+        emit_call(T.cuda.cta_sync())
+
+    def advance_read(self) -> None:
+        """Move to the next stage to read."""
+        self._advance(self._read)
+
+    def advance_write(self) -> None:
+        """Move to the next stage to fill."""
+        self._advance(self._write)
+
+    def _advance(self, index: Register) -> None:
+        index.set(T.Select(index.value == self.stages - 1, 0, index.value + 1))

@@ -1,0 +1,93 @@
+"""A convolution as a matrix product: which tensor is A, B and C, how TMA loads it, and its major mode.
+
+| operator | M | N | K | A: tensor, loader, major | B | C |
+| --- | --- | --- | --- | --- | --- | --- |
+| fprop | N·P·Q | K | (R·S, C) | X, im2col, K | filters, tiled, K | Y |
+| dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
+| wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
+
+The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`; fprop is there, and the
+gradients become further functions with the loaders of `tma_loaders`. (Source: CUTLASS,
+`include/cutlass/conv/convolution.h`.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvmconv import tensor_map as maps
+from tvmconv.workloads import Conv
+
+from ..implicit_gemm_shape import ImplicitGemmShape
+from .atoms import Major
+from .tma_loaders import FilterMatrix, Im2colImage, ImageLines, PixelMatrix, TmaLoader
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Operand A or B of the product.
+
+    Attributes:
+        tensor: Name of the kernel's argument.
+        dtype: Dtype in which it is multiplied.
+        loader: How TMA copies it.
+        major: Contiguous mode.
+        rows_per_group: Rows between the operands of neighbouring groups.
+        channels_per_group: Channels between the operands of neighbouring groups.
+    """
+
+    tensor: str
+    dtype: str
+    loader: TmaLoader
+    major: Major = Major.K
+    rows_per_group: int = 0
+    channels_per_group: int = 0
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """The product of a convolution, once for each group.
+
+    Attributes:
+        shape: Its extents.
+        a: Operand A, M × K.
+        b: Operand B, N × K.
+        c: Name of the argument that receives C, M × N.
+        taps: Taps along each spatial axis that K tiles visit.
+    """
+
+    shape: ImplicitGemmShape
+    a: Operand
+    b: Operand
+    c: str
+    taps: tuple[int, ...]
+
+
+def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> ConvProblem:
+    """Return the product of a forward convolution.
+
+    Args:
+        w: The convolution.
+        rows_per_copy: Pixels per copy, which TMA limits in tiled mode.
+        shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
+    """
+    shape = ImplicitGemmShape.from_workload(w)
+    is_pixel_matrix = (
+        math.prod((*w.kernel, *w.stride)) == 1
+        and w.output_size == w.input_size
+        and rows_per_copy <= maps.MAX_BOX_ELEMENTS
+    )
+    loader: TmaLoader = Im2colImage(w)
+    if shares_taps:
+        loader = ImageLines(w)
+    elif is_pixel_matrix:
+        loader = PixelMatrix(w.storage, shape.m, w.C)
+    filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
+    return ConvProblem(
+        shape,
+        a=Operand("X", w.dtype, loader, channels_per_group=shape.channels_per_group),
+        b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
+        c="Y",
+        taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
+    )

@@ -1,0 +1,230 @@
+"""Epilogue of an mma.sync kernel: a tile passes through shared memory and is stored in vectors of channels.
+
+Operations on accumulators are applied in registers, before the tile is staged; the other ones are applied to vectors of
+neighbouring channels. CTAs of a cluster that split the reduction stage their partial sums, and each of them adds up and
+stores a share of the rows, which it reads through distributed shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    emit_ptx,
+    fill_zeros,
+    if_,
+    load_global,
+    load_shared,
+    logical_and,
+    serial_loop,
+    store,
+    store_global,
+    to_uint32,
+    unrolled_loop,
+)
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from .cp_async import cp_async
+from .epilogue_ops import EpilogueOps, apply_to_vector, load_argument
+from .mma_sync_mainloop import WarpTiling
+from .pipelines import map_to_cta
+from .tile_scheduler import WorkTile
+
+MAX_VECTORS_IN_FLIGHT = 4  # output vectors that a thread holds at a time
+
+
+@dataclass(frozen=True)
+class StagedEpilogue:
+    """The epilogue of a CTA.
+
+    Attributes:
+        shape: The product.
+        tiling: Division of the tile among warps.
+        arguments: Argument buffers by name.
+        register_ops: Operations on accumulators. Additions may be applied in any order.
+        vector_ops: Operations on vectors of channels.
+        stages_sums: Whether the staged tile has float32 sums, instead of results.
+        num_parts: CTAs of a cluster that split the reduction.
+        split: Index of this CTA among them.
+        smem: Shared-memory address of the CTA.
+        tile_offset: Offset of the staged tile in bytes.
+        pitch_bytes: Bytes from one row of the staged tile to the next.
+        channel_args_offset: Offset of per-channel arguments in bytes.
+    """
+
+    shape: ImplicitGemmShape
+    tiling: WarpTiling
+    arguments: Mapping[str, Buffer]
+    register_ops: EpilogueOps
+    vector_ops: EpilogueOps
+    stages_sums: bool
+    num_parts: int
+    split: Expr
+    smem: Register
+    tile_offset: int
+    pitch_bytes: int
+    channel_args_offset: int
+
+    @property
+    def staged_itemsize(self) -> int:
+        """Bytes of an element of the staged tile."""
+        return ACCUMULATOR_BYTES if self.stages_sums else self.shape.itemsize
+
+    @property
+    def vector(self) -> int:
+        """Neighbouring channels that a thread stores at a time."""
+        return math.gcd(self.shape.n, VECTOR_BYTES // self.shape.itemsize)
+
+    def prefetch_channel_args(self, tile: WorkTile) -> None:
+        """Start the copy of the per-channel arguments of a tile to shared memory.
+
+        The copy belongs to the first commit group of the tile and is complete for all threads at the tile's end. Of the
+        CTAs that split a reduction, only the first adds these arguments. All threads have read them before the copy for
+        the next tile starts, because a barrier lies between the mainloop and the store of the tile.
+        """
+        width, tiling = math.gcd(self.shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES), self.tiling
+        num_copies = tiling.block_n // width
+        for name in self.register_ops.channel_args:
+            with unrolled_loop(ceil_div(num_copies, tiling.num_threads), "i") as i:
+                copy = tiling.thread.thread + i * tiling.num_threads
+                channel = tile.n + copy * width
+                is_inside = logical_and(
+                    True if self.shape.n % tiling.block_n == 0 else channel < self.shape.n,
+                    True if self.num_parts == 1 else self.split == 0,
+                )
+                address, index = self._channel_arg_address(name, copy * width), tile.group * self.shape.n + channel
+                with if_(True if num_copies % tiling.num_threads == 0 else copy < num_copies):
+                    cp_async(address, self.arguments[name], index, width * ACCUMULATOR_BYTES, is_inside)
+
+    def init_accumulators(self, accumulators: Buffer, tile: WorkTile) -> None:
+        """Set the accumulators to zero, or to a residual if that is an operation on accumulators."""
+        tiling, shape = self.tiling, self.shape
+        fill_zeros(accumulators, tiling.num_accumulators)
+        is_first_part = logical_and(tiling.holds_sums, True if self.num_parts == 1 else self.split == 0)
+        width, words = math.gcd(shape.n, 2), allocate("residual_words", 8, "uint32")
+        for op in self.register_ops.ops:
+            if op.argument_kind != "output":
+                continue
+            n_loop, m_loop = unrolled_loop(tiling.mmas_n, "j"), unrolled_loop(tiling.mmas_m, "i")
+            with if_(is_first_part), n_loop as mma_n, m_loop as mma_m, unrolled_loop(2, "h") as half:
+                row, column = tiling.row(tile, mma_m, half), tiling.column(tile, mma_n)
+                for pair in range(0, 2, width):
+                    with if_(tiling.is_inside(shape, row, column + pair)):
+                        channel = tile.group * shape.n + (column + pair)
+                        index = row * self._channels + channel
+                        values = load_argument(op, self.arguments, self.vector_ops.dtype, channel, index, width, words)
+                        first = tiling.accumulator(mma_m, mma_n, half) + pair
+                        for e, value in enumerate(values):
+                            store(accumulators, first + e, op.compute(accumulators[first + e], value))
+
+    def stage(self, accumulators: Buffer) -> None:
+        """Apply the operations on accumulators and copy the tile to shared memory."""
+        tiling, itemsize, packed = self.tiling, self.staged_itemsize, allocate("packed", 1, "uint32")
+        row, column = tiling.first_row + tiling.thread.lane // 4, tiling.first_column + tiling.thread.lane % 4 * 2
+        address = self.smem.value + to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
+        address = address + to_uint32(column * itemsize)
+        channel_values = {}
+        for name in self.register_ops.channel_args:
+            channel_values[name] = registers = allocate(f"{name}_columns", tiling.mmas_n * 2, "float32")
+            with unrolled_loop(tiling.mmas_n, "j") as mma_n:
+                source = self._channel_arg_address(name, column + mma_n * tiling.atom.n)
+                emit_ptx("ld.shared.v2.b32", registers[mma_n * 2], registers[mma_n * 2 + 1], source)
+        ops = replace(self.register_ops, ops=tuple(op for op in self.register_ops.ops if op.argument_kind != "output"))
+        m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n, "j")
+        with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:
+            first = tiling.accumulator(mma_m, mma_n, half)
+            pair = [
+                ops.apply(accumulators[first + e], lambda name, e=e: channel_values[name][mma_n * 2 + e])  # type: ignore[misc]
+                for e in range(2)
+            ]
+            destination = address + to_uint32((mma_m * tiling.atom.m + half * 8) * self.pitch_bytes)
+            destination = destination + to_uint32(mma_n * (tiling.atom.n * itemsize))
+            if itemsize == ACCUMULATOR_BYTES:
+                emit_ptx("st.shared.v2.b32", destination, *pair)
+            else:
+                ops.pack(packed, 0, pair)
+                emit_ptx("st.shared.b32", destination, packed[0])
+
+    def store(self, tile: WorkTile) -> None:
+        """Store the staged tile; each CTA of a cluster stores a share of the rows.
+
+        A thread holds several vectors at a time: it issues all loads before it waits for any.
+        """
+        tiling, vector = self.tiling, self.vector
+        num_vectors = tiling.block_m // self.num_parts * (tiling.block_n // vector)
+        num_passes = ceil_div(num_vectors, tiling.num_threads)
+        in_flight = math.gcd(num_passes, MAX_VECTORS_IN_FLIGHT)
+        residuals = self.vector_ops.residuals if self.stages_sums else []
+        loaded = [[allocate(f"{name}_{i}", 8, "uint32") for name in residuals or ["result"]] for i in range(in_flight)]
+        values, words = allocate("values", 8, "float32"), allocate("words", 8, "uint32")
+        with serial_loop(num_passes // in_flight, "i") as i:
+            vectors = [
+                self._locate((i * in_flight + number) * tiling.num_threads + tiling.thread.thread, num_vectors, tile)
+                for number in range(in_flight)
+            ]
+            for (is_inside, offset, _channel, index), registers in zip(vectors, loaded, strict=True):
+                with if_(is_inside):
+                    if not self.stages_sums:
+                        load_shared(registers[0], self.smem.value + offset, vector * self.shape.itemsize)
+                    for name, residual in zip(residuals, registers, strict=False):
+                        load_global(residual, self.arguments[name], index, vector)
+            for (is_inside, offset, channel, index), registers in zip(vectors, loaded, strict=True):
+                with if_(is_inside):
+                    result = registers[0]
+                    if self.stages_sums:
+                        result, prefetched = words, dict(zip(residuals, registers, strict=False))
+                        self._load_sums(values, words, offset)
+                        apply_to_vector(
+                            self.vector_ops, self.arguments, channel, index, vector, values, words, prefetched
+                        )
+                    store_global(self.arguments["Y"], index, result, vector)
+
+    @property
+    def _channels(self) -> int:
+        """Channels of an output pixel."""
+        return self.shape.groups * self.shape.n
+
+    def _channel_arg_address(self, name: str, channel: Expr) -> Expr:
+        row_bytes = self.tiling.block_n * ACCUMULATOR_BYTES
+        offset = self.channel_args_offset + self.register_ops.channel_args.index(name) * row_bytes
+        return self.smem.value + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
+
+    def _locate(self, vector_idx: Expr, num_vectors: int, tile: WorkTile) -> tuple[Expr, Expr, Expr, Expr]:
+        """Return whether a vector is stored, its offset in shared memory, its first channel, and its output index."""
+        tiling, vectors_per_row = self.tiling, self.tiling.block_n // self.vector
+        row = self.split * (tiling.block_m // self.num_parts) + vector_idx // vectors_per_row
+        column = vector_idx % vectors_per_row * self.vector
+        is_inside = logical_and(
+            True if num_vectors % tiling.num_threads == 0 else vector_idx < num_vectors,
+            tiling.is_inside(self.shape, tile.m + row, tile.n + column),
+        )
+        offset = to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
+        channel = tile.group * self.shape.n + (tile.n + column)
+        index = (tile.m + row) * self._channels + channel
+        return is_inside, offset + to_uint32(column * self.staged_itemsize), channel, index
+
+    def _load_sums(self, sums: Buffer, words: Buffer, offset: Expr) -> None:
+        """Load a vector of sums, added up over the CTAs of a cluster."""
+        if self.num_parts == 1:
+            load_shared(sums, self.smem.value + offset, self.vector * ACCUMULATOR_BYTES)
+            return
+        fill_zeros(sums, self.vector)
+        remote = Register("remote_sums", "uint32")
+        with unrolled_loop(self.num_parts, "g") as part:
+            map_to_cta(remote, self.smem.value + offset, part)
+            for first in range(0, self.vector, 4):
+                count = min(4, self.vector - first)
+                loaded = [words[e] for e in range(count)]
+                suffix, address = f".v{count}" if count > 1 else "", remote.value + to_uint32(first * ACCUMULATOR_BYTES)
+                emit_ptx(f"ld.shared::cluster{suffix}.b32", *loaded, address)
+                for e in range(count):
+                    store(sums, first + e, sums[first + e] + T.reinterpret("float32", loaded[e]))

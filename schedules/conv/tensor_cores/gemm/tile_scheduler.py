@@ -1,0 +1,192 @@
+"""Tile scheduler: which output tiles and K tiles a CTA computes, and the cluster that it belongs to.
+
+Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_tile_scheduler.hpp` (static persistent scheduler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+
+from ....tir_builder import Expr, if_, serial_loop, to_uint32
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The m × n CTAs of a cluster, which compute neighbouring tiles and multicast operands to each other.
+
+    CTAs with the same rank along M share operand A, and those with the same rank along N share operand B.
+
+    Attributes:
+        m: CTAs along M.
+        n: CTAs along N.
+        rank: Rank of this CTA in the cluster.
+    """
+
+    m: int = 1
+    n: int = 1
+    rank: Expr = 0
+
+    @property
+    def size(self) -> int:
+        """Number of CTAs."""
+        return self.m * self.n
+
+    @property
+    def rank_m(self) -> Expr:
+        """Rank of this CTA along M."""
+        return self.rank // self.n
+
+    @property
+    def rank_n(self) -> Expr:
+        """Rank of this CTA along N."""
+        return self.rank % self.n
+
+    @property
+    def num_writers(self) -> int:
+        """CTAs that copy into a stage of this CTA, itself included."""
+        return self.m + self.n - 1
+
+    def writer_ranks(self) -> list[Expr]:
+        """Return the ranks of the CTAs that copy into a stage of this CTA, each of them once."""
+        along_m = [m * self.n + self.rank_n for m in range(self.m)]
+        return along_m + [self.rank_m * self.n + (self.rank_n + n) % self.n for n in range(1, self.n)]
+
+    def a_multicast_mask(self) -> Expr:
+        """Return the multicast mask of the CTAs that share operand A; None if there is only this one."""
+        return _multicast_mask([self.rank_m * self.n + n for n in range(self.n)])
+
+    def b_multicast_mask(self) -> Expr:
+        """Return the multicast mask of the CTAs that share operand B; None if there is only this one."""
+        return _multicast_mask([m * self.n + self.rank_n for m in range(self.m)])
+
+
+SINGLE_CTA = Cluster()
+
+
+def _multicast_mask(ranks: list[Expr]) -> Expr:
+    if len(ranks) == 1:
+        return None
+    mask: Expr = T.uint32(0)
+    for rank in ranks:
+        mask = mask | T.shift_left(T.uint32(1), to_uint32(rank))
+    return T.Cast("uint16", mask)
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """What a CTA computes at a time.
+
+    Attributes:
+        m: First row of the output tile.
+        n: First column of the output tile, within its group.
+        group: Group of the convolution, each with a product of its own.
+    """
+
+    m: Expr
+    n: Expr
+    group: Expr
+
+
+@dataclass(frozen=True)
+class KRange:
+    """The K tiles of a CTA: a part of all K tiles if several CTAs split the reduction.
+
+    Attributes:
+        split: Index of the part.
+        tiles_per_split: K tiles per part; the last part may have fewer.
+        total: K tiles of the whole reduction.
+    """
+
+    split: Expr
+    tiles_per_split: int
+    total: int
+
+    @property
+    def first(self) -> Expr:
+        """First K tile."""
+        return self.split * self.tiles_per_split
+
+    @property
+    def count(self) -> Expr:
+        """Number of K tiles."""
+        if self.total % self.tiles_per_split == 0:
+            return self.tiles_per_split
+        return T.min(self.tiles_per_split, self.total - self.split * self.tiles_per_split)
+
+
+@dataclass(frozen=True)
+class TileScheduler:
+    """Static persistent scheduler: CTA i computes the tiles i, i + num_ctas and so on.
+
+    Tiles are ordered by columns, then rows, then groups. The CTAs of a cluster compute neighbouring tiles.
+
+    Attributes:
+        tile_m: Rows per tile.
+        tile_n: Columns per tile.
+        tiles_m: Tiles along M, a multiple of the cluster's CTAs along M.
+        tiles_n: Tiles along N, a multiple of the cluster's CTAs along N.
+        groups: Number of groups.
+        num_ctas: CTAs that share the tiles.
+        tiles_per_cta: Maximum number of tiles per CTA.
+        cluster: The cluster of this CTA.
+    """
+
+    tile_m: int
+    tile_n: int
+    tiles_m: int
+    tiles_n: int
+    groups: int
+    num_ctas: int
+    tiles_per_cta: int
+    cluster: Cluster = SINGLE_CTA
+
+    @property
+    def num_tiles(self) -> int:
+        """Number of output tiles."""
+        return self.groups * self.tiles_m * self.tiles_n
+
+    def is_valid(self, tile_idx: Expr) -> Expr:
+        """Return whether there is a tile of this index; in the last round some CTAs have none."""
+        return True if self.num_ctas * self.tiles_per_cta == self.num_tiles else tile_idx < self.num_tiles
+
+    def tile_at(self, tile_idx: Expr) -> WorkTile:
+        """Return the tile of this CTA, where `tile_idx` counts tiles of all CTAs."""
+        cluster = self.cluster
+        clusters_m, clusters_n, index = self.tiles_m // cluster.m, self.tiles_n // cluster.n, tile_idx // cluster.size
+        return WorkTile(
+            m=(index // clusters_n % clusters_m * cluster.m + cluster.rank_m) * self.tile_m,
+            n=(index % clusters_n * cluster.n + cluster.rank_n) * self.tile_n,
+            group=index // (clusters_n * clusters_m),
+        )
+
+    @contextmanager
+    def work_tiles(self, cta_idx: Expr) -> Iterator[WorkTile]:
+        """Open the loop of a CTA over its tiles; each role of a CTA opens its own."""
+        if self.tiles_per_cta == 1:
+            yield self.tile_at(cta_idx)
+            return
+        with serial_loop(self.tiles_per_cta, "round") as tile_round:
+            tile_idx = cta_idx + tile_round * self.num_ctas
+            with if_(self.is_valid(tile_idx)):
+                yield self.tile_at(tile_idx)
+
+    @classmethod
+    def of_product(
+        cls,
+        extents: tuple[int, int],
+        tile: tuple[int, int],
+        groups: int,
+        num_ctas: int,
+        cluster: Cluster = SINGLE_CTA,
+    ) -> TileScheduler:
+        """Return the scheduler of products of M × N elements, in tiles of m × n elements that overhang at the ends."""
+        tiles_m = ceil_div(extents[0], tile[0] * cluster.m) * cluster.m
+        tiles_n = ceil_div(extents[1], tile[1] * cluster.n) * cluster.n
+        tiles_per_cta = ceil_div(groups * tiles_m * tiles_n, num_ctas)
+        return cls(*tile, tiles_m, tiles_n, groups, num_ctas, tiles_per_cta, cluster)

@@ -1,0 +1,59 @@
+"""TMA copies between global and shared memory. Source: PTX ISA, "cp.async.bulk.tensor" and "Tensors"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from ....tir_builder import Expr, emit_call, emit_ptx
+
+
+def prefetch_tensor_maps(tensor_maps: Sequence[Expr]) -> None:
+    """Prefetch tensor maps, which the first copies would wait for."""
+    for tensor_map in tensor_maps:
+        emit_ptx("prefetch.tensormap", tensor_map)
+
+
+def tma_load(
+    destination: Expr,
+    tensor_map: Expr,
+    coordinates: Sequence[Expr],
+    full_barrier: Expr,
+    im2col_offsets: Sequence[Expr] = (),
+    multicast_mask: Expr = None,
+) -> None:
+    """Copy a box to shared memory, and complete its bytes at a barrier.
+
+    Args:
+        destination: Shared-memory address.
+        tensor_map: Tensor map of the array, in im2col mode if `im2col_offsets` are given.
+        coordinates: First element of the box, the innermost axis first.
+        full_barrier: Address of the barrier.
+        im2col_offsets: Offsets of the filter tap along the spatial axes.
+        multicast_mask: CTAs of the cluster that receive the box; None for this CTA only.
+    """
+    mode = ".im2col" if im2col_offsets else ""
+    multicast = ".multicast::cluster" if multicast_mask is not None else ""
+    space = f"{len(coordinates)}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"
+    mask = () if multicast_mask is None else (multicast_mask,)
+    emit_ptx(
+        f"cp.async.bulk.tensor.{space}", destination, tensor_map, *coordinates, full_barrier, *im2col_offsets, *mask
+    )
+
+
+def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr) -> None:
+    """Copy a box from shared memory, as a bulk group of its own."""
+    space = f"{len(coordinates)}d.global.shared::cta.tile.bulk_group"
+    emit_ptx(f"cp.async.bulk.tensor.{space}", tensor_map, *coordinates, source)
+    emit_call(T.ptx.cp.async_.bulk.commit_group())
+
+
+def tma_store_wait(pending: int) -> None:
+    """Wait until at most `pending` bulk groups of this thread still have to read shared memory."""
+    emit_ptx("cp.async.bulk.wait_group.read", pending)
+
+
+def tma_store_fence() -> None:
+    """Make this thread's writes to shared memory visible to TMA."""
+    emit_call(T.ptx.fence.proxy.async_.shared__cta())

@@ -1,0 +1,209 @@
+"""Epilogue of a Hopper kernel: subtiles of the accumulators pass through shared memory, and TMA stores them.
+
+Source: CUTLASS, `include/cutlass/epilogue/collective/sm90_epilogue_tma_warpspecialized.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv import tensor_map as maps
+from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    emit_ptx,
+    get_itemsize,
+    if_,
+    load_shared,
+    store,
+    to_uint32,
+    unpack,
+    unrolled_loop,
+)
+from .atoms import ThreadPosition, WgmmaAtom, ldmatrix_x4, named_barrier_sync, stmatrix_x4
+from .channel_arguments import ChannelArguments
+from .epilogue_ops import EpilogueOps
+from .pipelines import PipelineState, TmaPipeline
+from .smem_layout import SmemLayout
+from .tile_scheduler import WorkTile
+from .tma import tma_load, tma_store, tma_store_fence, tma_store_wait
+
+
+@dataclass(frozen=True)
+class EpilogueTile:
+    """Division of a warpgroup's accumulators into subtiles, each stored at once.
+
+    Attributes:
+        atom: The wgmma instruction.
+        m_atoms: Instructions of a warpgroup along M.
+        warpgroups: Number of warpgroups, along M.
+        dtype: Storage dtype of the output.
+        row_bytes: Bytes of a subtile's rows, which is the width of the swizzle.
+        stages: Subtiles of a warpgroup in shared memory.
+    """
+
+    atom: WgmmaAtom
+    m_atoms: int
+    warpgroups: int
+    dtype: str
+    row_bytes: int
+    stages: int
+
+    @property
+    def layout(self) -> SmemLayout:
+        """Layout of a subtile in shared memory."""
+        return SmemLayout(self.atom.m, self.row_bytes)
+
+    @property
+    def n(self) -> int:
+        """Columns of a subtile."""
+        return self.row_bytes // get_itemsize(self.dtype)
+
+    @property
+    def subtiles_n(self) -> int:
+        """Subtiles along N."""
+        return self.atom.n // self.n
+
+    def row(self, tile: WorkTile, warpgroup: Expr, m_atom: Expr) -> Expr:
+        """Return the first row of a subtile."""
+        return tile.m + warpgroup * (self.m_atoms * self.atom.m) + m_atom * self.atom.m
+
+    def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
+        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups."""
+        extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
+        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)
+
+
+class TmaEpilogue:
+    """Applies the epilogue to a warpgroup's accumulators and stores them by TMA, one subtile while the next is made.
+
+    A residual is loaded by TMA into the stages that become the output: a warp of its own fills each stage as
+    soon as the store has read it. The pipeline has the stages of all warpgroups, one after another.
+
+    Args:
+        tile: Division into subtiles.
+        ops: The epilogue, with one residual at most.
+        channels: Per-channel arguments.
+        tensor_maps: Tensor maps of the output and, if there is one, of the residual.
+        pipeline: Stages of all warpgroups. Its barriers are used only with a residual.
+    """
+
+    def __init__(
+        self,
+        tile: EpilogueTile,
+        ops: EpilogueOps,
+        channels: ChannelArguments,
+        tensor_maps: Sequence[Expr],
+        pipeline: TmaPipeline,
+    ) -> None:
+        self._tile, self._ops, self.channels, self._pipeline = tile, ops, channels, pipeline
+        self._output_map, *self._residual_maps = tensor_maps
+        self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
+        self._residual = allocate("residual", max(2, tile.n // 16 * 4), "uint32") if self._residual_maps else None
+
+    def store(self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition) -> None:
+        """Store a warpgroup's part of a work tile."""
+        epilogue_tile, is_leader = self._tile, thread.is_warpgroup_leader
+        self.channels.store_to_smem(thread)
+        for m_atom in range(epilogue_tile.m_atoms):
+            for n_idx in range(epilogue_tile.subtiles_n):
+                stage_idx = thread.warpgroup * epilogue_tile.stages + state.index
+                buffer = self._pipeline.stage_address(stage_idx)
+                if self._residual is not None:
+                    self._pipeline.consumer_wait(stage_idx, state.phase)
+                else:
+                    with if_(is_leader):
+                        tma_store_wait(epilogue_tile.stages - 1)
+                    named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
+                self._copy_to_smem(accumulators, m_atom, n_idx, buffer, thread)
+                tma_store_fence()
+                named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
+                with if_(is_leader):
+                    column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, thread.warpgroup, m_atom)
+                    tma_store(self._output_map, (column, row, tile.group), buffer)
+                    if self._residual is not None:
+                        tma_store_wait(0)
+                        self._pipeline.consumer_arrive(stage_idx)
+                state.advance()
+
+    def load_residual(self, tile: WorkTile, state: PipelineState) -> None:
+        """Load the residual of a work tile, each subtile as soon as its stage has been stored; run by one thread."""
+        epilogue_tile, pipeline = self._tile, self._pipeline
+        subtiles = unrolled_loop(epilogue_tile.m_atoms, "i"), unrolled_loop(epilogue_tile.subtiles_n, "j")
+        with subtiles[0] as m_atom, subtiles[1] as n_idx:
+            for warpgroup in range(epilogue_tile.warpgroups):
+                stage_idx = warpgroup * epilogue_tile.stages + state.index
+                pipeline.producer_acquire(stage_idx, state.phase)
+                column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
+                coordinates, barrier = (column, row, tile.group), pipeline.full_barrier(stage_idx)
+                tma_load(pipeline.stage_address(stage_idx), self._residual_maps[0], coordinates, barrier)
+            state.advance()
+
+    def _copy_to_smem(
+        self, accumulators: Buffer, m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
+    ) -> None:
+        """Apply the epilogue to a subtile and copy the results to shared memory.
+
+        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
+        """
+        first = m_atom * self._tile.atom.num_accumulators + n_idx * self._tile.n // 2
+        values = [accumulators[first + e] for e in range(self._tile.n // 2)]
+        copy = self._copy_halves if get_itemsize(self._tile.dtype) == 2 else self._copy_words
+        copy(values, n_idx * self._tile.n + thread.lane % 4 * 2, buffer, thread)
+
+    def _copy_halves(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
+        """Copy 16-bit results by stmatrix, 16 rows × 16 columns of a warp at a time."""
+        row = thread.warpgroup_thread // WARP_SIZE * 16 + thread.lane % 16
+        addresses = [
+            buffer + self._tile.layout.swizzled_offset(row, columns * 2 + thread.lane // 16)
+            for columns in range(self._tile.n // 16)
+        ]
+        if self._residual is not None:
+            for columns, address in enumerate(addresses):
+                ldmatrix_x4([self._residual[columns * 4 + e] for e in range(4)], address)
+            emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+        for columns, address in enumerate(addresses):
+            for pair in range(4):
+                if pair % 2 == 0:
+                    channel_values = self.channels.load_pair(channel + (columns * 16 + pair * 4))
+                first, residual_values = (columns * 4 + pair) * 2, []
+                if self._residual is not None:
+                    residual_values = unpack([self._residual[columns * 4 + pair]], 2, self._tile.dtype)
+                self._finish_pair(accumulators[first : first + 2], channel_values, residual_values, pair)
+            stmatrix_x4(address, [self._packed[e] for e in range(4)])
+
+    def _copy_words(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
+        """Copy 32-bit results in pairs of columns."""
+        warp_row = thread.warpgroup_thread // WARP_SIZE * 16
+        for columns in range(self._tile.n // 8):
+            channel_values = self.channels.load_pair(channel + columns * 8)
+            for half in range(2):
+                row, chunk = warp_row + thread.lane // 4 + half * 8, columns * 2 + thread.lane % 4 // 2
+                address = buffer + self._tile.layout.swizzled_offset(row, chunk) + to_uint32(thread.lane % 2 * 8)
+                first, residual_values = columns * 4 + half * 2, []
+                if self._residual is not None:
+                    load_shared(self._residual, address, 8)
+                    residual_values = unpack(self._residual, 2, self._tile.dtype)
+                self._finish_pair(accumulators[first : first + 2], channel_values, residual_values, 0)
+                emit_ptx("st.shared.v2.b32", address, self._packed[0], self._packed[1])
+
+    def _finish_pair(
+        self,
+        accumulators: Sequence[Expr],
+        channel_values: dict[str, list[Expr]],
+        residual_values: list[Expr],
+        first_register: int,
+    ) -> None:
+        """Apply the epilogue to two neighbouring columns and pack the rounded results."""
+        for e in range(2):
+            arguments = {name: pair[e] for name, pair in channel_values.items()}
+            for name in self._ops.residuals if residual_values else ():
+                arguments[name] = residual_values[e]
+            store(self._pair, e, self._ops.apply(accumulators[e], arguments.__getitem__))
+        self._ops.pack(self._packed, first_register, [self._pair[e] for e in range(2)])

@@ -1,0 +1,231 @@
+"""Tensors of a convolution as TMA reads them: matrices of rows × (filter tap, channel).
+
+A loader knows one tensor and one mode of TMA, and nothing of the operand (A or B) that the tensor is. Channels are
+last in memory. Each tensor of every operator is such a matrix: rows are pixels of an image or filters of a weight. If
+channels run along the K of the product, the operand is K-major; if rows do, it is MN-major.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv import tensor_map as maps
+from tvmconv.workloads import Conv
+
+from ....tir_builder import Expr, Register, get_itemsize, if_
+from .tma import tma_load
+
+Position = Sequence[Expr]  # coordinates of the first element of a box along the axes of the rows
+
+
+class TapIterator:
+    """Filter tap and first channel of a K tile; K tiles are ordered by taps, then channels.
+
+    Args:
+        taps: Taps along each spatial axis that K tiles visit.
+        tiles_per_tap: K tiles per tap.
+        block_k: Channels per K tile.
+    """
+
+    def __init__(self, taps: Sequence[int], tiles_per_tap: int, block_k: int) -> None:
+        self._shape, self._tiles_per_tap, self._block_k = tuple(taps), tiles_per_tap, block_k
+        self._taps = [Register(f"tap_{axis}") for axis in range(len(self._shape))]
+        self._channel = Register("channel")
+
+    @property
+    def taps(self) -> list[Expr]:
+        """Filter tap along each spatial axis."""
+        return [tap.value for tap in self._taps]
+
+    @property
+    def channel(self) -> Expr:
+        """First channel."""
+        return self._channel.value
+
+    def seek(self, k_tile: Expr) -> None:
+        """Move to a K tile."""
+        tap_idx = k_tile // self._tiles_per_tap
+        for axis, tap in enumerate(self._taps):
+            tap.set(tap_idx // math.prod(self._shape[axis + 1 :]) % self._shape[axis])
+        self._channel.set(k_tile % self._tiles_per_tap * self._block_k)
+
+    def advance(self) -> None:
+        """Move to the next channels, and after the last ones to the next tap."""
+        self._channel.set(self.channel + self._block_k)
+        if math.prod(self._shape) == 1:
+            return
+        with if_(self.channel == self._tiles_per_tap * self._block_k):
+            self._channel.set(0)
+            self._advance_tap(len(self._shape) - 1)
+
+    def _advance_tap(self, axis: int) -> None:
+        tap = self._taps[axis]
+        tap.set(tap.value + 1)
+        if axis > 0:
+            with if_(tap.value == self._shape[axis]):
+                tap.set(0)
+                self._advance_tap(axis - 1)
+
+
+class TmaLoader(Protocol):
+    """How TMA copies boxes of rows × channels of one tap to shared memory."""
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of a size."""
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Compute the position of a row once for all K tiles, in registers if that takes instructions."""
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy the box at a position; `k` is the first channel of the tensor, then the tap along each axis."""
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image (N, spatial axes, channels), read at the pixels under the taps of a filter.
+
+    Attributes:
+        w: The convolution whose taps read the image.
+    """
+
+    w: Conv
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return get_itemsize(self.w.storage)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Channels, spatial axes from the innermost, images."""
+        return (self.w.C, *reversed(self.w.input_size), self.w.N)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Return the pixel under the first tap of filter position `row`, from the innermost axis, and its image."""
+        w = self.w
+        registers = []
+        for axis in range(w.spatial_ndim):
+            position = row // math.prod(w.output_size[axis + 1 :]) % w.output_size[axis]
+            registers.append(Register(f"{name}_{axis}", value=position * w.stride[axis] - w.pad_low[axis]))
+        image = Register(f"{name}_image", value=row // math.prod(w.output_size))
+        return [*(register.value for register in reversed(registers)), image.value]
+
+
+@dataclass(frozen=True)
+class Im2colImage(_Image):
+    """An image in im2col mode: rows are filter positions, which continue in the next line and the next image.
+
+    TMA handles stride, dilation and padding; pixels outside of the image are zeros.
+    """
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of filter positions × channels."""
+        w = self.w
+        corner = tuple(-pad_low for pad_low in reversed(w.pad_low))
+        steps, positions = tuple(reversed(w.stride)), tuple(reversed(w.output_size))
+        box = (box_channels, box_rows)
+        return maps.make_im2col_map(
+            w.storage, self.itemsize, self.extents, box, steps, corner, positions, swizzle_bytes
+        )
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy the pixels under one tap."""
+        channel, *taps = k
+        offsets = [T.Cast("uint16", tap * d) for tap, d in zip(reversed(taps), reversed(self.w.dilation), strict=True)]
+        tma_load(destination, tensor_map, (channel, *position), barrier, offsets, mask)
+
+
+@dataclass(frozen=True)
+class ImageLines(_Image):
+    """An image in tiled mode: rows are the neighbouring pixels of one line, with a halo for all taps along the line.
+
+    Pixels outside of the image are zeros. The taps along the line are offsets of the multiplication, not of the copy.
+    """
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of pixels of a line × channels."""
+        strides = tuple(math.prod(self.extents[:axis]) for axis in range(1, len(self.extents)))
+        box = (box_channels, box_rows, *(1,) * self.w.spatial_ndim)
+        return maps.make_tiled_map(self.w.storage, self.itemsize, self.extents, strides, box, swizzle_bytes)
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy pixels of the line under one tap."""
+        channel, *taps = k
+        column, *others = position
+        image = others.pop()
+        steps = [tap * dilation for tap, dilation in zip(taps, self.w.dilation, strict=True)][:-1]
+        others = [other + step for other, step in zip(others, reversed(steps), strict=True)]
+        tma_load(destination, tensor_map, (channel, column, *others, image), barrier, (), mask)
+
+
+@dataclass(frozen=True)
+class PixelMatrix:
+    """The pixels of all images as rows of one matrix, for filters of one tap without stride and padding."""
+
+    dtype: str
+    rows: int
+    channels: int
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of pixels × channels."""
+        extents, box = (self.channels, self.rows), (box_channels, box_rows)
+        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, (self.channels,), box, swizzle_bytes)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Return the row."""
+        return (row,)
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy neighbouring pixels."""
+        tma_load(destination, tensor_map, (k[0], *position), barrier, (), mask)
+
+
+@dataclass(frozen=True)
+class FilterMatrix:
+    """A weight (filters, taps, channels of a group): rows are filters.
+
+    Attributes:
+        dtype: Dtype of the elements.
+        filters: Number of filters.
+        kernel: Taps along each spatial axis.
+        channels: Channels of a group.
+    """
+
+    dtype: str
+    filters: int
+    kernel: tuple[int, ...]
+    channels: int
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of filters × channels of one tap."""
+        taps = math.prod(self.kernel)
+        extents, box = (self.channels, taps, self.filters), (box_channels, 1, box_rows)
+        strides, itemsize = (self.channels, self.channels * taps), get_itemsize(self.dtype)
+        return maps.make_tiled_map(self.dtype, itemsize, extents, strides, box, swizzle_bytes)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Return the filter."""
+        return (row,)
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy channels of one tap of neighbouring filters."""
+        channel, *taps = k
+        tap_idx: Expr = 0
+        for axis, tap in enumerate(taps):
+            tap_idx = tap_idx * self.kernel[axis] + tap
+        tma_load(destination, tensor_map, (channel, tap_idx, *position), barrier, (), mask)

@@ -1,0 +1,193 @@
+"""Mainloop of a Hopper kernel: TMA fills the stages of a pipeline, and warpgroups multiply them by wgmma.
+
+Sources: CUTLASS, `include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp` and
+`include/cutlass/conv/collective/sm90_implicit_gemm_gmma_ss_warpspecialized.hpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmconv import tensor_map as maps
+
+from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
+from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
+from .pipelines import PipelineState, TmaPipeline
+from .problem import Operand
+from .smem_layout import MatrixDescriptor, SmemLayout
+from .tile_scheduler import KRange, WorkTile
+from .tma_loaders import Position, TapIterator
+
+
+@dataclass(frozen=True)
+class OperandTile:
+    """The tile of an operand in a stage, and the TMA copies that fill it.
+
+    The CTAs of a cluster that share the operand load a slice of its rows each. There are several copies along the rows
+    if each of them has a halo.
+
+    Attributes:
+        operand: The operand.
+        layout: Layout in shared memory; its boxes follow one another along the channels, then along taps.
+        offset: Offset in a stage in bytes.
+        box_channels: Channels per box.
+        boxes_per_tap: Boxes along the channels.
+        copy_rows: Rows per copy.
+        copies: Copies along the rows.
+        rows_between_copies: Rows of the operand between neighbouring copies.
+    """
+
+    operand: Operand
+    layout: SmemLayout
+    offset: int
+    box_channels: int
+    boxes_per_tap: int
+    copy_rows: int
+    copies: int = 1
+    rows_between_copies: int = 0
+
+    def tensor_map(self) -> maps.TensorMap:
+        """Return the tensor map of the copies."""
+        return self.operand.loader.tensor_map(self.copy_rows, self.box_channels, self.layout.row_bytes)
+
+    def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
+        """Compute the position of each copy of a work tile from the operand's first row in it."""
+        operand, name = self.operand, self.operand.tensor
+        row = group * operand.rows_per_group + first_row if operand.rows_per_group else first_row
+        row = row + slice_idx * self.copy_rows
+        return [
+            operand.loader.locate(row + copy * self.rows_between_copies, f"{name}{copy}") for copy in range(self.copies)
+        ]
+
+    def load(
+        self,
+        stage: Expr,
+        tensor_map: Expr,
+        full_barrier: Expr,
+        positions: list[Position],
+        group: Expr,
+        slice_idx: Expr,
+        multicast_mask: Expr,
+        k: TapIterator,
+    ) -> None:
+        """Issue the copies of a K tile to a stage."""
+        layout, operand = self.layout, self.operand
+        first_channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
+        destination = stage + to_uint32(self.offset) if self.offset else stage
+        for copy, position in enumerate(positions):
+            for box in range(layout.boxes):
+                tap_in_copy, channel_box = divmod(box, self.boxes_per_tap)
+                *outer_taps, last_tap = k.taps
+                box_offset = box * layout.box_bytes + copy * (layout.box_bytes // self.copies)
+                operand.loader.load(
+                    destination + to_uint32(slice_idx * (self.copy_rows * layout.row_bytes) + box_offset),
+                    tensor_map,
+                    full_barrier,
+                    multicast_mask,
+                    position,
+                    (first_channel + channel_box * self.box_channels, *outer_taps, last_tap + tap_in_copy),
+                )
+
+
+@dataclass(frozen=True)
+class WgmmaMainloop:
+    """Loads and multiplies the K tiles of a work tile.
+
+    Attributes:
+        atom: The wgmma instruction.
+        m_atoms: Instructions of a warpgroup along M.
+        rows_per_atom: Rows of A in shared memory from one of these instructions to the next.
+        a: Tile of operand A, whose rows are divided among the warpgroups.
+        b: Tile of operand B.
+        block_k: Channels per K tile.
+        taps_per_copy: Taps along a line that are multiplied from one copy of A.
+        rows_per_tap: Rows of A from one of these taps to the next.
+    """
+
+    atom: WgmmaAtom
+    m_atoms: int
+    rows_per_atom: int
+    a: OperandTile
+    b: OperandTile
+    block_k: int
+    taps_per_copy: int = 1
+    rows_per_tap: int = 0
+
+    @property
+    def num_accumulators(self) -> int:
+        """Accumulator registers per thread."""
+        return self.m_atoms * self.atom.num_accumulators
+
+    def produce(
+        self,
+        tile: WorkTile,
+        k_range: KRange,
+        tensor_maps: tuple[Expr, Expr],
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        k: TapIterator,
+    ) -> None:
+        """Load the K tiles of a work tile, each as soon as its stage is empty; run by one thread."""
+        cluster, (a_map, b_map) = pipeline.cluster, tensor_maps
+        a_positions = self.a.locate(tile.m, tile.group, cluster.rank_n)
+        b_positions = self.b.locate(tile.n, tile.group, cluster.rank_m)
+        a_mask, b_mask = cluster.a_multicast_mask(), cluster.b_multicast_mask()
+        k.seek(k_range.first)
+        with serial_loop(k_range.count, "k_tile"):
+            pipeline.producer_acquire(state.index, state.phase)
+            stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
+            self.a.load(stage, a_map, barrier, a_positions, tile.group, cluster.rank_n, a_mask, k)
+            self.b.load(stage, b_map, barrier, b_positions, tile.group, cluster.rank_m, b_mask, k)
+            k.advance()
+            state.advance()
+
+    def consume(
+        self,
+        accumulators: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        k_range: KRange,
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        thread: ThreadPosition,
+    ) -> None:
+        """Multiply the K tiles of a work tile as they arrive; run by all threads of a warpgroup.
+
+        The wgmmas of one K tile are in flight while those of the next are issued, so a stage is released one K tile
+        after its use.
+        """
+        with serial_loop(k_range.count, "k_tile") as k_tile:
+            pipeline.consumer_wait(state.index, state.phase)
+            self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), thread.warpgroup, k_tile > 0)
+            with if_(k_tile > 0):
+                wgmma_wait_group(1)
+                pipeline.consumer_release(state.previous_index, thread)
+            state.advance()
+        wgmma_wait_group(0)
+        pipeline.consumer_release(state.previous_index, thread)
+
+    def multiply(
+        self,
+        accumulators: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        stage: Expr,
+        warpgroup: Expr,
+        accumulates: Expr,
+    ) -> None:
+        """Issue the wgmmas of a stage as one group; the first of them overwrite the sums unless `accumulates`."""
+        a_descriptor, b_descriptor = descriptors
+        a_layout, b_layout, atom = self.a.layout, self.b.layout, self.atom
+        rows_per_warpgroup = self.m_atoms * self.rows_per_atom
+        a_descriptor.set_address(stage + to_uint32(warpgroup * a_layout.operand_offset(rows_per_warpgroup, 0, 1)))
+        b_descriptor.set_address(stage + to_uint32(self.b.offset))
+        wgmma_fence()
+        for k in range(0, self.taps_per_copy * self.block_k, atom.k):
+            tap, channel = divmod(k, self.block_k)
+            for m_atom in range(self.m_atoms):
+                row, first = m_atom * self.rows_per_atom + tap * self.rows_per_tap, m_atom * atom.num_accumulators
+                atom.emit(
+                    [accumulators[first + e] for e in range(atom.num_accumulators)],
+                    a_descriptor.at(a_layout.operand_offset(row, channel, atom.itemsize)),
+                    b_descriptor.at(b_layout.operand_offset(0, k, atom.itemsize)),
+                    True if k else accumulates,
+                )
+        wgmma_commit_group()
