@@ -34,9 +34,6 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file or `/dev/null` for reading bytes.
 
     Pipes and devices are rejected: opening a pipe waits for a writer, and a device may have no end.
-
-    Raises:
-        OSError: The file cannot be opened, or it is a folder, a pipe, a device or a socket.
     """
     _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,13 +57,8 @@ def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpack: bool = False) -> bytes:
     """Return the content of a regular file.
 
-    Args:
-        path: Path of the file.
-        max_bytes: Maximum size of the file, and of its decompressed content.
-        unpack: Decompress the content if it begins with gzip's magic number.
-
-    Raises:
-        OSError: The file cannot be read, is not a regular file or is too large, or its gzip data are damaged.
+    `max_bytes`: maximum size of the file, and of its decompressed content.
+    `unpack`: decompress the content if it begins with gzip's magic number.
     """
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
@@ -118,9 +110,7 @@ def _format_size(num_bytes: int) -> str:
 class LimitedGzipFile(io.RawIOBase):
     """Decompressing reader of a gzip file, which raises OSError when the content exceeds a limit.
 
-    Args:
-        path: Path of a regular file.
-        max_bytes: Maximum number of decompressed bytes.
+    `max_bytes`: maximum number of decompressed bytes.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> None:

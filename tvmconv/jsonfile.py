@@ -41,9 +41,6 @@ class JsonError(Error, ValueError):
 def parse_json(data: bytes | str) -> JsonValue:
     """Parse a JSON text.
 
-    Raises:
-        JsonError: The text is not UTF-8, is not JSON, or is nested too deeply. NaN and Infinity are not JSON.
-
     Example:
         >>> parse_json('{"sizes": [1, 2]}')["sizes"].decode(list[int])
         [1, 2]
@@ -77,16 +74,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def read_json(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> JsonValue:
-    """Parse a JSON file, plain or compressed by gzip.
-
-    Args:
-        file: Path of the file.
-        max_bytes: Maximum size after decompression.
-
-    Raises:
-        JsonError: The content is not JSON.
-        OSError: The file cannot be read, is not a regular file, or is too large.
-    """
+    """Parse a JSON file, plain or compressed by gzip."""
     return parse_json(read_bytes(file, max_bytes, unpack=True))
 
 
@@ -101,15 +89,10 @@ def translate_json_errors(prefix: str, kind: type[Error] = Error) -> Iterator[No
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A JSON value with its path.
+    """A JSON value with its path."""
 
-    Attributes:
-        value: Value as `json` returns it.
-        path: Path from the root, such as `layers[0].label`; "" for the root.
-    """
-
-    value: Any
-    path: str = ""
+    value: Any  # value as `json` returns it
+    path: str = ""  # path from the root, such as `layers[0].label`; "" for the root
 
     def __getitem__(self, name: str) -> JsonValue:
         """Return a member of an object; raises `JsonError` if it is missing."""
@@ -154,14 +137,10 @@ class JsonValue:
     def decode(self, kind: Any, provided_fields: Mapping[str, Any] | None = None) -> Any:
         """Return the value, checked and converted to a type.
 
-        Args:
-            kind: str, int, float (accepts integers, must be finite), bool, an `Enum` (by value), a list, tuple, dict or
-                `Mapping` of these, a union of these and None, a `TypedDict`, or a dataclass. A `TypedDict` may have
-                further members; a dataclass may not, and its `__post_init__` may raise `Error`.
-            provided_fields: Dataclass fields that are not read from the object.
-
-        Raises:
-            JsonError: The value does not fit the type.
+        `kind`: str, int, float (accepts integers, must be finite), bool, an `Enum` (by value), a list, tuple, dict or
+            `Mapping` of these, a union of these and None, a `TypedDict`, or a dataclass. A `TypedDict` may have further
+            members; a dataclass may not, and its `__post_init__` may raise `Error`.
+        `provided_fields`: dataclass fields that are not read from the object.
         """
         return _make_decoder(kind)(self, provided_fields or {})
 

@@ -13,17 +13,7 @@ _REMOVE_AT_END = 'read -r _; rm -rf -- "$1"'
 
 
 class ProcessTempDir:
-    """A new temporary directory.
-
-    Args:
-        prefix: Prefix of the directory's name.
-
-    Attributes:
-        path: Path of the directory.
-
-    Raises:
-        HostError: No directory for temporary files is writable, or no process can be started.
-    """
+    """A new temporary directory."""
 
     def __init__(self, prefix: str) -> None:
         try:

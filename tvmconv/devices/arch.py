@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 class Arch(Device):
-    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run.
-
-    Args:
-        text: Name of the architecture.
-
-    Raises:
-        DeviceError: The text is not an architecture that the installed NVRTC supports.
-    """
+    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run."""
 
     kind: ClassVar[str] = "cuda"
 
@@ -69,10 +62,7 @@ class Arch(Device):
 def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
     """Return a CUDA target of TVM with an LLVM host.
 
-    Args:
-        arch: Architecture, such as "sm_90".
-        threads_per_block: Maximum number of threads per block.
-        shared_bytes_per_block: Maximum static shared memory per block in bytes.
+    `shared_bytes_per_block`: maximum static shared memory per block in bytes.
     """
     from tvm.target import Target
 

@@ -11,21 +11,13 @@ from tvmconv.devices.opencl import device as opencl
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """An available device, or the reason why a kind of device is unavailable.
+    """An available device, or the reason why a kind of device is unavailable."""
 
-    Attributes:
-        text: Name such as "cuda:0"; the kind, such as "cuda", if unavailable; "sm_NN" for the compiler.
-        name: Name that the driver or compiler reports; None if unavailable.
-        device: Device; None if unavailable and for the compiler.
-        reason: Reason why it is unavailable; None if available.
-        remedy: Instruction that makes it available; None if available.
-    """
-
-    text: str
-    name: str | None = None
-    device: Device | None = None
-    reason: str | None = None
-    remedy: str | None = None
+    text: str  # name such as "cuda:0"; the kind, such as "cuda", if unavailable; "sm_NN" for the compiler
+    name: str | None = None  # name that the driver or compiler reports; None if unavailable
+    device: Device | None = None  # device; None if unavailable and for the compiler
+    reason: str | None = None  # reason why it is unavailable; None if available
+    remedy: str | None = None  # instruction that makes it available; None if available
 
 
 def list_devices() -> list[DeviceStatus]:

@@ -21,13 +21,9 @@ _BACKENDS: dict[str, Callable[[], Sequence[Device]]] = {
 def find_device(text: str) -> Device:
     """Return the device with a name.
 
-    Args:
-        text: "cuda:N" or "opencl:N" (N is 0 if omitted), "rpc:KEY" for the first worker under that key, an architecture
-            to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a
-            GPU driver that cannot be used, "auto" is an error.
-
-    Raises:
-        DeviceError: The name is malformed, or the device is not available.
+    `text`: "cuda:N" or "opencl:N" (N is 0 if omitted), "rpc:KEY" for the first worker under that key, an architecture
+        to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a GPU
+        driver that cannot be used, "auto" is an error.
 
     Example:
         >>> find_device("sm_90").limits.max_threads

@@ -9,11 +9,8 @@ from typing import Any
 def fill_example(example: str, description: Mapping[str, Any], input_format: str, **fields: str) -> str:
     """Return the example for a kernel as a fenced code block.
 
-    Args:
-        example: Template with the fields of all examples and the given `fields`.
-        description: Content of `kernel.json`.
-        input_format: Format that converts an input from a NumPy expression to the library of the example.
-        fields: Additional fields of the template.
+    `example`: template with the fields of all examples and the given `fields`.
+    `input_format`: format that converts an input from a NumPy expression to the library of the example.
     """
     *inputs, output = description["arguments"]
     lines = [

@@ -20,13 +20,6 @@ def link_library(lowered: LoweredModule, path: Path) -> None:
     The library contains the cubin and host code for the type of this machine's processor. `tvm.runtime.load_module`
     loads it if TVM's CUDA runtime is available.
 
-    Args:
-        lowered: Lowered module of a CUDA kernel.
-        path: Path of the library, `*.so`.
-
-    Raises:
-        CompileError: No C++ compiler is available or it fails, NVRTC rejects the kernel, or an argument is not in
-            global memory.
     """
     from tvm.support import cc
 
@@ -67,11 +60,6 @@ def replace_source_with_cubin(blob: bytes, source: bytes, image: bytes) -> bytes
     uint64::
 
         length | import tree | "cuda" (the kind) | payload length | "cuda" or "cubin" (the format) | functions | code
-
-    Args:
-        blob: Packed imports with a single CUDA module.
-        source: Source of the module.
-        image: Cubin.
     """
     code = _add_length_prefix(source)
     if not blob.endswith(code):  # TVM has already packed machine code

@@ -128,9 +128,7 @@ class Record:
     def from_measurement(cls, measurement: MeasureResult, elapsed_seconds: float | None = None) -> Record:
         """Make the record of a measurement.
 
-        Args:
-            measurement: Result of measuring a config.
-            elapsed_seconds: Seconds of tuning up to the measurement; None if it is not part of a search.
+        `elapsed_seconds`: seconds of tuning up to the measurement; None if it is not part of a search.
         """
         outcome = measurement.runner_result
         return cls(

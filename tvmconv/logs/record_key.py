@@ -11,19 +11,12 @@ from tvmconv.workloads import Workload
 
 
 class RecordKey(NamedTuple):
-    """The key of a record.
-
-    Attributes:
-        workload: Workload that is computed.
-        schedule: Name of the schedule.
-        device: Name of the device, such as "NVIDIA H200"; for lines of AutoTVM, the model of the target.
-        target: AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl".
-    """
+    """The key of a record."""
 
     workload: Workload
     schedule: str
-    device: str
-    target: str
+    device: str  # name of the device, such as "NVIDIA H200"; for lines of AutoTVM, the model of the target
+    target: str  # AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl"
 
     def to_json(self) -> dict[str, Any]:
         """Return the first keys of a line: those of tvmconv, and AutoTVM's `input`."""
@@ -37,11 +30,7 @@ class RecordKey(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RecordKey:
-        """Return the key of a line, from AutoTVM's `input` if the line has no keys of tvmconv.
-
-        Raises:
-            RecordError: A key is malformed, there is no schedule for the task, or the keys contradict each other.
-        """
+        """Return the key of a line, from AutoTVM's `input` if the line has no keys of tvmconv."""
         target, task, args, kwargs = json_checks.check_list(data.get("input"), "input", 4)
         target, task = json_checks.check_line(target, "the target"), json_checks.check_line(task, "the task's name")
         args = json_checks.check_list(args, "the task's arguments")

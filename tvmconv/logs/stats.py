@@ -16,21 +16,15 @@ from tvmconv.logs.record_key import RecordKey
 
 @dataclass
 class SearchStats:
-    """Trials and final timings of one schedule for one workload on one device.
+    """Trials and final timings of one schedule for one workload on one device."""
 
-    Attributes:
-        error_counts: Number of trials by kind of error; those of `ErrorKind.NONE` succeeded.
-        best_record: Best record of the schedule, by the rule of `iterate_fastest_first`; None without a valid record.
-        num_finals: Number of final timings, which are not trials.
-        num_timed_trials: Number of trials with a value of `elapsed`.
-        last_elapsed: Largest value of `elapsed`, in seconds.
-    """
-
+    # Number of trials by kind of error; those of `ErrorKind.NONE` succeeded.
     error_counts: Counter[ErrorKind] = field(default_factory=Counter)
+    # Best record of the schedule, by the rule of `iterate_fastest_first`; None without a valid record.
     best_record: Record | None = None
-    num_finals: int = 0
-    num_timed_trials: int = 0
-    last_elapsed: float = 0.0
+    num_finals: int = 0  # number of final timings, which are not trials
+    num_timed_trials: int = 0  # number of trials with a value of `elapsed`
+    last_elapsed: float = 0.0  # largest value of `elapsed`, in seconds
 
     @property
     def num_trials(self) -> int:
@@ -58,11 +52,7 @@ class LogStats:
     def from_logs(cls, invalid_lines_by_log: Mapping[Path, InvalidLines]) -> LogStats:
         """Count the records of logs, and find the best record of each search.
 
-        Args:
-            invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
-
-        Raises:
-            Error: A log cannot be read.
+        `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
         """
         searches: dict[RecordKey, SearchStats] = {}
         for path, invalid_lines in invalid_lines_by_log.items():

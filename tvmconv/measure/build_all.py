@@ -42,17 +42,11 @@ def build_all(
 
     With a single worker and no deadline, the builds run in this process.
 
-    Args:
-        inputs: Kernels to build.
-        device: Device that they are built for.
-        num_workers: Number of processes; by default one less than the number of processors.
-        on_progress: Function that is called with the number of finished builds.
-        deadline: Time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
-            deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
-        num_needed: Number of first inputs for which the deadline's cut-off applies instead.
-
-    Raises:
-        Error: The processes do not start.
+    `num_workers`: number of processes; by default one less than the number of processors.
+    `on_progress`: function that is called with the number of finished builds.
+    `deadline`: time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
+        deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
+    `num_needed`: number of first inputs for which the deadline's cut-off applies instead.
     """
     if not inputs:
         return []

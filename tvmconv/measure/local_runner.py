@@ -28,11 +28,7 @@ EXIT_MESSAGES = {
 class LocalRunner:
     """Parent's handle of a runner process; see `tvmconv.measure.runner.Runner`.
 
-    Args:
-        device: Device of this host.
-        problem: Inputs and reference for verification and timing.
-        timeout_seconds: Time limit of one executable.
-        memory_limit_bytes: Host memory that the process may use beyond inputs and reference, in bytes.
+    `memory_limit_bytes`: host memory that the process may use beyond inputs and reference, in bytes.
     """
 
     def __init__(self, device: Device, problem: Problem, timeout_seconds: float, memory_limit_bytes: int) -> None:

@@ -13,8 +13,7 @@ PHASES = ("apply", "lower", "codegen", "compile", "queue", "load", "verify", "ti
 class PhaseTimer:
     """A timer of phases.
 
-    Attributes:
-        milliseconds: Duration of every entered phase by name, including failed ones.
+    `milliseconds`: duration of every entered phase by name, including failed ones.
     """
 
     def __init__(self) -> None:

@@ -35,51 +35,32 @@ MAX_UNEXPLAINED_FAILURES = 8  # failures of a device or of the builders after wh
 
 @dataclass(frozen=True)
 class MeasureCandidate:
-    """A config to measure.
+    """A config to measure."""
 
-    Attributes:
-        schedule: Key of the schedule in the setup.
-        config: Value of each knob.
-        is_final: Time it as `Benchmark.time_final` does; only the first device takes such candidates.
-        executable: Executable of an earlier build; None if it has to be built.
-    """
-
-    schedule: str
+    schedule: str  # key of the schedule in the setup
     config: Config
-    is_final: bool = False
-    executable: Executable | None = None
+    is_final: bool = False  # time it as `Benchmark.time_final` does; only the first device takes such candidates
+    executable: Executable | None = None  # executable of an earlier build; None if it has to be built
 
 
 @dataclass
 class _InFlight:
-    """A candidate in the pipeline.
-
-    Attributes:
-        candidate: Candidate.
-        builder_result: Result of its build.
-        runner: Runner that it was submitted to; None before.
-        sent_at: Time of its submission to the runner.
-        is_retry: Whether an environment fault made it fail before.
-    """
+    """A candidate in the pipeline."""
 
     candidate: MeasureCandidate
     builder_result: BuilderResult = field(default_factory=BuilderResult)
-    runner: Runner | None = None
-    sent_at: float = 0.0
-    is_retry: bool = False
+    runner: Runner | None = None  # runner that it was submitted to; None before
+    sent_at: float = 0.0  # time of its submission to the runner
+    is_retry: bool = False  # whether an environment fault made it fail before
 
 
 @dataclass
 class _UnexplainedFailures:
-    """Failures of one device or of the builders with unknown cause.
+    """Failures of one device or of the builders with unknown cause."""
 
-    Attributes:
-        failures: Tags and results of the failed trials.
-        control_tag: Tag of the control in progress; None without one.
-    """
-
+    # Tags and results of the failed trials.
     failures: list[tuple[int, RunnerResult | BuilderResult]] = field(default_factory=list)
-    control_tag: int | None = None
+    control_tag: int | None = None  # tag of the control in progress; None without one
 
     @property
     def reason(self) -> str:
@@ -91,13 +72,9 @@ class _UnexplainedFailures:
 class MeasurePipeline:
     """Distributes candidates to builders and executables to runners, and collects the results.
 
-    Args:
-        setup: Setup of the builders.
-        builder_pool: Builders.
-        runners: Runners of the devices.
-        versions: Versions of the software that builds and runs the kernels.
-        phase_means: Statistics to which the phases of each trial are added.
-        control_candidate: Candidate that is known to be correct; None if there is none.
+    `versions`: versions of the software that builds and runs the kernels.
+    `phase_means`: statistics to which the phases of each trial are added.
+    `control_candidate`: candidate that is known to be correct; None if there is none.
     """
 
     def __init__(
@@ -142,13 +119,7 @@ class MeasurePipeline:
                 self._control_executable = candidate.executable  # a finalist was correct before
 
     def poll(self) -> list[MeasureResult]:
-        """Advance all candidates that can advance, and return the results of those that ended.
-
-        Raises:
-            DeviceError: The last device is lost.
-            HostError: The control failed.
-            Error: The builders do not start.
-        """
+        """Advance all candidates that can advance, and return the results of those that ended."""
         if self._pending_error:
             raise self._pending_error
         results: list[MeasureResult] = []
@@ -211,11 +182,7 @@ class MeasurePipeline:
                 self._ready_executables.appendleft((tag, entry.builder_result.executable))
 
     def _handle_build(self, tag: int, builder_result: BuilderResult) -> list[MeasureResult]:
-        """Queue a built executable, and return the results of configs that certainly cannot be built.
-
-        Raises:
-            HostError: The control cannot be built.
-        """
+        """Queue a built executable, and return the results of configs that certainly cannot be built."""
         failures = self._build_failures
         is_doubtful = faults.is_doubtful_build(builder_result.error, builder_result.message)
         if tag == failures.control_tag:
@@ -284,11 +251,7 @@ class MeasurePipeline:
         return self._control_candidate.schedule if self._control_candidate else ""
 
     def _handle_run(self, tag: int, runner: Runner, runner_result: RunnerResult) -> list[MeasureResult]:
-        """Return the result of an executable, and the results of failures whose cause it decides.
-
-        Raises:
-            HostError: The executable is the control, and it failed.
-        """
+        """Return the result of an executable, and the results of failures whose cause it decides."""
         failures = self._run_failures[id(runner)]
         is_doubtful = faults.is_doubtful_run(runner_result.error)
         if tag == failures.control_tag:
@@ -306,11 +269,7 @@ class MeasurePipeline:
         return [*self._accept_run_failures(runner), self._make_run_result(tag, runner, runner_result)]
 
     def _accept_run_failures(self, runner: Runner) -> list[MeasureResult]:
-        """Attribute failed runs to their executables, because another one runs; retry or return them.
-
-        Raises:
-            HostError: An executable failed twice with an environment fault.
-        """
+        """Attribute failed runs to their executables, because another one runs; retry or return them."""
         unexplained = self._run_failures[id(runner)]
         for tag, runner_result in unexplained.failures:
             if self._in_flight[tag].is_retry and faults.is_environment_fault(runner_result.message):

@@ -36,23 +36,15 @@ def compute_cost_seconds(error: ErrorKind, times: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """Result of an executable on a device.
+    """Result of an executable on a device."""
 
-    Attributes:
-        times: Seconds per launch, one number per repeat; empty after an error.
-        relative_error: Relative L2 error against the float64 reference; None if the kernel did not finish.
-        error: Kind of error.
-        message: One-line message of the error.
-        phases: Milliseconds by phase ("load", "verify", "time").
-        seconds: Wall time on the device.
-    """
-
-    times: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()  # seconds per launch, one number per repeat; empty after an error
+    # Relative L2 error against the float64 reference; None if the kernel did not finish.
     relative_error: float | None = None
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    phases: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)  # milliseconds by phase ("load", "verify", "time")
+    seconds: float = 0.0  # wall time on the device
 
 
 def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
@@ -69,33 +61,21 @@ def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """Result of a candidate that was measured or that failed.
-
-    Attributes:
-        workload: Workload that was computed.
-        schedule: Name of the schedule.
-        config: Value of each knob as proposed.
-        device: Name of the device, such as "NVIDIA H200".
-        target: Target of the build, such as "cuda -arch=sm_90" or "opencl".
-        runner_result: Result on the device, or the error of the build.
-        seconds: Wall time of build and run.
-        timestamp: End of the measurement in seconds since 1970.
-        resources: Known ones of registers, spills, shared_bytes, threads and blocks.
-        versions: Versions of the software that built and ran the kernel (tvmconv, tvm, nvrtc, ...).
-        is_final: Whether it is a final timing by `Benchmark.time_final`.
-    """
+    """Result of a candidate that was measured or that failed."""
 
     workload: Workload
     schedule: str
-    config: Config
-    device: str
-    target: str
-    runner_result: RunnerResult
-    seconds: float
-    timestamp: float
+    config: Config  # value of each knob as proposed
+    device: str  # name of the device, such as "NVIDIA H200"
+    target: str  # target of the build, such as "cuda -arch=sm_90" or "opencl"
+    runner_result: RunnerResult  # result on the device, or the error of the build
+    seconds: float  # wall time of build and run
+    timestamp: float  # end of the measurement in seconds since 1970
+    # Known ones of registers, spills, shared_bytes, threads and blocks.
     resources: Mapping[str, int] = field(default_factory=dict)
+    # Versions of the software that built and ran the kernel (tvmconv, tvm, nvrtc, ...).
     versions: Mapping[str, str] = field(default_factory=dict)
-    is_final: bool = False
+    is_final: bool = False  # whether it is a final timing by `Benchmark.time_final`
 
     @property
     def cost(self) -> float:

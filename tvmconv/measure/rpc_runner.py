@@ -30,11 +30,9 @@ class RPCRunner:
     The worker verifies and times in its own runner process. If the worker is lost, `poll` raises, and other runners
     take its executables.
 
-    Args:
-        device: Device of the worker, with the address of the tracker.
-        problem: Inputs and reference; the worker generates the same inputs from its seed.
-        timeout_seconds: Time limit of one executable.
-        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
+    `device`: device of the worker, with the address of the tracker.
+    `problem`: inputs and reference; the worker generates the same inputs from its seed.
+    `memory_limit_bytes`: host memory that the worker's runner process may use, in bytes.
     """
 
     def __init__(

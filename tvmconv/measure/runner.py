@@ -37,19 +37,12 @@ class Runner(Protocol):
     def submit(self, tag: int, executable: Executable, best_seconds: float | None) -> None:
         """Queue an executable.
 
-        Args:
-            tag: Number that is returned with the result.
-            executable: Executable for `device`.
-            best_seconds: Best time so far in seconds per launch, far above which less time is spent on a measurement.
-                None requests a final timing, which takes longer.
+        `best_seconds`: best time so far in seconds per launch, far above which less time is spent on a measurement.
+            None requests a final timing, which takes longer.
         """
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
-        """Return tags and results since the last call; the measurer calls this at least every 50 ms.
-
-        Raises:
-            DeviceError: The device is lost.
-        """
+        """Return tags and results since the last call; the measurer calls this at least every 50 ms."""
 
     def wait_handles(self) -> Sequence[Connection | int]:
         """Return file descriptors, or objects with a `fileno()`, that become readable when `poll` has results."""

@@ -30,32 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmUpMessage:
-    """Optional first message to a runner process, which initializes the device before the `RunnerSetup` arrives.
+    """Optional first message to a runner process, which initializes the device before the `RunnerSetup` arrives."""
 
-    Attributes:
-        device: Name of the device for `tvmconv.devices.lookup`.
-    """
-
-    device: str
+    device: str  # name of the device for `tvmconv.devices.lookup`
 
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """Setup of a runner process for all executables.
+    """Setup of a runner process for all executables."""
 
-    Attributes:
-        device: Name of the device for `tvmconv.devices.lookup`.
-        inputs: Inputs of the workload.
-        reference: Reference of the output.
-        tolerance: Largest relative L2 error of a correct output.
-        control_executable: Executable that was correct before, with which the process first checks the device; None to
-            skip the check.
-    """
-
-    device: str
+    device: str  # name of the device for `tvmconv.devices.lookup`
     inputs: Sequence[NDArray[Any]]
     reference: ReferenceOutput | NDArray[np.float64]
-    tolerance: float
+    tolerance: float  # largest relative L2 error of a correct output
+    # Executable that was correct before, with which the process first checks the device; None to skip the check.
     control_executable: Executable | None = None
 
 
@@ -64,16 +52,9 @@ def measure_executable(
 ) -> RunnerResult:
     """Verify an executable, and time it if its output is correct.
 
-    Args:
-        device: Device that runs the executable.
-        benchmark: Arrays of the workload on the device.
-        executable: Executable for the device.
-        best_seconds: Best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
-            None requests a final timing by `Benchmark.time_final`.
-        tolerance: Largest relative L2 error of a correct output.
-
-    Raises:
-        DeviceLostError: The kernel made the device unusable for this process.
+    `best_seconds`: best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
+        None requests a final timing by `Benchmark.time_final`.
+    `tolerance`: largest relative L2 error of a correct output.
     """
     phase_timer = PhaseTimer()
     start = time.monotonic()

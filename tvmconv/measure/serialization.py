@@ -28,21 +28,13 @@ ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """Request of a session with a worker.
-
-    Attributes:
-        workload: Text of the workload.
-        seed: Seed from which the worker generates the inputs, and computes the reference.
-        timeout_seconds: Time limit of one executable in seconds.
-        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
-        verification_mode: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
-    """
+    """Request of a session with a worker."""
 
     workload: str
-    seed: int
-    timeout_seconds: float
-    memory_limit_bytes: int
-    verification_mode: str = "auto"
+    seed: int  # seed from which the worker generates the inputs, and computes the reference
+    timeout_seconds: float  # time limit of one executable in seconds
+    memory_limit_bytes: int  # host memory that the worker's runner process may use, in bytes
+    verification_mode: str = "auto"  # verification mode, one of `tvmconv.verification.VERIFICATION_MODES`
 
     def encode(self) -> str:
         """Return the request as JSON."""
@@ -50,11 +42,7 @@ class SessionRequest:
 
     @classmethod
     def decode(cls, text: str) -> SessionRequest:
-        """Parse the result of `encode`.
-
-        Raises:
-            DeviceError: The text is malformed, or a number in it is out of range.
-        """
+        """Parse the result of `encode`."""
         with jsonfile.translate_json_errors("the request is not a session request of tvmconv", DeviceError):
             data = jsonfile.parse_json(text)
             request: SessionRequest = data.decode(cls)
@@ -100,13 +88,7 @@ def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
 
 
 def decode_executable(header: str, code: bytes) -> tuple[Executable, float | None]:
-    """Parse the executable and the best time that `encode_executable` wrote.
-
-    Raises:
-        CompileError: A tensor map is not supported.
-        DeviceError: The header is malformed, a number in it is out of range, a tensor map is not a parameter, or the
-            size of the code differs from the header.
-    """
+    """Parse the executable and the best time that `encode_executable` wrote."""
     with jsonfile.translate_json_errors("the data are not an executable of tvmconv", DeviceError):
         return _parse_executable(jsonfile.parse_json(header), code)
 
@@ -133,14 +115,7 @@ def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float
 
 
 def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> CompiledKernel:
-    """Parse a device function.
-
-    Args:
-        data: Result of `_kernel_to_dict`.
-        codes: Distinct codes of the executable.
-        num_arrays: Number of arguments of the executable.
-        num_buffers: Number of arguments and workspace arrays.
-    """
+    """Parse a device function."""
     data = data.rename_members(compat.KERNEL_KEYS)
     name = data["name"].decode(str)
     arguments = tuple(index.decode_integer(0, num_buffers - 1) for index in data["arguments"].elements())
@@ -200,11 +175,7 @@ def encode_result(result: RunnerResult) -> str:
 
 
 def decode_result(text: str) -> RunnerResult:
-    """Parse the result that `encode_result` wrote.
-
-    Raises:
-        DeviceError: The text is malformed, or a time is impossible.
-    """
+    """Parse the result that `encode_result` wrote."""
     with jsonfile.translate_json_errors("the worker's answer is not a result of tvmconv", DeviceError):
         data = jsonfile.parse_json(text)
         result: RunnerResult = data.decode(RunnerResult)

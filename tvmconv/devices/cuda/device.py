@@ -43,11 +43,7 @@ class CudaDevice(NvidiaGpu):
 
 
 def list_cuda_devices() -> list[CudaDevice]:
-    """Return all NVIDIA GPUs, at least one.
-
-    Raises:
-        DeviceNotFoundError: There is none; the error has the reason and a remedy.
-    """
+    """Return all NVIDIA GPUs, at least one."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:

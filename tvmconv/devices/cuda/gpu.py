@@ -14,13 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NvidiaGpu(Device):
-    """An NVIDIA GPU.
+    """An NVIDIA GPU."""
 
-    Attributes:
-        index: Device index of CUDA.
-    """
-
-    index: int
+    index: int  # device index of CUDA
 
     kind: ClassVar[str] = "cuda"
 

@@ -84,13 +84,10 @@ class CudaLoadedKernel(LoadedKernel):
     ) -> BoundKernel:
         """Prepare launches on arrays at given addresses; call it within `translate_errors`.
 
-        Args:
-            pointers: Addresses of the executable's `arrays`, in their order.
-            stream: Handle of the stream to launch on.
-            workspace: Addresses of the executable's workspace arrays; by default new memory filled with NaN.
-            use_pdl: Let a device function begin before its predecessor has ended if it supports this.
-            has_predecessor: Whether another kernel is launched right before, which the first device function may
-                overlap.
+        `pointers`: addresses of the executable's `arrays`, in their order.
+        `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
+        `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
+        `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
         """
         return BoundKernel(
             self.executable,
@@ -262,14 +259,6 @@ def translate_errors(device: NvidiaGpu, context: str = "") -> Iterator[None]:
     """Make a GPU the current device, and add its name to CUDA errors of the block.
 
     A kernel fault such as an illegal address makes the CUDA context of the process unusable.
-
-    Args:
-        device: GPU to use.
-        context: Text that is appended to messages.
-
-    Raises:
-        DeviceLostError: The CUDA context is unusable.
-        DeviceError: Another CUDA error occurred.
     """
     from cuda.bindings import runtime
 

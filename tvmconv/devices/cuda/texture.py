@@ -22,16 +22,10 @@ class TextureObject:
     Fetches return single elements at unnormalized coordinates, and zero outside. The object uses the array's memory if
     it meets the alignment of texture units, and otherwise a copy with padded rows, on the current device.
 
-    Attributes:
-        handle: Texture object as a kernel parameter.
     """
 
     def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
-        """Create the object, and queue a copy of the array on the stream if the alignment requires one.
-
-        Raises:
-            DeviceError: The array exceeds the texture limits of the device, or memory ran out.
-        """
+        """Create the object, and queue a copy of the array on the stream if the alignment requires one."""
         from cuda.bindings import runtime
 
         height, width = array.shape[0], math.prod(array.shape[1:])

@@ -13,23 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One file of an export.
-
-    Attributes:
-        name: File name.
-        description: Short description for the README.
-        kinds: Kinds of devices that have such a file.
-        write: Function `f(kernel, path)`; raises `CompileError` if the file cannot be made for the kernel.
-        example: Function `f(description)` from the content of `kernel.json` to Markdown paragraphs with an example of
-            a call; None for no example.
-        order: Position among the files. Examples appear in reverse order, so that the simplest call is the first.
-        optional: Whether the export continues if the file cannot be made.
-    """
+    """One file of an export."""
 
     name: str
-    description: str
-    kinds: tuple[str, ...]
+    description: str  # short description for the README
+    kinds: tuple[str, ...]  # kinds of devices that have such a file
+    # Function `f(kernel, path)`; raises `CompileError` if the file cannot be made for the kernel.
     write: Callable[[Kernel, Path], None]
+    # Function `f(description)` from the content of `kernel.json` to Markdown paragraphs with an example of a call;
+    # None for no example.
     example: Callable[[Mapping[str, Any]], list[str]] | None
-    order: int
-    optional: bool = False
+    order: int  # position among the files. Examples appear in reverse order, so that the simplest call is the first
+    optional: bool = False  # whether the export continues if the file cannot be made

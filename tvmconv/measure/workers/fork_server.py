@@ -38,12 +38,7 @@ class BuilderForkServer:
     def fork(self, module: str, descriptor: int) -> ForkedProcess:
         """Fork a process that runs `main` of a module, after everything is loaded.
 
-        Args:
-            module: Full name of the module.
-            descriptor: File descriptor of the process's end of a pipe.
-
-        Raises:
-            Error: The fork server has ended.
+        `descriptor`: file descriptor of the process's end of a pipe.
         """
         with self._lock:
             try:

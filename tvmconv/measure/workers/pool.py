@@ -176,23 +176,15 @@ def keep_workers_alive() -> Iterator[None]:
 def prestart(module: str, pool_key: str, num_workers: int, first_message: object = None) -> None:
     """Start processes for the pool; call it only within a block of `keep_workers_alive`.
 
-    Args:
-        module: Module whose `main` they run.
-        pool_key: Key of interchangeable processes, as for `release`.
-        num_workers: Required number of pooled processes, including existing ones.
-        first_message: First message to each process; None for no message.
+    `num_workers`: required number of pooled processes, including existing ones.
+    `first_message`: first message to each process; None for no message.
     """
     for _ in range(num_workers - _pool.count_idle(pool_key)):
         _pool.prestart(pool_key, module, first_message)
 
 
 def wait_for_worker(pool_key: str, timeout: float) -> bool:
-    """Wait until a pooled process is started, and return whether there is one within the timeout.
-
-    Args:
-        pool_key: Key of interchangeable processes, as for `release`.
-        timeout: Timeout in seconds.
-    """
+    """Wait until a pooled process is started, and return whether there is one within the timeout."""
     return _pool.wait_for_worker(pool_key, timeout)
 
 
@@ -207,19 +199,13 @@ def start_worker(module: str, environment: Mapping[str, str] | None, temp_dir_va
 
 
 def acquire(pool_key: str) -> WorkerProcess | None:
-    """Take a process from the pool, which may still be busy with a job of its previous owner; None if there is none.
-
-    Args:
-        pool_key: Key of interchangeable processes, as for `release`.
-    """
+    """Take a process from the pool, which may still be busy with a job of its previous owner; None if there is none."""
     return _pool.acquire(pool_key)
 
 
 def release(pool_key: str, child: WorkerProcess) -> bool:
     """Return a process to the pool; the result is False if the caller must end it instead.
 
-    Args:
-        pool_key: Key of interchangeable processes.
-        child: Process that was started; its queued jobs are cancelled.
+    `child`: process that was started; its queued jobs are cancelled.
     """
     return _pool.release(pool_key, child)

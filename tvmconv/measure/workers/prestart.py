@@ -14,9 +14,7 @@ from tvmconv.measure.workers import pool
 def prestart_workers(num_builders: int | None, devices: Iterable[Device]) -> None:
     """Start builder processes and the runner processes of local GPUs, within `pool.keep_workers_alive`.
 
-    Args:
-        num_builders: Number of builders; that of a `Measurer` by default.
-        devices: Devices to measure on.
+    `num_builders`: number of builders; that of a `Measurer` by default.
     """
     for device in devices:  # first, because builders have to wait for the loading of TVM
         if device.kind == "cuda" and not device.text.startswith("rpc:"):

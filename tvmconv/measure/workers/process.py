@@ -72,17 +72,10 @@ class WorkerProcess:
     The operating system ends the process together with the thread that started it, so that thread must live as long.
     Standard error of the process is kept as far as it fits into a pipe, because libraries report there why they abort.
 
-    Args:
-        module: Full name of the module.
-        environment: Environment variables in addition to those of this process.
-        temp_dir_variable: Environment variable for a temporary directory of the process; None for no directory.
-        fork_server: Fork server, whose environment the process has; None starts the process from scratch.
+    `environment`: environment variables in addition to those of this process.
+    `temp_dir_variable`: environment variable for a temporary directory of the process; None for no directory.
+    `fork_server`: fork server, whose environment the process has; None starts the process from scratch.
 
-    Attributes:
-        is_used: Whether the process has been given work.
-
-    Raises:
-        HostError: The process does not start.
     """
 
     def __init__(
@@ -156,11 +149,7 @@ class WorkerProcess:
         self._outbox.put(pickle.dumps(message))
 
     def receive_messages(self) -> list[Any]:
-        """Return the received messages.
-
-        Raises:
-            EOFError: There are no messages, and the process has ended.
-        """
+        """Return the received messages."""
         messages: list[Any] = []
         try:
             while self.connection.poll():

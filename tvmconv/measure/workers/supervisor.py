@@ -31,34 +31,21 @@ class ExitCause(Enum):
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Limits of a process.
+    """Limits of a process."""
 
-    Attributes:
-        start_seconds: Time limit of the start.
-        job_seconds: Time limit of one job.
-        memory_bytes: Limit of resident memory; None for a process that limits itself.
-    """
-
-    start_seconds: float
-    job_seconds: float
-    memory_bytes: float | None = None
+    start_seconds: float  # time limit of the start
+    job_seconds: float  # time limit of one job
+    memory_bytes: float | None = None  # limit of resident memory; None for a process that limits itself
 
 
 @dataclass(frozen=True)
 class ExitInfo:
-    """Description of the end of a process, which is also the result of a job that caused it.
-
-    Attributes:
-        cause: Reason for the end.
-        reason: One-line description.
-        seconds: Time since the start of the current job.
-        was_ready: Whether the process had started successfully.
-    """
+    """Description of the end of a process, which is also the result of a job that caused it."""
 
     cause: ExitCause
     reason: str
-    seconds: float
-    was_ready: bool
+    seconds: float  # time since the start of the current job
+    was_ready: bool  # whether the process had started successfully
 
 
 @dataclass(frozen=True)
@@ -80,20 +67,13 @@ class SupervisedWorker:
     used instead of a new one. It may still be busy with a job of its previous owner, whose answer is discarded. If that
     job takes long or ends the process, a new process replaces it without counting as a failure.
 
-    Args:
-        module: Module whose `main` runs in the process.
-        make_init_message: Function that makes the initial message.
-        limits: Limits of the process.
-        exit_messages: Text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
-        environment: Additional environment variables.
-        temp_dir_variable: Environment variable for a temporary directory of the process.
-        pool_key: Key of processes that can replace one another after a new initial message; None if the process accepts
-            only one initial message.
+    `exit_messages`: text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
+    `temp_dir_variable`: environment variable for a temporary directory of the process.
+    `pool_key`: key of processes that can replace one another after a new initial message; None if the process accepts
+        only one initial message.
 
-    Attributes:
-        worker_process: The process, alive or not.
-        is_ready: Whether it accepts jobs.
-        exit_info: Description of its end; None before.
+    `is_ready`: whether it accepts jobs.
+    `exit_info`: description of its end; None before.
     """
 
     def __init__(
