@@ -68,9 +68,9 @@ def test_process_that_did_not_start_ahead_is_started_when_needed(monkeypatch):
 
     with pool.keep_workers_alive():
         monkeypatch.setattr(pool, "WorkerProcess", fails)
-        pool.prestart("obedient", "a kind", 1)
-        assert pool.acquire("a kind") is None
-        pool.prestart("obedient", "a kind", 1)  # nor is it in the way at the end
+        pool.shared.prestart("obedient", "a kind", 1)
+        assert pool.shared.acquire("a kind") is None
+        pool.shared.prestart("obedient", "a kind", 1)  # nor is it in the way at the end
 
 
 def test_no_place_for_temporary_files_is_a_fault_of_the_host(monkeypatch):

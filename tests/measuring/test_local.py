@@ -12,8 +12,8 @@ from processes import wait_for
 
 import tvmconv as tc
 from tvmconv.compiler.device_lowering import lower_module
-from tvmconv.measure import local_runner, runner_process
-from tvmconv.measure.local_runner import LocalRunner
+from tvmconv.measure import runner as runners
+from tvmconv.measure import runner_process
 from tvmconv.measure.results import ErrorKind
 from tvmconv.measure.runner_process import RunnerSetup, WarmUpMessage
 from tvmconv.measure.workers.supervisor import MAX_FAILED_STARTS
@@ -21,8 +21,8 @@ from tvmconv.measure.workers.supervisor import MAX_FAILED_STARTS
 
 @pytest.fixture
 def runner(opencl, monkeypatch):
-    monkeypatch.setattr(local_runner, "RETRY_SECONDS", 0.0)
-    made = LocalRunner(opencl, tc.Problem(WORKLOAD), timeout_seconds=20.0, memory_limit_bytes=1 << 30)
+    monkeypatch.setattr(runners, "RETRY_SECONDS", 0.0)
+    made = runners.LocalRunner(opencl, tc.Problem(WORKLOAD), timeout_seconds=20.0, memory_limit_bytes=1 << 30)
     yield made
     made.close()
 
@@ -65,7 +65,7 @@ def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
 
 
 def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
-    runner.device = replace(opencl, text="opencl:99")
+    runner._device = replace(opencl, text="opencl:99")
     runner._process.worker_process._process.kill()
     with pytest.raises(tc.DeviceError, match="opencl:99 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])

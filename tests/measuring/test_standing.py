@@ -15,11 +15,11 @@ from processes import children, wait_for
 
 import tvmconv as tc
 from tvmconv.measure.builder_pool import BUILDER_MODULE
-from tvmconv.measure.local_runner import RUNNER_PROCESS_MODULE
 from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.runner import RUNNER_PROCESS_MODULE
 from tvmconv.measure.runner_process import WarmUpMessage
-from tvmconv.measure.workers import supervisor
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart
+from tvmconv.measure.workers import pool, supervisor
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.measure.workers.supervisor import Job, SupervisedWorker, WorkerLimits
 from tvmconv.registry import find_schedule as find_schedule
@@ -49,7 +49,7 @@ def serving(ours):
     def pids():
         found = {pid: Path(f"/proc/{pid}") for pid in ours()}
         served = {pid for pid, path in found.items() if b"import serve" in (path / "cmdline").read_bytes()}
-        parents = {int((path / "stat").read_text().rpartition(")")[2].split()[1]) for path in found.values()}
+        parents = {int((found[pid] / "stat").read_text().rpartition(")")[2].split()[1]) for pid in served}
         return served - parents
 
     return pids
@@ -159,7 +159,7 @@ def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
 
 def test_process_that_began_early_gets_its_own_message_first(ours):
     with keep_workers_alive():
-        prestart("obedient", "obedient", 1, ("say", "awake"))
+        pool.shared.prestart("obedient", "obedient", 1, ("say", "awake"))
         process = SupervisedWorker(
             "obedient", lambda: ("say", "hello"), WorkerLimits(60.0, 60.0), {}, pool_key="obedient"
         )
@@ -172,14 +172,14 @@ def test_process_that_began_early_gets_its_own_message_first(ours):
 def test_process_never_taken_ends_with_the_last_block(ours):
     with keep_workers_alive():
         with keep_workers_alive():
-            prestart("obedient", "obedient", 3)
+            pool.shared.prestart("obedient", "obedient", 3)
         assert wait_for(lambda: len(ours()) == 3)
     assert ours() == set()
 
 
 def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     begun = []
-    monkeypatch.setattr("tvmconv.measure.workers.pool.prestart", lambda *what: begun.append(what))
+    monkeypatch.setattr(pool.shared, "prestart", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
     prestart_workers(3, [opencl, gpu, far])
     assert begun == [(RUNNER_PROCESS_MODULE, "cuda:1", 1, WarmUpMessage("cuda:1")), (BUILDER_MODULE, BUILDER_MODULE, 3)]
@@ -203,7 +203,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
 
     monkeypatch.setattr("tvmconv.measure.workers.pool.BuilderForkServer", Loading)
     with keep_workers_alive():
-        prestart(BUILDER_MODULE, BUILDER_MODULE, 3)
+        pool.shared.prestart(BUILDER_MODULE, BUILDER_MODULE, 3)
         assert forking.wait(DEADLINE)
         start = time.monotonic()
     assert stopped.is_set()

@@ -61,8 +61,10 @@ def build_all(
         ]
     timed_out = BuilderResult(None, ErrorKind.BUILD_TIMEOUT, NO_TIME_MESSAGE)
     if deadline is not None:
-        pool.prestart(BUILDER_MODULE, BUILDER_MODULE, pool_size)
-        if not pool.wait_for_worker(BUILDER_MODULE, (deadline.cut_off if num_needed else deadline).remaining_seconds):
+        pool.shared.prestart(BUILDER_MODULE, BUILDER_MODULE, pool_size)
+        if not pool.shared.wait_for_worker(
+            BUILDER_MODULE, (deadline.cut_off if num_needed else deadline).remaining_seconds
+        ):
             return [timed_out] * len(inputs)
     builder_pool, results = BuilderPool(setup, pool_size, BUILD_SECONDS), dict[int, BuilderResult]()
     try:

@@ -14,8 +14,8 @@ from tvmconv import workloads
 from tvmconv.devices import Device, rpc
 from tvmconv.errors import DeviceError
 from tvmconv.measure import serialization
-from tvmconv.measure.local_runner import LocalRunner
 from tvmconv.measure.results import RunnerResult
+from tvmconv.measure.runner import LocalRunner
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.tempdir import ProcessTempDir
 from tvmconv.verification import Problem

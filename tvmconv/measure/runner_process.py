@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from tvmconv.errors import CompileError, describe_error
 from tvmconv.measure.phase_timer import PhaseTimer
 from tvmconv.measure.results import ErrorKind, RunnerResult
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
+from tvmconv.tempdir import ProcessTempDir
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -103,6 +106,8 @@ def main(connection: Connection) -> None:
             try:
                 if benchmark:
                     benchmark.close()
+                if setup.device.startswith("opencl"):
+                    _keep_pocl_cache_private()
                 device = devices.find_device(setup.device)
                 benchmark = device.create_benchmark(setup.inputs, setup.reference)
                 if control := setup.control_executable:
@@ -122,3 +127,11 @@ def main(connection: Connection) -> None:
         except DeviceLostError as error:
             connection.send(FinalMessage(RunnerResult(error=ErrorKind.RUNTIME, message=get_first_line(error))))
             return
+
+
+@functools.cache
+def _keep_pocl_cache_private() -> ProcessTempDir:
+    """Give PoCL a folder that goes with this process; it would keep compiled kernels, which are never reused."""
+    folder = ProcessTempDir("tvmconv-")
+    os.environ["POCL_KERNEL_CACHE"], os.environ["POCL_CACHE_DIR"] = "0", str(folder.path)
+    return folder

@@ -88,13 +88,12 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End the process if it is alive."""
-        if self._status is None:
-            self._status = self._fork_server.end_process(self.pid)
+        self.wait()
 
     def wait(self) -> int:
         """End the process and return its exit status."""
-        self.kill()
-        assert self._status is not None
+        if self._status is None:
+            self._status = self._fork_server.end_process(self.pid)
         return self._status
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tvmconv.devices import Device
 from tvmconv.measure import builder_pool
-from tvmconv.measure.local_runner import RUNNER_PROCESS_MODULE
+from tvmconv.measure.runner import RUNNER_PROCESS_MODULE
 from tvmconv.measure.runner_process import WarmUpMessage
 from tvmconv.measure.workers import pool
 
@@ -18,6 +18,6 @@ def prestart_workers(num_builders: int | None, devices: Iterable[Device]) -> Non
     """
     for device in devices:  # first, because builders have to wait for the loading of TVM
         if device.kind == "cuda" and not device.text.startswith("rpc:"):
-            pool.prestart(RUNNER_PROCESS_MODULE, device.text, 1, WarmUpMessage(device.text))
+            pool.shared.prestart(RUNNER_PROCESS_MODULE, device.text, 1, WarmUpMessage(device.text))
     module = builder_pool.BUILDER_MODULE
-    pool.prestart(module, module, builder_pool.resolve_num_workers(num_builders))
+    pool.shared.prestart(module, module, builder_pool.resolve_num_workers(num_builders))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.process import FinalMessage, WorkerProcess
@@ -48,8 +48,7 @@ class ExitInfo:
     was_ready: bool  # whether the process had started successfully
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A message to the process with the tag of its answer."""
 
     tag: int
@@ -68,7 +67,6 @@ class SupervisedWorker:
     job takes long or ends the process, a new process replaces it without counting as a failure.
 
     `exit_messages`: text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
-    `temp_dir_variable`: environment variable for a temporary directory of the process.
     `pool_key`: key of processes that can replace one another after a new initial message; None if the process accepts
         only one initial message.
 
@@ -82,21 +80,17 @@ class SupervisedWorker:
         make_init_message: Callable[[], object],
         limits: WorkerLimits,
         exit_messages: Mapping[ExitCause, str],
-        environment: Mapping[str, str] | None = None,
-        temp_dir_variable: str | None = None,
         pool_key: str | None = None,
     ) -> None:
         self._module = module
         self._make_init_message = make_init_message
         self._limits = limits
         self._exit_messages = exit_messages
-        self._environment = environment
-        self._temp_dir_variable = temp_dir_variable
         self._pool_key = pool_key
         self._jobs: deque[Job] = deque()
         self._failed_starts = 0
         self.exit_info: ExitInfo | None = None
-        self._start(pool.acquire(pool_key) if pool_key else None)
+        self._start(pool.shared.acquire(pool_key) if pool_key else None)
 
     @property
     def num_free_slots(self) -> int:
@@ -162,14 +156,12 @@ class SupervisedWorker:
         if not self.exit_info:
             self.exit_info = ExitInfo(ExitCause.FINAL_MESSAGE, "", self.elapsed_seconds, self.is_ready)
             key = self._pool_key if self.is_ready and self._is_small() else None
-            if key is None or not pool.release(key, self.worker_process):
+            if key is None or not pool.shared.release(key, self.worker_process):
                 self.worker_process.kill()
 
     def _start(self, reused_process: WorkerProcess | None = None) -> None:
         """Take a pooled process or start a new one, and send the initial message."""
-        self.worker_process = reused_process or pool.start_worker(
-            self._module, self._environment, self._temp_dir_variable
-        )
+        self.worker_process = reused_process or pool.shared.start_worker(self._module)
         self._is_reused, self.worker_process.is_used = self.worker_process.is_used, True
         try:
             self.worker_process.send(self._make_init_message())
