@@ -1,9 +1,10 @@
-"""NVIDIA architectures as compilation targets without a GPU."""
+"""NVIDIA GPUs, and their architectures as compilation targets without a GPU."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tvmconv import gpu_specs
@@ -57,6 +58,19 @@ class Arch(Device):
 
     def _refuse_to_run(self) -> NoReturn:
         raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
+
+
+@dataclass(frozen=True)
+class NvidiaGpu(Device):
+    """An NVIDIA GPU, local or remote."""
+
+    index: int  # device index of CUDA
+
+    kind: ClassVar[str] = "cuda"
+
+    def make_target(self) -> Target:
+        """Return the CUDA target of this GPU's architecture."""
+        return make_cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)
 
 
 def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:

@@ -23,8 +23,7 @@ from tvmconv import compat
 from tvmconv.errors import RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.lines import InvalidLines, LogLine, read_lines
-from tvmconv.logs.record import MAX_ELAPSED_SECONDS, MAX_SECONDS, MIN_SECONDS, ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import MAX_ELAPSED_SECONDS, MAX_SECONDS, MIN_SECONDS, ErrorKind, Record, RecordKey
 from tvmconv.workloads import Conv, Workload
 
 _CONFIG = b', "config": '

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tvmconv.errors import RecordError
 from tvmconv.logs.header_scan import ScannedLine, parse_medians, scan_log
 from tvmconv.logs.lines import InvalidLines, read_line
-from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import ErrorKind, Record, RecordKey
 from tvmconv.workloads import Workload
 
 _BATCH = 4096  # number of costs that are parsed at once

@@ -27,8 +27,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.logs.index import LogIndex, index_log, index_records
 from tvmconv.logs.lines import InvalidLines
-from tvmconv.logs.record import Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import Record, RecordKey
 from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.suites import SuiteVariant
 from tvmconv.workloads.text import quote
@@ -220,20 +219,6 @@ class RecordIndex:
         yield from self.iterate_by_device_match(workload, device)
         if isinstance(workload, Conv) and workload.epilogue:
             yield from self.iterate_by_device_match(SuiteVariant(epilogue=()).apply_to(workload), device)
-
-
-def iterate_by_device_match(
-    paths: LogPaths, workload: Workload, device: Device, schedule: str | None = None
-) -> Iterator[tuple[DeviceMatch, Record]]:
-    """Yield the records of `RecordIndex.iterate_by_device_match` for logs; raise Error if one cannot be read."""
-    yield from RecordIndex(paths, workload).iterate_by_device_match(workload, device, schedule)
-
-
-def iterate_applicable_records(
-    paths: LogPaths, workload: Workload, device: Device
-) -> Iterator[tuple[DeviceMatch, Record]]:
-    """Yield the records of `RecordIndex.iterate_applicable_records` for logs; raise Error if one cannot be read."""
-    yield from RecordIndex(paths, workload).iterate_applicable_records(workload, device)
 
 
 def _index_logs(paths: LogPaths, workload: Workload | None) -> KeyedIndexes:

@@ -10,8 +10,7 @@ from pathlib import Path
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.ranking import index_logs_by_workload, iterate_fastest_first
-from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record, RecordKey
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tvmconv import compat
 from tvmconv.errors import RecordingError
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import RecordKey
 from tvmconv.search.recorded_space import RecordedSpaceRunner, RecordedTrial, load_recorded_space
 from tvmconv.space import Value
 

@@ -14,7 +14,7 @@ from tvmconv.optional_packages import format_install_command
 
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import Executable
-    from tvmconv.devices.cuda.gpu import NvidiaGpu
+    from tvmconv.devices.arch import NvidiaGpu
 
 
 @dataclass(frozen=True)

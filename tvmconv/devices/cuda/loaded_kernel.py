@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.devices.arch import NvidiaGpu
 from tvmconv.devices.cuda.dlpack import import_dlpack
 from tvmconv.devices.cuda.function import CudaFunction, ParameterValue
-from tvmconv.devices.cuda.gpu import NvidiaGpu
 from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_between_events, time_buffer_sets
 from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 from tvmconv.devices.cuda.texture import TextureObject

@@ -21,7 +21,6 @@ class TextureObject:
 
     Fetches return single elements at unnormalized coordinates, and zero outside. The object uses the array's memory if
     it meets the alignment of texture units, and otherwise a copy with padded rows, on the current device.
-
     """
 
     def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
