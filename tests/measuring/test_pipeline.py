@@ -8,9 +8,8 @@ from faulty_schedules import SCHEDULE, WORKLOAD
 import tvmconv as tc
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.measure.builder import BuilderResult, BuilderSetup
-from tvmconv.measure.phase_timer import PhaseMeans
 from tvmconv.measure.pipeline import MAX_UNEXPLAINED_FAILURES, MeasureCandidate, MeasurePipeline
-from tvmconv.measure.results import ErrorKind, RunnerResult
+from tvmconv.measure.results import ErrorKind, PhaseMeans, RunnerResult
 
 
 class Builders:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmconv.errors import CompileError, ScheduleFailure, describe_error
-from tvmconv.measure.phase_timer import PhaseTimer
-from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.results import ErrorKind, PhaseTimer
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.tvm_import import import_tvm
 

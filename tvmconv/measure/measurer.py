@@ -20,9 +20,8 @@ from tvmconv.devices.rpc import RPCDevice
 from tvmconv.errors import DeviceError, Error, ScheduleError
 from tvmconv.measure.builder import BuilderSetup
 from tvmconv.measure.builder_pool import BuilderPool, resolve_num_workers
-from tvmconv.measure.phase_timer import PhaseMeans
 from tvmconv.measure.pipeline import MeasureCandidate, MeasurePipeline
-from tvmconv.measure.results import MeasureResult
+from tvmconv.measure.results import MeasureResult, PhaseMeans
 from tvmconv.measure.rpc_runner import RPCRunner
 from tvmconv.measure.runner import LocalRunner, Runner
 from tvmconv.verification import Problem

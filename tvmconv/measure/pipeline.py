@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from tvmconv.errors import DeviceError, Error, HostError
 from tvmconv.measure import faults
 from tvmconv.measure.builder import BuilderResult, BuilderSetup
-from tvmconv.measure.phase_timer import PhaseMeans
-from tvmconv.measure.results import NUM_FINALISTS, ErrorKind, MeasureResult, RunnerResult
+from tvmconv.measure.results import NUM_FINALISTS, ErrorKind, MeasureResult, PhaseMeans, RunnerResult
 from tvmconv.measure.runner import Runner
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
-"""Results of measurements."""
+"""Results of measurements, and the times of their phases."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -13,6 +16,7 @@ from tvmconv.workloads import Workload
 
 NUM_FINALISTS, NUM_FINAL_ROUNDS = 5, 2  # number of fastest candidates in the final timing, and rounds of it
 MAX_EXTRA_FINAL_ROUNDS = 2  # further rounds of candidates whose rounds disagree
+PHASES = ("apply", "lower", "codegen", "compile", "queue", "load", "verify", "time")
 
 
 class ErrorKind(IntEnum):
@@ -81,3 +85,40 @@ class MeasureResult:
     def cost(self) -> float:
         """Seconds per launch; `math.inf` after an error."""
         return compute_cost_seconds(self.runner_result.error, self.runner_result.times)
+
+
+class PhaseTimer:
+    """A timer of phases.
+
+    `milliseconds`: duration of every entered phase by name, including failed ones.
+    """
+
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.milliseconds[name] = (time.perf_counter() - start) * 1e3
+
+
+class PhaseMeans:
+    """Mean milliseconds by phase over many trials."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def add(self, milliseconds: Mapping[str, float]) -> None:
+        """Add the phases of one trial."""
+        for phase, phase_ms in milliseconds.items():
+            self._sums[phase] += phase_ms
+            self._counts[phase] += 1
+
+    def compute_means(self) -> dict[str, float]:
+        """Return the mean over the trials that reached a phase, by phase in the order of `PHASES`."""
+        return {phase: self._sums[phase] / self._counts[phase] for phase in PHASES if self._counts[phase]}

@@ -15,8 +15,7 @@ import numpy as np
 from tvmconv import devices
 from tvmconv.devices.device import DeviceLostError, get_first_line
 from tvmconv.errors import CompileError, describe_error
-from tvmconv.measure.phase_timer import PhaseTimer
-from tvmconv.measure.results import ErrorKind, RunnerResult
+from tvmconv.measure.results import ErrorKind, PhaseTimer, RunnerResult
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.tempdir import ProcessTempDir
 
