@@ -13,7 +13,7 @@ from tvmconv.workloads import parse
 
 @pytest.fixture(scope="module")
 def loaded(gpu, lower_difference):
-    return gpu.load(lower_difference(gpu).program)
+    return gpu.load(lower_difference(gpu).executable)
 
 
 @pytest.mark.gpu
@@ -24,7 +24,7 @@ def test_numpy_in_numpy_out(loaded, vectors):
 
 @pytest.mark.gpu
 def test_elements_that_the_kernel_leaves_out_are_nan(gpu, lower_difference, vectors):
-    y = gpu.load(lower_difference(gpu, written=900).program).run(vectors[0])
+    y = gpu.load(lower_difference(gpu, written=900).executable).run(vectors[0])
     assert np.flatnonzero(np.isnan(y)).tolist() == list(range(900, 1000))
 
 

@@ -25,7 +25,7 @@ def find_linked_inputs(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]
     return [False, *(previous == following for previous, following in zip(outputs[:-1], inputs[1:], strict=True))]
 
 
-class KernelChain:
+class KernelChain(ExitStack):
     """Kernels with their arrays, in launch order.
 
     Every kernel has its own weights, other inputs and output, even if kernels are equal, so that the cache traffic is
@@ -44,6 +44,7 @@ class KernelChain:
         `executables`: executables in launch order; an object that occurs repeatedly is loaded once.
         `inputs`: all `arrays` of each executable except the output, including a first input that is not read.
         """
+        super().__init__()
         self._device = device
         self.executables = list(executables)
         self.reads_previous_output = find_linked_inputs(
@@ -72,13 +73,7 @@ class KernelChain:
                 for use_pdl, bound_kernels in self._bound_kernels.items():
                     bound_kernel = kernel.bind(pointers, self._stream, use_pdl=use_pdl, has_predecessor=index > 0)
                     bound_kernels.append(stack.enter_context(bound_kernel))
-            self._exit_stack = stack.pop_all()
-
-    def __enter__(self) -> KernelChain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.push(stack.pop_all())
 
     def run(self, *, use_pdl: bool = False) -> list[NDArray[Any]]:
         """Launch all kernels once, on outputs filled with NaN, and return the output of each.
@@ -106,10 +101,6 @@ class KernelChain:
             graph = CudaGraph(self._stream, 1, lambda _: self._launch_all(use_pdl))
             samples = time_replay(graph.replay, self._stream, seconds)
         return make_chain_timing(samples, len(self.executables))
-
-    def close(self) -> None:
-        """Free the GPU's memory."""
-        self._exit_stack.close()
 
     def _launch_all(self, use_pdl: bool) -> None:
         for bound in self._bound_kernels[use_pdl]:
