@@ -35,6 +35,14 @@ def bench(device, vectors):
     made.close()
 
 
+def test_parameters_go_where_the_device_function_wants_them(device, lower_difference, vectors):
+    inputs, expected = vectors
+    assert lower_difference(device).kernels[0].arguments == (1, 0, 2)
+    np.testing.assert_allclose(device.load(lower_difference(device).executable).run(inputs), expected, rtol=1e-6)
+    y = device.load(lower_difference(device, written=900).executable).run(inputs)
+    assert np.flatnonzero(np.isnan(y)).tolist() == list(range(900, 1000))
+
+
 def test_unwritten_element_is_nan_even_after_a_right_kernel(device, bench, lower_difference):
     assert math.isfinite(bench.measure_relative_error(device.load(lower_difference(device).executable)))
     assert math.isnan(bench.measure_relative_error(device.load(lower_difference(device, written=999).executable)))

@@ -16,12 +16,13 @@ from tvmconv.measure import runner as runners
 from tvmconv.measure import runner_process
 from tvmconv.measure.results import ErrorKind
 from tvmconv.measure.runner_process import RunnerSetup, WarmUpMessage
-from tvmconv.measure.workers.supervisor import MAX_FAILED_STARTS
+from tvmconv.measure.workers import supervisor
 
 
 @pytest.fixture
 def runner(opencl, monkeypatch):
     monkeypatch.setattr(runners, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 2)
     made = runners.LocalRunner(opencl, tc.Problem(WORKLOAD), timeout_seconds=20.0, memory_limit_bytes=1 << 30)
     yield made
     made.close()
@@ -47,7 +48,7 @@ def run(runner, programs):
 
 
 def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
-    crashes = MAX_FAILED_STARTS + 1
+    crashes = supervisor.MAX_FAILED_STARTS + 1
     errors = run(runner, [program(opencl), *[program(opencl, "out_of_bounds")] * crashes, program(opencl)])
     assert errors == [ErrorKind.NONE, *[ErrorKind.RUNTIME] * crashes, ErrorKind.NONE]
 

@@ -121,14 +121,7 @@ def test_message_that_is_none_is_one_line(decode, text):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": -1},
-        {"timeout_seconds": 0},
-        {"timeout_seconds": 1e308},
-        {"memory_limit_bytes": 0},
-        {"x": 1},
-    ],
+    "change", [{"seed": -1}, {"timeout_seconds": 0}, {"timeout_seconds": 1e308}, {"memory_limit_bytes": 0}, {"x": 1}]
 )
 def test_order_that_no_search_gives_is_refused(change):
     order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
