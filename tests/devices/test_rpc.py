@@ -123,7 +123,10 @@ SUMMARY_ANSWERS = {
     "failure": encoded([-1, "no"]),
     "length below zero": struct.pack("<i", -5),
     "length of 2 GiB": struct.pack("<i", (1 << 31) - 1),
+    "no UTF-8": encoded(b"\xff\xfe[]"),
     "no JSON": encoded(b"["),
+    "deep": encoded(b"[" * 100_000),
+    "400 digits": encoded(b"9" * 400),
     "cut off": encoded([0, {}])[:6],
 }
 
