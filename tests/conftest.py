@@ -71,7 +71,7 @@ def gpu():
 @pytest.fixture(scope="session")
 def _stood():
     """Processes that stand ready as long as tests run, for those alone that share them."""
-    stood = pool._IdleWorkerPool()
+    stood = pool.WorkerPool()
     stood.enter_context()
     yield stood
     stood.exit_context()
@@ -80,7 +80,7 @@ def _stood():
 @pytest.fixture
 def shared_processes(_stood, monkeypatch):
     """For tests that are not of how processes start and end: each takes those that the one before it has done with."""
-    monkeypatch.setattr(pool, "_pool", _stood)
+    monkeypatch.setattr(pool, "shared", _stood)
 
 
 @pytest.fixture
@@ -103,5 +103,5 @@ def instant(monkeypatch):
     """What stands in for the measurer of a search; no process is started for it ahead of time either."""
     instant = Instant()
     monkeypatch.setattr("tvmconv.search.search.Measurer", instant)
-    monkeypatch.setattr(pool, "prestart", lambda *_: None)
+    monkeypatch.setattr(pool.WorkerPool, "prestart", lambda *_: None)
     return instant

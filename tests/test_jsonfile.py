@@ -111,18 +111,9 @@ GOOD = {
     ("change", "message"),
     [
         ({"LABEL": "null"}, "layers[0].label: expected a text, got null"),
-        ({"CONFIG": "-1"}, "layers[0].result.rows[0].config: expected an object, got -1"),
-        ({"LAUNCH": "true"}, "layers[0].result.rows[0].launch: expected an object or null, got true"),
-        ({"WORKLOAD": "-1"}, "layers[0].result.workload: expected a text, got -1"),
         ({"WORKLOAD": '"conv2d:1"'}, "layers[0].result.workload: "),
-        (
-            {"TIMING": '{"seconds": ["x"], "method": "m", "cold": false}'},
-            'timing.seconds[0]: expected a number, got "x"',
-        ),
         ({"TIMING": '{"seconds": [], "method": "m", "cold": false}'}, "timing.seconds: expected at least one time"),
         ({"ROWS": "[]"}, "layers[0].result.rows: expected at least one row, got []"),
-        ({"NAME": "[]"}, "layers[0].result.rows[0].name: expected a text, got []"),
-        ({"GFLOPS": "{}"}, "layers[0].result.rows[0].gflops: expected a number or null, got {}"),
         ({"GFLOPS": "-1"}, "layers[0].result.rows[0].gflops: expected a number of at least 0, got -1"),
         ({"LABEL": "[" * 100_000}, "nested too deeply"),
     ],

@@ -18,23 +18,16 @@ MAX_START_SECONDS = 30.0  # longest plausible time from the start of a process t
 
 @dataclass(frozen=True)
 class Deadline:
-    """Point in time, by `time.monotonic`, at which work should end.
+    """Point in time, by `time.monotonic`, at which work should end."""
 
-    Attributes:
-        end_time: Time in seconds; infinite without a limit.
-        slack_seconds: Seconds after `end_time` until work in progress is aborted.
-    """
-
-    end_time: float = math.inf
-    slack_seconds: float = 0.0
+    end_time: float = math.inf  # time in seconds; infinite without a limit
+    slack_seconds: float = 0.0  # seconds after `end_time` until work in progress is aborted
 
     @classmethod
     def after(cls, seconds: float | None, started_at: float | None = None) -> Deadline:
         """Return the deadline of a time limit.
 
-        Args:
-            seconds: Time limit; None for no limit.
-            started_at: Time by `time.monotonic` from which the limit counts; now by default.
+        `started_at`: time by `time.monotonic` from which the limit counts; now by default.
         """
         if seconds is None:
             return cls()

@@ -6,6 +6,7 @@ All errors are `OSError` with the file name, so that callers report them like "N
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import os
 import stat
@@ -17,7 +18,6 @@ from pathlib import Path
 MAX_BYTES = 1 << 28  # default limit for a file that is read into memory, after decompression
 MAX_UNPACKED_BYTES = 1 << 32  # default limit for a compressed file that is read line by line
 GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK_BYTES = 1 << 20
 _KINDS: Mapping[int, str] = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -34,9 +34,6 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file or `/dev/null` for reading bytes.
 
     Pipes and devices are rejected: opening a pipe waits for a writer, and a device may have no end.
-
-    Raises:
-        OSError: The file cannot be opened, or it is a folder, a pipe, a device or a socket.
     """
     _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,13 +57,8 @@ def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpack: bool = False) -> bytes:
     """Return the content of a regular file.
 
-    Args:
-        path: Path of the file.
-        max_bytes: Maximum size of the file, and of its decompressed content.
-        unpack: Decompress the content if it begins with gzip's magic number.
-
-    Raises:
-        OSError: The file cannot be read, is not a regular file or is too large, or its gzip data are damaged.
+    `max_bytes`: maximum size of the file, and of its decompressed content.
+    `unpack`: decompress the content if it begins with gzip's magic number.
     """
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
@@ -76,24 +68,14 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpa
 
 
 def _decompress(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> bytes:
-    """Return the decompressed content of non-empty gzip data with one or several members."""
-    chunks, total_bytes = [], 0
+    """Return the decompressed content of gzip data with one or several members."""
     try:
-        while data:
-            inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            while not inflate.eof:
-                chunk = inflate.decompress(data, min(_CHUNK_BYTES, max_bytes + 1 - total_bytes))
-                data = inflate.unconsumed_tail or inflate.unused_data
-                chunks.append(chunk)
-                total_bytes += len(chunk)
-                if total_bytes > max_bytes:
-                    raise _make_too_large_error(path, max_bytes)
-                if not chunk and not data and not inflate.eof:
-                    raise zlib.error("the stream is truncated")
-            data = data.lstrip(b"\0")  # gzip allows zero padding behind a member
-    except zlib.error as error:
+        content = gzip.GzipFile(fileobj=io.BytesIO(data)).read(max_bytes + 1)
+    except (EOFError, OSError, zlib.error) as error:
         raise DamagedFileError(errno.EINVAL, f"the gzip data are damaged: {error}", os.fspath(path)) from error
-    return b"".join(chunks)
+    if len(content) > max_bytes:
+        raise _make_too_large_error(path, max_bytes)
+    return content
 
 
 def _make_too_large_error(path: str | os.PathLike[str], max_bytes: int) -> OSError:
@@ -115,45 +97,21 @@ def _format_size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes:,} bytes"
 
 
-class LimitedGzipFile(io.RawIOBase):
-    """Decompressing reader of a gzip file, which raises OSError when the content exceeds a limit.
-
-    Args:
-        path: Path of a regular file.
-        max_bytes: Maximum number of decompressed bytes.
-    """
+class LimitedGzipFile(gzip.GzipFile):
+    """Decompressing reader of a regular gzip file, which raises OSError when the content exceeds `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
-        import gzip
+        self._path, self._max_bytes, self._raw = path, max_bytes, open_regular(path)
+        super().__init__(fileobj=self._raw)
 
-        self._path, self._max_bytes, self._num_read_bytes = path, max_bytes, 0
-        self._raw = open_regular(path)
-        self._file = gzip.GzipFile(fileobj=self._raw)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to an offset in the decompressed data."""
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Decompress the next bytes into a buffer and return their number."""
-        data = self._file.read(len(buffer))
-        self._num_read_bytes += len(data)
-        if self._num_read_bytes > self._max_bytes:
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next decompressed bytes."""
+        data = super().read(self._max_bytes + 1 if size is None or size < 0 else size)
+        if self.tell() > self._max_bytes:
             raise _make_too_large_error(self._path, self._max_bytes)
-        buffer[: len(data)] = data
-        return len(data)
+        return data
 
     def close(self) -> None:
         """Close the file."""
-        if not self.closed:
-            self._file.close()
-            self._raw.close()
         super().close()
+        self._raw.close()

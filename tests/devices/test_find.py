@@ -13,23 +13,10 @@ from tvmconv.errors import DeviceError
 finding = importlib.import_module("tvmconv.devices.lookup")  # the package has the function under that name
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "gpu",
-        "cuda:",
-        "cuda:-1",
-        "opencl:x",
-        "opencl:" + "9" * 5000,
-        "opencl:٠",
-        "sm_9",
-        "sm_٩٠",
-        "sm_90:0",
-        "rpc:",
-        "CUDA:0",
-    ],
-)
+UNKNOWN = ("", "gpu", "cuda:", "cuda:-1", "opencl:x", "opencl:" + "9" * 5000, "opencl:٠")
+
+
+@pytest.mark.parametrize("text", [*UNKNOWN, "sm_9", "sm_٩٠", "sm_90:0", "rpc:", "CUDA:0"])
 def test_unknown_text_is_quoted_with_the_known_forms(text):
     forms = r"expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture .* sm_90"
     with pytest.raises(DeviceError, match=forms) as caught:
@@ -64,39 +51,33 @@ def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
         find_device("auto")
 
 
-def test_no_driver_is_told_with_the_remedy(no_driver):
-    with pytest.raises(DeviceError, match=r"no cuda device: no NVIDIA driver; install one .* or use opencl:0"):
-        find_device("cuda:0")
-
-
-def test_an_old_driver_is_told_with_its_version(monkeypatch, no_driver):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (0, r"no cuda device: no NVIDIA driver; install one .* or use opencl:0"),
+        (12040, r"driver is of CUDA 12\.4; update it"),
+    ],
+)
+def test_a_missing_or_old_driver_is_told_with_the_remedy(monkeypatch, no_driver, version, message):
     runtime = pytest.importorskip("cuda.bindings.runtime")
-    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
-    with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
+    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, version))
+    with pytest.raises(DeviceError, match=message):
         find_device("cuda:0")
-
-
-def test_missing_cuda_bindings_are_told_with_the_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(DeviceError, match=r'pip install "cuda-bindings==13\.\*"'):
-        find_device("cuda:0")
+    if version:  # `auto` replaces no GPU for want of a new driver
+        with pytest.raises(DeviceError, match=message):
+            find_device("auto")
 
 
 @pytest.mark.parametrize("has_driver", [True, False])
 def test_auto_replaces_no_gpu_for_want_of_cuda_bindings(monkeypatch, opencl, has_driver, tmp_path):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     monkeypatch.setattr(cuda, "DRIVER_FILES", (str(tmp_path / ("" if has_driver else "absent")),))
+    with pytest.raises(DeviceError, match=r'pip install "cuda-bindings==13\.\*"'):
+        find_device("cuda:0")
     if not has_driver:
         assert find_device("auto") == opencl
         return
     with pytest.raises(DeviceError, match=r"cuda-bindings does not import .* pip install \"cuda-bindings"):
-        find_device("auto")
-
-
-def test_auto_replaces_no_gpu_for_want_of_a_new_driver(monkeypatch, opencl, no_driver):
-    runtime = pytest.importorskip("cuda.bindings.runtime")
-    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
-    with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
         find_device("auto")
 
 

@@ -36,8 +36,7 @@ def test_a_replay_goes_through_all_buffer_sets_equally_often(clock):
 
 
 @pytest.mark.parametrize(
-    ("kernel_seconds", "replays"),
-    [(0.49, graphs.MIN_SLOW_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)],
+    ("kernel_seconds", "replays"), [(0.49, graphs.MIN_SLOW_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)]
 )
 def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replays):
     clock.take([kernel_seconds])
@@ -87,10 +86,8 @@ def test_a_warm_up_lasts_until_the_clocks_are_steady(waking, slow_seconds):
     assert graphs.WARM_UP_SECONDS <= waking.now < graphs.MAX_WARM_UP_SECONDS
 
 
-@pytest.mark.parametrize("slow_seconds", [0.0, 0.08, 0.18])
-def test_a_warm_up_after_idling_outlasts_low_clocks(waking, slow_seconds):
-    waking.slow_until = slow_seconds
-    replays = graphs.time_replays(
-        lambda launches: lambda: None, 0, launch_multiple=1, seconds=0.05, warm_up_seconds=graphs.IDLE_WARM_UP_SECONDS
-    )
+def test_a_warm_up_after_idling_outlasts_low_clocks(waking):
+    waking.slow_until = 0.18
+    warm_up = {"launch_multiple": 1, "seconds": 0.05, "warm_up_seconds": graphs.IDLE_WARM_UP_SECONDS}
+    replays = graphs.time_replays(lambda launches: lambda: None, 0, **warm_up)
     assert max(replays.seconds) == pytest.approx(1.3e-3)

@@ -41,17 +41,6 @@ def test_a_tracker_on_what_is_no_name_of_a_host_is_told_so(host):
         rpc.list_rpc_devices("key", (host, 9190))
 
 
-def test_something_else_than_a_tracker_is_told_so(listener):
-    def answer():
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(b"HTTP")
-
-    threading.Thread(target=answer, daemon=True).start()
-    with pytest.raises(DeviceError, match="is not a TVM RPC tracker"):
-        rpc.list_rpc_devices("key", listener.getsockname())
-
-
 def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
     with pytest.raises(DeviceError, match="no answer"):
@@ -67,13 +56,23 @@ def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeyp
         rpc.list_rpc_devices("key", ("127.0.0.1", 1))
 
 
-@pytest.mark.parametrize("change", [{"kind": "metal"}, {"cores": 3}])
-def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "metal"}, "the same version of tvmconv"),
+        ({"cores": 3}, "the same version of tvmconv"),
+        ({"max_threads_per_block": -1}, "max_threads_per_block"),
+        ({"name": 5}, "name"),
+        ({"l2_bytes": "x"}, "l2_bytes"),
+        ({"has_float16": 1}, "has_float16"),
+    ],
+)
+def test_a_worker_with_an_unknown_device_is_refused(monkeypatch, change, message):
     told = {**json.loads(rpc.describe_device(opencl.list_opencl_devices()[0])), **change}
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
     monkeypatch.setattr(rpc, "connect_worker", lambda tracker, key: None)
     monkeypatch.setattr(rpc, "read_description", lambda session: jsonfile.JsonValue(told))
-    with pytest.raises(DeviceError, match=r"a worker of rpc:key .*the same version of tvmconv"):
+    with pytest.raises(DeviceError, match=f"a worker of rpc:key .*{message}"):
         rpc.list_rpc_devices("key", ("127.0.0.1", 1))
 
 
@@ -103,7 +102,7 @@ def serve(listener):
             for data in answers:
                 connection, _ = listener.accept()
                 with connection:
-                    connection.sendall(connection.recv(4) + data)
+                    connection.sendall(b"HTTP" if data is None else connection.recv(4) + data)
                     connection.settimeout(5)
                     with contextlib.suppress(OSError):  # until the other side has read it
                         while connection.recv(1024):
@@ -117,16 +116,12 @@ def serve(listener):
 
 SUMMARY_ANSWERS = {
     "empty list": encoded([]),
-    "number": encoded(5),
+    "another greeting": None,
     "empty object": encoded([0, {}]),
-    "null": encoded([0, None]),
-    "text": encoded([0, "x"]),
-    "servers that are a number": encoded([0, {"server_info": 5}]),
     "servers that are numbers": encoded([0, {"server_info": [1, 2]}]),
     "server without a key": encoded([0, {"server_info": [{}]}]),
     "failure": encoded([-1, "no"]),
     "length below zero": struct.pack("<i", -5),
-    "length of zero": struct.pack("<i", 0),
     "length of 2 GiB": struct.pack("<i", (1 << 31) - 1),
     "no UTF-8": encoded(b"\xff\xfe[]"),
     "no JSON": encoded(b"["),
@@ -149,20 +144,7 @@ def test_summary_that_no_tracker_sends_is_refused(serve, monkeypatch, data):
             rpc.count_workers(address, "k")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        [0, None],
-        [0, ["h"]],
-        [0, ["h", "x", 5]],
-        [0, ["h", 0, "key"]],
-        [0, ["h", 1 << 16, "key"]],
-        [0, ["h", True, "key"]],
-        [1, "busy"],
-        [0, [5, 6, 7]],
-        [0],
-    ],
-)
+@pytest.mark.parametrize("answer", [[0], [0, ["h"]], [0, ["h", 0, "key"]], [0, ["h", 1 << 16, "key"]], [0, [5, 6, 7]]])
 def test_request_answer_that_no_tracker_sends_is_refused(serve, answer):
     with pytest.raises(DeviceError, match="is not a TVM RPC tracker"):
         rpc.connect_worker(serve(encoded(answer)), "k")
@@ -182,13 +164,3 @@ def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):
     threading.Thread(target=dribble, daemon=True).start()
     with pytest.raises(DeviceError, match="no answer within"):
         rpc.count_workers(listener.getsockname(), "k")
-
-
-@pytest.mark.parametrize("change", [{"max_threads_per_block": -1}, {"name": 5}, {"l2_bytes": "x"}, {"has_float16": 1}])
-def test_worker_with_an_impossible_device_is_refused(monkeypatch, change):
-    told = {**json.loads(rpc.describe_device(opencl.list_opencl_devices()[0])), **change}
-    monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "connect_worker", lambda tracker, key: None)
-    monkeypatch.setattr(rpc, "read_description", lambda session: jsonfile.JsonValue(told))
-    with pytest.raises(DeviceError, match=f"rpc:key .*{next(iter(change))}"):
-        rpc.list_rpc_devices("key", ("127.0.0.1", 1))

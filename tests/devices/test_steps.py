@@ -6,17 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from placed import lower_product_in_steps
-from steps import (
-    COLUMNS,
-    ROWS,
-    SCHEDULE,
-    WORKLOAD,
-    chain,
-    dynamic_sums,
-    lower_function,
-    products_then_sums,
-    row_sums,
-)
+from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, dynamic_sums, lower_function, products_then_sums, row_sums
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc

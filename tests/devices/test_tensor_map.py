@@ -86,8 +86,8 @@ def test_step_that_waits_by_itself_overlaps_unless_not_wanted(driver, bind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("overlap", [False, True])
-def test_what_tma_brings_is_multiplied(gpu, overlap):
+@pytest.mark.parametrize("use_pdl", [False, True])
+def test_what_tma_brings_is_multiplied(gpu, use_pdl):
     if gpu.arch != "sm_90":
         pytest.skip("wgmma is of sm_90 alone")
     from tvmconv.devices.cuda.loaded_kernel import DeviceArrays
@@ -97,7 +97,7 @@ def test_what_tma_brings_is_multiplied(gpu, overlap):
     output = np.empty(loaded.executable.output.shape, loaded.executable.output.dtype)
     with loaded.translate_errors(), DeviceArrays() as arrays:
         pointers = arrays.upload_all(problem.inputs, loaded.executable.output)
-        with loaded.bind(pointers, 0, overlap=overlap) as bound:
+        with loaded.bind(pointers, 0, use_pdl=use_pdl) as bound:
             for _ in range(10):
                 bound.launch()
             arrays.download(pointers[-1], output)

@@ -40,6 +40,10 @@ def examples(folder):
     return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
+def read_facts(folder):
+    return json.loads((folder / "kernel.json").read_text(encoding="utf-8"))
+
+
 def run_example(text, folder):
     """The output of an example, run as it stands in a fresh process without tvmconv."""
     command = [sys.executable, "-c", WITHOUT_TVMCONV + text + SAVE_OUTPUT]
@@ -75,7 +79,7 @@ def test_the_opencl_example_takes_bfloat16(tmp_path):
 def test_the_json_tells_all_steps_and_the_memory_between_them(tmp_path):
     kernel = tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90")
     export(kernel, tmp_path)
-    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    facts = read_facts(tmp_path)
     assert [step["function"] for step in facts["kernels"]] == [step.name for step in kernel.kernels]
     assert [sorted(step["parameters"]) for step in facts["kernels"]] == [["K", "X", "scratch0"], ["Y", "scratch0"]]
     assert [tuple(step["grid"]) for step in facts["kernels"]] == [step.launch.grid for step in kernel.kernels]
@@ -85,7 +89,7 @@ def test_the_json_tells_all_steps_and_the_memory_between_them(tmp_path):
 
 def test_the_json_and_the_readme_tell_dynamic_shared_memory(tmp_path):
     export(tc.build(steps.WORKLOAD, steps.DYNAMIC, arch="sm_90"), tmp_path)
-    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    facts = read_facts(tmp_path)
     assert (facts["shared_bytes"], facts["dynamic_shared_bytes"]) == (0, 60 << 10)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "61,440 bytes of dynamic shared memory" in page
@@ -94,18 +98,17 @@ def test_the_json_and_the_readme_tell_dynamic_shared_memory(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", [0, 1], ids=["tvm", "driver"])
-@pytest.mark.parametrize("schedule", [steps.SCHEDULE, steps.DYNAMIC], ids=["steps", "dynamic"])
-def test_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, which, schedule):
-    exported = export(tc.build(steps.WORKLOAD, schedule, arch=gpu.arch), tmp_path)
-    assert exported.library_error is None
-    assert error_of(run_example(examples(tmp_path)[which], tmp_path), steps.WORKLOAD) < 1e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("which", [0, 1], ids=["tvm", "driver"])
-def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which):
-    workload = tc.parse("conv2d:1x64x28x28,64x64x3x3,p1")
-    exported = export(tc.build(workload, "vthread", arch=gpu.arch), tmp_path)
+@pytest.mark.parametrize(
+    ("workload", "schedule"),
+    [
+        (steps.WORKLOAD, steps.SCHEDULE),
+        (steps.WORKLOAD, steps.DYNAMIC),
+        (tc.parse("conv2d:1x64x28x28,64x64x3x3,p1"), "vthread"),
+    ],
+    ids=["steps", "dynamic", "convolution"],
+)
+def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which, workload, schedule):
+    exported = export(tc.build(workload, schedule, arch=gpu.arch), tmp_path)
     assert exported.library_error is None
     assert error_of(run_example(examples(tmp_path)[which], tmp_path), workload) < 1e-5
 
@@ -128,7 +131,7 @@ def test_the_readme_tells_where_arguments_lie(tmp_path):
 def test_the_json_tells_all_that_a_call_needs(tmp_path):
     kernel = tc.build(SMALL, "tiling", arch="sm_90")
     export(kernel, tmp_path)
-    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    facts = read_facts(tmp_path)
     assert tuple(facts["grid"]) == kernel.launch.grid
     assert tuple(facts["block"]) == kernel.launch.block
     assert sorted(facts["parameters"]) == ["K", "X", "Y"]
@@ -155,13 +158,17 @@ def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted(exported.files)
 
 
-def test_a_readme_of_something_else_is_not_replaced(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("mine")
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
     with pytest.raises(tc.Error, match=r"README\.md does not belong to an exported kernel"):
         export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    assert list(tmp_path.iterdir()) == [page]
-    assert page.read_text() == "mine"
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
+    folder = tmp_path / "kernel"
+    export(tc.build(SMALL, "tiling", arch="sm_90"), folder)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: expected another folder"):
+        export(tc.build(SMALL, "tiling", device="opencl:0"), folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == files
 
 
 def test_without_a_compiler_to_link_with_the_rest_is_written(tmp_path, monkeypatch):
@@ -187,7 +194,7 @@ def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
 @needs_nvrtc
 def test_tensor_maps_are_told_as_data(tmp_path):
     export(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90"), tmp_path)
-    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    facts = read_facts(tmp_path)
     assert facts["target"] == {"kind": "cuda", "arch": "sm_90", "code": "sm_90a"}
     first, second = facts["kernels"]
     assert first["parameters"] == ["K", "X", "scratch0"]
@@ -240,11 +247,3 @@ def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "kernel.json").read_text())["kernels"][0]["cluster"] == [1, 1, 2]
     assert "__cluster_dims__(1, 1, 2)" in (tmp_path / "kernel.cu").read_text()
-
-
-def test_export_for_another_kind_of_device_is_refused(tmp_path):
-    export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: expected another folder"):
-        export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files

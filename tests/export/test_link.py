@@ -4,7 +4,7 @@ import sys
 from steps import SCHEDULE, WORKLOAD
 
 import tvmconv as tc
-from tvmconv.export.linker import link_library
+from tvmconv.export.formats.library import link_library
 
 # Stands in for the loader that TVM's CUDA runtime registers, and writes down what it is given.
 LOAD = """

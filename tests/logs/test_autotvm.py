@@ -24,42 +24,28 @@ def edited(line, args=None, **keys):
     return json.dumps(row)
 
 
-def test_a_direct_line_is_a_record_of_the_direct_schedule():
-    record = Record.parse(DIRECT)
-    assert record.workload == tc.parse("conv2d:1x640x7x7,128x640x1x1")
-    assert record.schedule == "direct"
-    assert (record.device, record.target) == ("titanx", "cuda -model=titanx")
-    assert record.times == (2.506711887295765e-05,)
-    assert list(record.config.items()) == [
-        ("tile_f", (8, 1, 16, 1)),
-        ("tile_y", (7, 1, 1, 1)),
-        ("tile_x", (1, 1, 7, 1)),
-        ("tile_rc", (40, 16)),
-        ("tile_rx", (1, 1)),
-        ("tile_ry", (1, 1)),
-        ("auto_unroll_max_step", 0),
-        ("unroll_explicit", 0),
-    ]
+DIRECT_TILES = {"tile_f": (8, 1, 16, 1), "tile_y": (7, 1, 1, 1), "tile_x": (1, 1, 7, 1), "tile_rc": (40, 16)}
+DIRECT_CONFIG = {**DIRECT_TILES, "tile_rx": (1, 1), "tile_ry": (1, 1), "auto_unroll_max_step": 0, "unroll_explicit": 0}
+WINOGRAD_TILES = {"tile_b": (36, 1, 1, 1), "tile_y": (1, 1, 4, 8), "tile_x": (7, 1, 14, 2), "tile_rc": (8, 16)}
+WINOGRAD_CONFIG = {**WINOGRAD_TILES, "auto_unroll_max_step": 128, "unroll_explicit": 1}
 
 
-def test_a_depthwise_line_is_a_grouped_convolution():
-    record = Record.parse(DEPTHWISE)
-    assert record.workload == tc.parse("conv2d:1x256x28x28,256x1x3x3,s2,p1,g256")
-    assert record.schedule == "depthwise"
-
-
-def test_a_winograd_line_is_a_record_of_the_winograd_schedule():
-    record = Record.parse(WINOGRAD)
-    assert record.workload == tc.parse("conv2d:1x128x56x56,32x128x3x3,p1")
-    assert record.schedule == "winograd"
-    assert list(record.config.items()) == [
-        ("tile_b", (36, 1, 1, 1)),
-        ("tile_y", (1, 1, 4, 8)),
-        ("tile_x", (7, 1, 14, 2)),
-        ("tile_rc", (8, 16)),
-        ("auto_unroll_max_step", 128),
-        ("unroll_explicit", 1),
-    ]
+@pytest.mark.parametrize(
+    ("line", "schedule", "text", "config"),
+    [
+        (DIRECT, "direct", "conv2d:1x640x7x7,128x640x1x1", DIRECT_CONFIG),
+        (DEPTHWISE, "depthwise", "conv2d:1x256x28x28,256x1x3x3,s2,p1,g256", None),
+        (WINOGRAD, "winograd", "conv2d:1x128x56x56,32x128x3x3,p1", WINOGRAD_CONFIG),
+    ],
+)
+def test_a_line_is_a_record_of_the_same_schedule(line, schedule, text, config):
+    record = Record.parse(line)
+    assert (record.schedule, record.workload) == (schedule, tc.parse(text))
+    if config:
+        assert list(record.config.items()) == list(config.items())
+    if line is DIRECT:
+        assert (record.device, record.target) == ("titanx", "cuda -model=titanx")
+        assert record.times == (2.506711887295765e-05,)
 
 
 @pytest.mark.parametrize("line", SUPPORTED)

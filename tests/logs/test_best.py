@@ -16,11 +16,11 @@ from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.ranking import (
     DeviceMatch,
+    RecordIndex,
     find_best_per_workload,
     find_best_record,
     find_unconfirmed_trial,
     index_logs_by_workload,
-    iterate_by_device_match,
     list_log_files,
 )
 from tvmconv.logs.record import ErrorKind, Record
@@ -122,12 +122,9 @@ def test_wrong_answer_in_any_log_makes_a_config_invalid(write):
         expected = record(2e-6, tile=2)
         assert find_best_record([right, wrong], W) == find_best_record([wrong, right], W) == expected
         assert find_best_per_workload({wrong: InvalidLines(), right: InvalidLines()}, max_configs=9) == [expected]
-        assert [found for _, found in iterate_by_device_match([right, wrong], W, H200)] == [expected]
-
-
-def test_wrong_answer_on_another_device_says_nothing_of_this_one(write):
-    wrong = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
-    assert find_best_record(write(record(1e-6), wrong), W) == record(1e-6)
+        assert [found for _, found in RecordIndex([right, wrong]).iterate_by_device_match(W, H200)] == [expected]
+    elsewhere = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
+    assert find_best_record(write(record(1e-6), elsewhere), W) == record(1e-6)
 
 
 def test_a_line_that_only_looks_like_a_record_is_passed_over(write):
@@ -163,14 +160,11 @@ def test_the_fast_way_finds_what_the_slow_way_finds(tmp_path_factory, found):
 
 
 def test_a_folder_stands_for_the_logs_below_it(write, tmp_path):
+    with pytest.raises(tc.Error, match=r"no logs in folder .*: expected files \*\.jsonl"):
+        find_best_record(tmp_path, W)
     slow, fast = write(record(2e-6, tile=2)), write(record(1e-6), name="more/log.jsonl")
     assert sorted(list_log_files(tmp_path)) == sorted([slow, fast])
     assert find_best_record(tmp_path, W) == find_best_record([slow, fast], W) == record(1e-6)
-
-
-def test_a_folder_without_logs_is_refused(tmp_path):
-    with pytest.raises(tc.Error, match=r"no logs in folder .*: expected files \*\.jsonl"):
-        find_best_record(tmp_path, W)
 
 
 def test_nearest_device_comes_first_and_then_the_fastest_record(write):
@@ -180,7 +174,7 @@ def test_nearest_device_comes_first_and_then_the_fastest_record(write):
     unknown = record(4e-6, device="v100", target="cuda -model=v100")
     opencl = record(3e-6, device="cpu", target="opencl")
     log = write(opencl, unknown, far, near, same_arch, *reversed(here))
-    assert list(iterate_by_device_match(log, W, H200)) == [
+    assert list(RecordIndex(log).iterate_by_device_match(W, H200)) == [
         (DeviceMatch.DEVICE, here[0]),
         (DeviceMatch.DEVICE, here[1]),
         (DeviceMatch.ARCH, same_arch),
@@ -188,7 +182,7 @@ def test_nearest_device_comes_first_and_then_the_fastest_record(write):
         (DeviceMatch.KIND, far),
         (DeviceMatch.KIND, unknown),
     ]
-    assert list(iterate_by_device_match(log, W, CPU)) == [(DeviceMatch.KIND, opencl)]
+    assert list(RecordIndex(log).iterate_by_device_match(W, CPU)) == [(DeviceMatch.KIND, opencl)]
 
 
 def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):

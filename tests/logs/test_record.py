@@ -49,16 +49,11 @@ def test_a_line_is_one_line_of_strict_ascii_json(record):
     json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_cost_is_the_median_of_the_times():
+def test_the_cost_is_the_median_and_infinite_for_an_error():
     assert RECORD.cost == 2e-6
     assert RECORD.gflops == pytest.approx(RECORD.workload.flops / 2e-6 / 1e9)
-
-
-def test_an_error_has_no_time_and_infinite_cost():
     failed = replace(RECORD, times=(), error=ErrorKind.RUNTIME)
-    assert not failed.ok
-    assert failed.cost == math.inf
-    assert failed.gflops == 0
+    assert (failed.ok, failed.cost, failed.gflops) == (False, math.inf, 0)
 
 
 def test_two_measurements_of_a_config_have_one_identity():
@@ -99,25 +94,17 @@ def places(value, path=()):
 HOSTILE = {
     "deep nesting": "[" * 100_000,
     "a deep target": LINE.replace('"cuda -arch=sm_90"', "[" * 900 + "]" * 900),
-    "a deep stride": LINE.replace("[1, 1], [1, 1, 1, 1]", "[" * 900 + "]" * 900 + ", [1, 1, 1, 1]"),
     "an integer of ten thousand digits": LINE.replace("3e-06", "9" * 10_000),
-    "an integer past all floats": LINE.replace("3e-06", "9" * 400),
     "a factor past 63 bits": LINE.replace("[-1, 1, 2, 1]", f"[-1, 1, 2, {2**63}]"),
     "factors whose product is past 63 bits": LINE.replace("[-1, 1, 2, 1]", f"[-1, 1, {2**32}, {2**32}]"),
-    "factors whose product is past all floats": LINE.replace("[-1, 1, 2, 1]", f"[-1, 1{f', {2**62}' * 40}]"),
     "a choice past 63 bits": LINE.replace('"ot", 1', f'"ot", {2**63}'),
-    "a negative choice past 63 bits": LINE.replace('"ot", 1', f'"ot", {-(2**63)}'),
     "a choice past all floats": LINE.replace('"ot", 1', '"ot", 1e999'),
     "an index past 63 bits": LINE.replace('"index": 0', f'"index": {2**63}'),
     "NaN": LINE.replace("3e-06", "NaN"),
-    "Infinity": LINE.replace("3e-06", "Infinity"),
     "a float past all floats": LINE.replace("3e-06", "1e999"),
     "a time of zero": LINE.replace("3e-06", "0"),
-    "a time past all clocks": LINE.replace("3e-06", "1e303"),
-    "a time next to none": LINE.replace("3e-06", "1e-310"),
     "no times and no error": LINE.replace("[3e-06, 1e-06, 2e-06]", "[]"),
     "an unknown error": LINE.replace("2e-06], 0", "2e-06], 9"),
-    "true for an error": LINE.replace("2e-06], 0", "2e-06], true"),
     "a list": "[1, 2]",
     "a torn line": LINE[:-7],
     "UTF-16": LINE.encode("utf-16"),
@@ -125,12 +112,8 @@ HOSTILE = {
     "a knob that is an order": LINE.replace('"tile_f", "sp"', '"tile_f", "re"'),
     "keyword arguments": LINE.replace("{}", '{"layout": "NCHW"}'),
     "half a character for a device": LINE.replace("NVIDIA H200", "\\ud800"),
-    "half a character in a knob's name": LINE.replace("tile_f", "tile_\\ud800"),
     "half a character for a choice": LINE.replace('"ot", 1', '"ot", "\\ud800"'),
     "a terminal's command for a device": LINE.replace("NVIDIA H200", "\\u001b[2J"),
-    "two lines for a schedule": LINE.replace('"schedule": "direct"', '"schedule": "direct\\n"'),
-    "a terminal's command in a knob's name": LINE.replace("tile_f", "tile_\\u009b2J"),
-    "two lines for a choice": LINE.replace('"ot", 1', '"ot", "\\n"'),
     "half a character among the resources": LINE[:-1] + ', "resources": {"\\ud800": 1}}',
     "half a character in a message of AutoTVM's": LINE.replace("3e-06, 1e-06, 2e-06], 0", '"\\ud800"], 4'),
     "seconds of tuning past all calendars": LINE[:-1] + ', "elapsed": 1e308}',

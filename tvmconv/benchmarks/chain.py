@@ -34,7 +34,7 @@ from tvmconv.experiments.chain import ChainKernel, ChainLayer, measure_chain, sp
 from tvmconv.experiments.kernel_metrics import KernelMetricsFile
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.logs.candidates import DEFAULT_CONFIG, describe_config_source, iterate_candidates
-from tvmconv.logs.ranking import iterate_applicable_records
+from tvmconv.logs.ranking import RecordIndex
 from tvmconv.reports.chain import LEGEND, make_layers_table, make_totals_table
 from tvmconv.workloads import Conv
 
@@ -134,7 +134,7 @@ def _archived(
     for w in workloads:
         (entry, program), where = there[w.text][0], "the first of the archive"
         where = entry.get("origin", where)
-        for nearness, record in iterate_applicable_records(logs, w, device) if logs else ():
+        for nearness, record in RecordIndex(logs, w).iterate_applicable_records(w, device) if logs else ():
             config = {name: list(v) if isinstance(v, tuple) else v for name, v in record.config.items()}
             same = [e for e in there[w.text] if (e[0]["schedule"], e[0]["config"]) == (record.schedule, config)]
             if same:

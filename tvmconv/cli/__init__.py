@@ -76,7 +76,7 @@ def _prestart_builders() -> Iterator[None]:
     from tvmconv.measure.workers import pool
 
     with pool.keep_workers_alive():
-        pool.prestart_fork_server()
+        pool.shared.prestart_fork_server()
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from tvmconv.errors import Error, escape_unprintable
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.merge import import_logs, merge_logs, write_new_log
 from tvmconv.logs.ranking import find_unconfirmed_trial, index_logs_by_workload, iterate_fastest_first, list_log_files
-from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.stats import LogStats, SearchStats, trials_per_second
+from tvmconv.logs.record import ErrorKind, Record, RecordKey
+from tvmconv.logs.stats import SearchStats, collect_stats, count_errors, trials_per_second
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import format_value
 
@@ -114,35 +114,34 @@ def _format_config(record: Record) -> str:
 
 def _run_stats(args: argparse.Namespace) -> int:
     invalid_lines = {file: InvalidLines() for file in list_log_files(args.files)}
-    log_stats = LogStats.from_logs(invalid_lines)
+    searches = collect_stats(invalid_lines)
+    error_counts = count_errors(searches.values())
     if args.json:
-        print(json.dumps(_stats_to_json(log_stats, invalid_lines)))
+        print(json.dumps(_stats_to_json(searches, invalid_lines)))
         return 0
     errors = [
-        f"{count:,} {_format_kind(kind)}"
-        for kind, count in log_stats.error_counts.most_common()
-        if kind is not ErrorKind.NONE
+        f"{count:,} {_format_kind(kind)}" for kind, count in error_counts.most_common() if kind is not ErrorKind.NONE
     ]
-    print(f"records    {log_stats.error_counts.total():,}")
-    if finals := sum(search.num_finals for search in log_stats.searches.values()):
+    print(f"records    {error_counts.total():,}")
+    if finals := sum(search.num_finals for search in searches.values()):
         print(f"finals     {finals:,}")
     print(f"errors     {', '.join(errors) or 'none'}")
-    print(f"workloads  {len({key.workload for key in log_stats.searches}):,}")
-    devices = ", ".join(sorted({key.device for key in log_stats.searches})) or "none"
+    print(f"workloads  {len({key.workload for key in searches}):,}")
+    devices = ", ".join(sorted({key.device for key in searches})) or "none"
     print(f"devices    {escape_unprintable(devices)}")
-    print(f"trials/s   {_format_rate(log_stats.searches.values())}")
+    print(f"trials/s   {_format_rate(searches.values())}")
     for file, lines in invalid_lines.items():
         if lines.count:
             print(escape_unprintable(f"{file}: {lines}"))
     print()
-    print(_make_stats_table(log_stats).format_text())
+    print(_make_stats_table(searches).format_text())
     return 0
 
 
-def _make_stats_table(stats: LogStats) -> Table:
+def _make_stats_table(searches: Mapping[RecordKey, SearchStats]) -> Table:
     headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s", "timing")
     rows = []
-    for key, search in stats.searches.items():
+    for key, search in searches.items():
         num_failed = search.num_trials - search.error_counts[ErrorKind.NONE]
         counts = f"{search.num_trials:,}", f"{num_failed:,}", _format_rate([search])
         timing = EMPTY_CELL if search.best_record is None else FINAL if search.best_record.final else TRIAL
@@ -150,12 +149,15 @@ def _make_stats_table(stats: LogStats) -> Table:
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "timing"}))
 
 
-def _stats_to_json(stats: LogStats, invalid_lines: dict[Path, InvalidLines]) -> dict[str, Any]:
+def _stats_to_json(
+    searches: Mapping[RecordKey, SearchStats], invalid_lines: dict[Path, InvalidLines]
+) -> dict[str, Any]:
+    error_counts = count_errors(searches.values())
     return {
-        "records": stats.error_counts.total(),
-        "finals": sum(search.num_finals for search in stats.searches.values()),
-        "errors": {_format_kind(kind): n for kind, n in stats.error_counts.items() if kind is not ErrorKind.NONE},
-        "trials_per_second": trials_per_second(stats.searches.values()),
+        "records": error_counts.total(),
+        "finals": sum(search.num_finals for search in searches.values()),
+        "errors": {_format_kind(kind): n for kind, n in error_counts.items() if kind is not ErrorKind.NONE},
+        "trials_per_second": trials_per_second(searches.values()),
         "bad_lines": {
             str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in invalid_lines.items()
         },
@@ -172,7 +174,7 @@ def _stats_to_json(stats: LogStats, invalid_lines: dict[Path, InvalidLines]) -> 
                 "best_config": search.best_record and search.best_record.config,
                 "best_final": search.best_record and search.best_record.final,
             }
-            for key, search in stats.searches.items()
+            for key, search in searches.items()
         ],
     }
 

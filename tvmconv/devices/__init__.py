@@ -2,8 +2,7 @@
 
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.device import Device, DeviceNotFoundError, LoadedKernel, Timing
-from tvmconv.devices.discovery import DeviceStatus, list_devices
-from tvmconv.devices.lookup import find_device
+from tvmconv.devices.lookup import DeviceStatus, find_device, list_devices
 
 __all__ = [
     "Arch",

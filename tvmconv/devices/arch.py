@@ -1,9 +1,10 @@
-"""NVIDIA architectures as compilation targets without a GPU."""
+"""NVIDIA GPUs, and their architectures as compilation targets without a GPU."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tvmconv import gpu_specs
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class Arch(Device):
-    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run.
-
-    Args:
-        text: Name of the architecture.
-
-    Raises:
-        DeviceError: The text is not an architecture that the installed NVRTC supports.
-    """
+    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run."""
 
     kind: ClassVar[str] = "cuda"
 
@@ -66,13 +60,23 @@ class Arch(Device):
         raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
 
 
+@dataclass(frozen=True)
+class NvidiaGpu(Device):
+    """An NVIDIA GPU, local or remote."""
+
+    index: int  # device index of CUDA
+
+    kind: ClassVar[str] = "cuda"
+
+    def make_target(self) -> Target:
+        """Return the CUDA target of this GPU's architecture."""
+        return make_cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)
+
+
 def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
     """Return a CUDA target of TVM with an LLVM host.
 
-    Args:
-        arch: Architecture, such as "sm_90".
-        threads_per_block: Maximum number of threads per block.
-        shared_bytes_per_block: Maximum static shared memory per block in bytes.
+    `shared_bytes_per_block`: maximum static shared memory per block in bytes.
     """
     from tvm.target import Target
 

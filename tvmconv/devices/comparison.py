@@ -19,16 +19,12 @@ CHUNK_ELEMENTS = 1 << 22  # elements per task of the thread pool
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Errors of an output.
+    """Errors of an output."""
 
-    Attributes:
-        relative_error: Relative L2 error ‖output - reference‖ / ‖reference‖ over the compared outputs; NaN if any
-            element of the whole output is NaN, infinite if one is infinite.
-        max_error_ratio: Largest error of a sampled output, relative to the error that rounding may cause; 0 without a
-            sample.
-    """
-
+    # Relative L2 error ‖output - reference‖ / ‖reference‖ over the compared outputs; NaN if any element of the whole
+    # output is NaN, infinite if one is infinite.
     relative_error: float
+    # Largest error of a sampled output, relative to the error that rounding may cause; 0 without a sample.
     max_error_ratio: float = 0.0
 
     def is_within_tolerance(self, tolerance: float) -> bool:
@@ -46,14 +42,10 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """Reference of a comparison.
+    """Reference of a comparison."""
 
-    Attributes:
-        full_output: All outputs in float64; None if only a sample is compared.
-        sample: Sampled outputs with their largest allowed errors; None if only the full output is compared.
-    """
-
-    full_output: NDArray[np.float64] | None = None
+    full_output: NDArray[np.float64] | None = None  # all outputs in float64; None if only a sample is compared
+    # Sampled outputs with their largest allowed errors; None if only the full output is compared.
     sample: OutputSample | None = None
 
     @property

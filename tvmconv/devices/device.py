@@ -28,11 +28,7 @@ MAX_BUFFER_SETS = 512  # limit for cold timings; arrays of a few KiB would need 
 class DeviceNotFoundError(DeviceError):
     """No device of a kind is available; the message is "no cuda device: REASON; REMEDY".
 
-    Args:
-        kind: Kind of device, such as "cuda".
-        reason: Reason why no device is available.
-        remedy: Instruction that solves the problem.
-        has_driver: Whether a driver for such devices is installed, so that only other software is missing.
+    `has_driver`: whether a driver for such devices is installed, so that only other software is missing.
     """
 
     def __init__(self, kind: str, reason: str, remedy: str, *, has_driver: bool = False) -> None:
@@ -48,17 +44,11 @@ class DeviceLostError(DeviceError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured times of a kernel.
+    """Measured times of a kernel."""
 
-    Attributes:
-        seconds: Seconds per launch, one number per sample.
-        method: Measurement method, such as "CUDA graph of 20 launches, 50 replays, hot L2".
-        cold: Whether the arrays of each launch were outside the cache.
-    """
-
-    seconds: tuple[float, ...]
-    method: str
-    cold: bool
+    seconds: tuple[float, ...]  # seconds per launch, one number per sample
+    method: str  # measurement method, such as "CUDA graph of 20 launches, 50 replays, hot L2"
+    cold: bool  # whether the arrays of each launch were outside the cache
 
     @property
     def median(self) -> float:
@@ -87,36 +77,21 @@ class Timing:
 
 @dataclass(frozen=True)
 class Device(ABC):
-    """A device on which kernels run and are timed, or an architecture that they are compiled for.
+    """A device on which kernels run and are timed, or an architecture that they are compiled for."""
 
-    Attributes:
-        text: Name for users, such as "cuda:0", "opencl:0" or "sm_90".
-        name: Name that the driver reports.
-        arch: NVIDIA architecture, such as "sm_90"; None for OpenCL.
-        memory_bytes: Size of global memory; None for an architecture without hardware, as below.
-        multiprocessors: Number of streaming multiprocessors (OpenCL: compute units).
-        max_threads_per_block: Maximum number of threads per block (OpenCL: work-items per work-group).
-        shared_bytes_per_block: Maximum static shared memory per block in bytes (OpenCL: local memory).
-        peak_flops: Peak float32 FLOP/s, with a multiply-add counted as two; None if unknown.
-        peak_bandwidth: Peak bandwidth of global memory in bytes/s; None if unknown.
-        l2_bytes: Size of the last cache before global memory.
-        opt_in_shared_bytes_per_block: Maximum static and dynamic shared memory per block in bytes if the launch opts
-            in; None if this is not supported.
-        has_float16: Whether kernels can use float16.
-    """
-
-    text: str
+    text: str  # name for users, such as "cuda:0", "opencl:0" or "sm_90"
     name: str
-    arch: str | None
-    memory_bytes: int | None
-    multiprocessors: int | None
-    max_threads_per_block: int
-    shared_bytes_per_block: int
-    peak_flops: float | None
-    peak_bandwidth: float | None
-    l2_bytes: int | None
+    arch: str | None  # NVIDIA architecture, such as "sm_90"; None for OpenCL
+    memory_bytes: int | None  # size of global memory; None for an architecture without hardware, as below
+    multiprocessors: int | None  # number of streaming multiprocessors (OpenCL: compute units)
+    max_threads_per_block: int  # maximum number of threads per block (OpenCL: work-items per work-group)
+    shared_bytes_per_block: int  # maximum static shared memory per block in bytes (OpenCL: local memory)
+    peak_flops: float | None  # peak float32 FLOP/s, with a multiply-add counted as two; None if unknown
+    peak_bandwidth: float | None  # peak bandwidth of global memory in bytes/s; None if unknown
+    l2_bytes: int | None  # size of the last cache before global memory
+    # Maximum static and dynamic shared memory per block in bytes if the launch opts in; None if this is not supported.
     opt_in_shared_bytes_per_block: int | None = field(default=None, kw_only=True)
-    has_float16: bool = field(default=True, kw_only=True)
+    has_float16: bool = field(default=True, kw_only=True)  # whether kernels can use float16
 
     kind: ClassVar[str]
 
@@ -136,12 +111,7 @@ class Device(ABC):
 
     @abstractmethod
     def load(self, executable: Executable) -> LoadedKernel:
-        """Load an executable that was lowered for `make_target()`.
-
-        Raises:
-            CompileError: The device's compiler rejects the code.
-            DeviceError: The device cannot run the executable.
-        """
+        """Load an executable that was lowered for `make_target()`."""
 
     @abstractmethod
     def create_benchmark(
@@ -149,12 +119,8 @@ class Device(ABC):
     ) -> Benchmark:
         """Copy a workload's inputs and its reference to the device, to measure many kernels on them.
 
-        Args:
-            inputs: All arguments of the kernels except the output.
-            reference: Reference, or the array of the full output.
-
-        Raises:
-            DeviceError: The arrays do not fit in the device's memory, or the device is lost.
+        `inputs`: all arguments of the kernels except the output.
+        `reference`: reference, or the array of the full output.
         """
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
@@ -168,12 +134,7 @@ class Device(ABC):
 
 
 class LoadedKernel(ABC):
-    """An executable that is loaded on a device.
-
-    Attributes:
-        device: Device that runs it.
-        executable: Loaded executable.
-    """
+    """An executable that is loaded on a device."""
 
     device: Device
     executable: Executable
@@ -182,14 +143,7 @@ class LoadedKernel(ABC):
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once with output and workspace filled with NaN, so that unwritten elements are detected.
 
-        Args:
-            inputs: Arrays for all `arrays` of the executable except the last, which is the output.
-
-        Returns:
-            The output.
-
-        Raises:
-            DeviceError: The launch or the kernel failed, or memory ran out.
+        `inputs`: arrays for all `arrays` of the executable except the last, which is the output.
         """
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:
@@ -197,15 +151,7 @@ class LoadedKernel(ABC):
 
         The call does not wait for the kernel. The output is not filled with NaN before.
 
-        Args:
-            inputs: C-contiguous arrays on this device that support DLPack (PyTorch, CuPy, TVM, ...).
-
-        Returns:
-            A PyTorch tensor or CuPy array if the first input is one, else a TVM tensor, which supports DLPack.
-
-        Raises:
-            DeviceError: The device does not support DLPack, or an input is on another device, not contiguous, or of
-                another shape or dtype than the kernel's argument.
+        `inputs`: C-contiguous arrays on this device that support DLPack (PyTorch, CuPy, TVM, ...).
         """
         raise DeviceError(f"{self.device.text} takes NumPy arrays only, and got {type(inputs[0]).__module__}'s")
 
@@ -213,14 +159,10 @@ class LoadedKernel(ABC):
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time the kernel alone with the clock of the device, after a warm-up.
 
-        Args:
-            inputs: Arrays as for `run`.
-            cold: Cycle through copies of the arrays that exceed twice the cache, so that no launch finds cached data.
-            seconds: Approximate device time to spend. A slow kernel is still launched a few times, and one whose launch
-                takes `LONG_LAUNCH_SECONDS` once.
-
-        Raises:
-            DeviceError: as for `run`.
+        `inputs`: arrays as for `run`.
+        `cold`: cycle through copies of the arrays that exceed twice the cache, so that no launch finds cached data.
+        `seconds`: approximate device time to spend. A slow kernel is still launched a few times, and one whose launch
+            takes `LONG_LAUNCH_SECONDS` once.
         """
 
 
@@ -229,12 +171,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
-        """Run a kernel once with output and workspace filled with NaN, and compare the output with the reference.
-
-        Raises:
-            DeviceLostError: A fault of the kernel made the device unusable.
-            DeviceError: The kernel failed.
-        """
+        """Run a kernel once with output and workspace filled with NaN, and compare the output with the reference."""
 
     def measure_relative_error(self, kernel: LoadedKernel) -> float:
         """Return the relative L2 error by `compare`; it is not finite if an element is unwritten."""
@@ -246,27 +183,13 @@ class Benchmark(ABC):
 
         A kernel whose launch takes `LONG_LAUNCH_SECONDS` is launched once.
 
-        Args:
-            kernel: Loaded kernel.
-            best_seconds: Best time so far in seconds per launch, or `math.inf`.
-
-        Returns:
-            Seconds per launch, one number per sample.
-
-        Raises:
-            DeviceError: As for `compare`.
+        `best_seconds`: best time so far in seconds per launch, or `math.inf`.
         """
 
     def time_final(self, kernel: LoadedKernel) -> tuple[float, ...]:
         """Time a kernel that ran before for a final comparison, with a warm-up and for longer than `time`.
 
         A kernel that draws the maximum power slows the GPU's clock down after some milliseconds.
-
-        Returns:
-            Seconds per launch, one number per sample.
-
-        Raises:
-            DeviceError: As for `compare`.
         """
         return self.time(kernel, math.inf)
 
@@ -287,9 +210,8 @@ def measurement_fraction(seconds: float, best_seconds: float) -> float:
 
     The fraction is 0 if the kernel is `SLOW_RATIO` times slower than the best, and 1 if it may become the best.
 
-    Args:
-        seconds: First sample in seconds per launch.
-        best_seconds: Best time so far in seconds per launch.
+    `seconds`: first sample in seconds per launch.
+    `best_seconds`: best time so far in seconds per launch.
     """
     if seconds >= SLOW_RATIO * best_seconds:
         return 0.0
@@ -311,16 +233,11 @@ def nan_filled(array: ArrayType) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class BufferSets:
-    """Number of copies of a kernel's arrays through which the launches of a timing cycle.
-
-    Attributes:
-        num_sets: Number of copies.
-        set_bytes: Size of one copy in bytes: inputs, output and workspace.
-        min_cold_bytes: Total size that leaves no data of a launch in the cache until its next turn; 0 for hot timings.
-    """
+    """Number of copies of a kernel's arrays through which the launches of a timing cycle."""
 
     num_sets: int
-    set_bytes: int
+    set_bytes: int  # size of one copy in bytes: inputs, output and workspace
+    # Total size that leaves no data of a launch in the cache until its next turn; 0 for hot timings.
     min_cold_bytes: int
 
     @classmethod

@@ -1,10 +1,12 @@
-"""Lookup of devices by name."""
+"""Lookup of devices by name, and the list of all with remedies for missing ones; it does not import TVM."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from tvmconv.compiler import nvrtc
 from tvmconv.devices import rpc
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.cuda import device as cuda
@@ -18,16 +20,40 @@ _BACKENDS: dict[str, Callable[[], Sequence[Device]]] = {
 }
 
 
+@dataclass(frozen=True)
+class DeviceStatus:
+    """An available device, or the reason why a kind of device is unavailable."""
+
+    text: str  # name such as "cuda:0"; the kind, such as "cuda", if unavailable; "sm_NN" for the compiler
+    name: str | None = None  # name that the driver or compiler reports; None if unavailable
+    device: Device | None = None  # device; None if unavailable and for the compiler
+    reason: str | None = None  # reason why it is unavailable; None if available
+    remedy: str | None = None  # instruction that makes it available; None if available
+
+
+def list_devices() -> list[DeviceStatus]:
+    """Return the status of all CUDA devices, all OpenCL devices, and the compiler for other architectures."""
+    statuses: list[DeviceStatus] = []
+    for kind, devices in _BACKENDS.items():
+        try:
+            statuses += [DeviceStatus(device.text, device.name, device) for device in devices()]
+        except DeviceNotFoundError as error:
+            statuses.append(DeviceStatus(kind, reason=error.reason, remedy=error.remedy))
+    if cause := nvrtc.explain_unavailability():
+        reason, _, remedy = cause.partition("; ")
+        compiler = DeviceStatus("sm_NN", reason=reason, remedy=remedy)
+    else:
+        name = f"NVRTC {nvrtc.get_version()}, to compile for any architecture that it knows"
+        compiler = DeviceStatus("sm_NN", name=name)
+    return [*statuses, compiler]
+
+
 def find_device(text: str) -> Device:
     """Return the device with a name.
 
-    Args:
-        text: "cuda:N" or "opencl:N" (N is 0 if omitted), "rpc:KEY" for the first worker under that key, an architecture
-            to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a
-            GPU driver that cannot be used, "auto" is an error.
-
-    Raises:
-        DeviceError: The name is malformed, or the device is not available.
+    `text`: "cuda:N" or "opencl:N" (N is 0 if omitted), "rpc:KEY" for the first worker under that key, an architecture
+        to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a GPU
+        driver that cannot be used, "auto" is an error.
 
     Example:
         >>> find_device("sm_90").limits.max_threads

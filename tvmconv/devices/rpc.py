@@ -43,15 +43,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RPCDevice(Device):
-    """A device of a worker, for which kernels are compiled locally and measured remotely.
+    """A device of a worker, for which kernels are compiled locally and measured remotely."""
 
-    Attributes:
-        key: Key under which the workers are registered.
-        tracker: Host and port of the tracker.
-    """
-
-    key: str
-    tracker: Address
+    key: str  # key under which the workers are registered
+    tracker: Address  # host and port of the tracker
 
     def load(self, executable: Executable) -> NoReturn:
         """Raise DeviceError, because only `tvmconv.measure.rpc_runner` runs kernels on a worker."""
@@ -88,12 +83,7 @@ def describe_device(device: Device) -> str:
 def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
     """Return one device per worker under a key, at least one; all workers must have the same kind of device.
 
-    Args:
-        key: Key of the workers.
-        tracker: Host and port; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
-
-    Raises:
-        DeviceError: There is no tracker or no worker, or no worker becomes free.
+    `tracker`: host and port; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
     """
     tracker = tracker or parse_tracker_address()
     count = count_workers(tracker, key)
@@ -124,11 +114,7 @@ def _make_device(description: JsonValue, key: str, tracker: Address, index: int)
 
 
 def read_description(session: Any) -> JsonValue:
-    """Return the result of `describe_device` at the other end of a session, an object with a kind and a name.
-
-    Raises:
-        DeviceError: The other end is not a tvmconv worker.
-    """
+    """Return the result of `describe_device` at the other end of a session, an object with a kind and a name."""
     try:
         description = jsonfile.parse_json(str(session.get_function(DESCRIBE_FUNCTION)()))
         description["kind"].decode(str)
@@ -141,11 +127,7 @@ def read_description(session: Any) -> JsonValue:
 def parse_tracker_address(text: str | None = None) -> Address:
     """Return host and port of a tracker.
 
-    Args:
-        text: "HOST:PORT"; by default the values of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
-
-    Raises:
-        DeviceError: The text is malformed, or TVM_TRACKER_HOST is not set.
+    `text`: "HOST:PORT"; by default the values of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
     """
     if text is None:
         host, port = os.environ.get("TVM_TRACKER_HOST"), os.environ.get("TVM_TRACKER_PORT", "9190")
@@ -169,11 +151,7 @@ def count_workers(tracker: Address, key: str) -> int:
 
 
 def connect_worker(tracker: Address, key: str) -> Any:
-    """Open a TVM RPC session with a free worker, which ends when the returned object is deleted.
-
-    Raises:
-        DeviceError: No worker becomes free in `MAX_WAIT_SECONDS`, or the worker does not answer.
-    """
+    """Open a TVM RPC session with a free worker, which ends when the returned object is deleted."""
     from tvm import rpc
     from tvm.rpc.base import TrackerCode
 
@@ -212,20 +190,7 @@ def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
 
 
 def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> JsonValue:
-    """Send a request to a tracker in the protocol of `tvm.rpc.base`.
-
-    Args:
-        tracker: Host and port.
-        request: Request as a list, by the protocol.
-        seconds: Time limit for the answer.
-
-    Returns:
-        The unchecked answer to a successful request.
-
-    Raises:
-        DeviceError: There is no tracker, or it does not answer in time.
-        JsonError: The answer does not follow the protocol.
-    """
+    """Send a request to a tracker in the protocol of `tvm.rpc.base`."""
     from tvm.rpc import base
 
     host, port = tracker
@@ -261,12 +226,7 @@ def _translate_tracker_errors(tracker: Address) -> Iterator[None]:
 
 
 def _receive_bytes(connection: socket.socket, num_bytes: int, seconds: float) -> bytes:
-    """Receive a number of bytes.
-
-    Raises:
-        TimeoutError: The bytes did not all arrive within the time limit, even if some did.
-        JsonError: The connection ended before.
-    """
+    """Receive a number of bytes."""
     received_bytes = bytearray()
     deadline = time.monotonic() + seconds
     while len(received_bytes) < num_bytes:

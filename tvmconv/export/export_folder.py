@@ -25,15 +25,10 @@ LIBRARY_NAME = "kernel.so"
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Result of an export.
-
-    Attributes:
-        files: Written files in order.
-        library_error: Reason why no shared library was written; None if there is one.
-    """
+    """Result of an export."""
 
     files: tuple[Path, ...]
-    library_error: str | None
+    library_error: str | None  # reason why no shared library was written; None if there is one
 
 
 def export(kernel: Kernel, folder: Path, *, verification: Verification | None = None) -> ExportResult:
@@ -43,19 +38,6 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
     with examples that run. CUDA kernels also get `kernel.so` if a C++ compiler can link it and all arguments are in
     global memory. For OpenCL, TVM's wheel has no runtime that could load a library. Files of an earlier export are
     replaced.
-
-    Args:
-        kernel: Kernel to export.
-        folder: Target folder, which is created if necessary.
-        verification: Verification of this kernel.
-
-    Returns:
-        The written files.
-
-    Raises:
-        CompileError: NVRTC rejects the kernel.
-        Error: The folder contains another README, or a kernel for another kind of device.
-        OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / README_NAME).exists() and not (folder / JSON_NAME).exists():

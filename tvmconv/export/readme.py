@@ -22,13 +22,7 @@ _ROLE_BY_SCOPE = {
 
 
 def format_readme(workload: Workload, description: Mapping[str, Any], files: Sequence[ExportFormat]) -> str:
-    """Return the README as Markdown.
-
-    Args:
-        workload: Workload of the kernel.
-        description: Content of `kernel.json`.
-        files: Other exported files except `kernel.json`.
-    """
+    """Return the README as Markdown."""
     target = description["target"]
     target_text = f"CUDA, {target['code']}" if target["kind"] == "cuda" else "OpenCL"
     sections = [

@@ -60,13 +60,8 @@ def _is_autotvm_compatible(workload: Conv2d) -> bool:
 def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
     """Return the workload and the name of the schedule of a task.
 
-    Args:
-        task: Name of the template.
-        args: Arguments. For AutoTVM's convolutions, these are two tensors, stride, padding and optionally dilation and
-            output dtype.
-
-    Raises:
-        RecordError: There is no schedule for the task, or its arguments are not a valid workload.
+    `args`: arguments. For AutoTVM's convolutions, these are two tensors, stride, padding and optionally dilation and
+        output dtype.
     """
     if task in _SCHEDULE_BY_TASK:
         return _decode_convolution(task, args), _SCHEDULE_BY_TASK[task]
@@ -144,11 +139,7 @@ def encode_config(config: Mapping[str, Value]) -> list[Any]:
 
 
 def decode_config(entities: object) -> Config:
-    """Return the config of AutoTVM's entities, with the recorded values.
-
-    Raises:
-        RecordError: An entity is malformed or of another kind, or a knob occurs twice.
-    """
+    """Return the config of AutoTVM's entities, with the recorded values."""
     config: Config = {}
     for entity in json_checks.check_list(entities, "the config's entity"):
         name, kind, value = json_checks.check_list(entity, "a knob", 3)

@@ -20,17 +20,11 @@ DEFAULT_CONFIG, PREDICTED, TUNED = "default", "predicted", "tuned"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule and a config of it.
-
-    Attributes:
-        schedule: Schedule.
-        config: Value of each knob.
-        config_source: Source of the config, a text that starts with `TUNED`, `PREDICTED` or `DEFAULT_CONFIG`.
-    """
+    """A schedule and a config of it."""
 
     schedule: registry.Schedule
     config: Config
-    config_source: str
+    config_source: str  # source of the config, a text that starts with `TUNED`, `PREDICTED` or `DEFAULT_CONFIG`
 
 
 def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
@@ -40,13 +34,8 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
     come in the order of `RecordIndex.iterate_applicable_records`. Records whose schedules no longer exist or do not
     apply are left out. A config that its schedule no longer has fails only when it is built.
 
-    Args:
-        logs: Index of the records, or the path of a log or of a folder of logs, or several of them.
-        workload: Workload to compute.
-        device: Device to run on, or architecture to compile for.
-
-    Raises:
-        Error: A log cannot be read.
+    `logs`: index of the records, or the path of a log or of a folder of logs, or several of them.
+    `device`: device to run on, or architecture to compile for.
     """
     record_index = logs if isinstance(logs, RecordIndex) else RecordIndex(logs, workload)
     for device_match, record in record_index.iterate_applicable_records(workload, device):

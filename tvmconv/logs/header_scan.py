@@ -23,8 +23,7 @@ from tvmconv import compat
 from tvmconv.errors import RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.lines import InvalidLines, LogLine, read_lines
-from tvmconv.logs.record import MAX_ELAPSED_SECONDS, MAX_SECONDS, MIN_SECONDS, ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import MAX_ELAPSED_SECONDS, MAX_SECONDS, MIN_SECONDS, ErrorKind, Record, RecordKey
 from tvmconv.workloads import Conv, Workload
 
 _CONFIG = b', "config": '
@@ -43,22 +42,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ScannedLine(Generic[T]):
-    """The contents of a line that are known without parsing all of it.
+    """The contents of a line that are known without parsing all of it."""
 
-    Attributes:
-        header: Object that `HeaderScanner` made from the line's key.
-        error: Kind of error of the measurement.
-        costs: Text of the times, for `parse_medians`.
-        config: Text of the config. In lines of tvmconv, equal configs have equal texts.
-        timestamp: Text of the time of the measurement.
-        line: Whole line.
-    """
-
-    header: T
-    error: ErrorKind
-    costs: bytes
-    config: bytes
-    timestamp: bytes
+    header: T  # object that `HeaderScanner` made from the line's key
+    error: ErrorKind  # kind of error of the measurement
+    costs: bytes  # text of the times, for `parse_medians`
+    config: bytes  # text of the config. In lines of tvmconv, equal configs have equal texts
+    timestamp: bytes  # text of the time of the measurement
     line: bytes
 
     @classmethod
@@ -89,9 +79,8 @@ class ScannedLine(Generic[T]):
 class HeaderScanner(Generic[T]):
     """A scanner of lines that parses each distinct head once.
 
-    Args:
-        make_header: Function that is called with the key of each distinct head. Its result is the `header` of all
-            scanned lines with this head.
+    `make_header`: function that is called with the key of each distinct head. Its result is the `header` of all scanned
+        lines with this head.
     """
 
     def __init__(self, make_header: Callable[[RecordKey], T]) -> None:
@@ -101,14 +90,7 @@ class HeaderScanner(Generic[T]):
         self._last_head = _CONFIG  # head of the previous line, which the next line probably repeats
 
     def scan_line(self, line: bytes) -> ScannedLine[T] | None:
-        """Scan a line. Its config and other parts are not checked, so `Record.parse` may still reject it.
-
-        Returns:
-            The scanned line; None if the line has to be parsed in full.
-
-        Raises:
-            RecordError: The line is not a record, with the message of `Record.parse`.
-        """
+        """Scan a line. Its config and other parts are not checked, so `Record.parse` may still reject it."""
         head = self._last_head
         if not line.startswith(head):
             head, config, _ = line.partition(_CONFIG)
@@ -145,15 +127,8 @@ def scan_log(
 ) -> Iterator[tuple[LogLine, ScannedLine[T]]]:
     """Yield the lines of a log that are records, each with its scanned contents.
 
-    Args:
-        path: File of the log.
-        invalid_lines: Collects the lines that are not records.
-        make_header: See `HeaderScanner`.
-        workload: Workload to search for. Lines that evidently are of another workload, apart from its epilogue, are
-            left out. By default, all lines are returned.
-
-    Raises:
-        Error: The file cannot be read.
+    `workload`: workload to search for. Lines that evidently are of another workload, apart from its epilogue, are left
+        out. By default, all lines are returned.
     """
     scanner = HeaderScanner(make_header)
     for line in read_lines(path):
@@ -186,11 +161,7 @@ def has_other_workload(line: bytes, workload: Workload) -> bool:
 def parse_medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
     """Return the medians of lists of numbers.
 
-    Args:
-        costs: Texts of n lists, with commas between the numbers.
-
-    Returns:
-        Medians, float64 (n,), equal to `Record.cost`; infinite if a number is malformed or out of the range of times.
+    `costs`: texts of n lists, with commas between the numbers.
     """
     counts = np.fromiter((text.count(b",") for text in costs), int, len(costs)) + 1
     times = _parse_numbers(b",".join(costs))

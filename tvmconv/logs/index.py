@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tvmconv.errors import RecordError
 from tvmconv.logs.header_scan import ScannedLine, parse_medians, scan_log
 from tvmconv.logs.lines import InvalidLines, read_line
-from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import ErrorKind, Record, RecordKey
 from tvmconv.workloads import Workload
 
 _BATCH = 4096  # number of costs that are parsed at once
@@ -23,8 +22,7 @@ _BATCH = 4096  # number of costs that are parsed at once
 class LogIndex:
     """The trials, final timings and wrong answers of one key in one log, with 24 bytes of memory per trial.
 
-    Args:
-        parse: Function that returns the record at a position, or None if that line is not a record.
+    `parse`: function that returns the record at a position, or None if that line is not a record.
     """
 
     def __init__(self, parse: Callable[[int], Record | None]) -> None:
@@ -73,14 +71,7 @@ class LogIndex:
 
 
 class LogIndexer:
-    """The indexes of one log, one for each key.
-
-    Args:
-        path: File of the log.
-
-    Attributes:
-        indexes: Indexes by key.
-    """
+    """The indexes of one log, one for each key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

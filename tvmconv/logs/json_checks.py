@@ -18,11 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:
-    """Parse the JSON object of a line.
-
-    Raises:
-        RecordError: The line is not in UTF-8, not JSON, or not an object. NaN and Infinity are not JSON.
-    """
+    """Parse the JSON object of a line."""
     if not isinstance(line, (str, bytes)):
         raise RecordError("the line is not a text", f"expected a line of a log, not {abbreviate(line)}")
     try:

@@ -21,19 +21,12 @@ MAX_REPORTED = 20  # number of invalid lines, and of reasons, that are kept
 
 
 class LogLine(NamedTuple):
-    """A line of a file.
+    """A line of a file."""
 
-    Attributes:
-        number: Number of the line, from 1.
-        offset: Offset of its first byte.
-        text: Bytes without the newline, cut off after `MAX_LINE_BYTES`.
-        next_offset: Offset of the next line; None for a last line that does not end with a newline.
-    """
-
-    number: int
-    offset: int
-    text: bytes
-    next_offset: int | None
+    number: int  # number of the line, from 1
+    offset: int  # offset of its first byte
+    text: bytes  # bytes without the newline, cut off after `MAX_LINE_BYTES`
+    next_offset: int | None  # offset of the next line; None for a last line that does not end with a newline
 
     @property
     def is_blank(self) -> bool:
@@ -50,14 +43,7 @@ def read_lines(
 ) -> Iterator[LogLine]:
     """Yield the lines of a file.
 
-    Args:
-        path: File.
-        offset: Offset of the first line to read.
-        number: Number of that line.
-        opener: Function that opens the file for reading bytes. Errors of its own pass through.
-
-    Raises:
-        Error: The file cannot be read.
+    `opener`: function that opens the file for reading bytes. Errors of its own pass through.
     """
     with translate_os_errors(path, "read"), opener(path) as file:
         file.seek(offset)
@@ -96,12 +82,6 @@ def create_temporary_sibling(path: Path) -> tuple[BinaryIO, Path]:
     """Create a hidden file in the folder of `path`, which will be moved to `path` when it is complete.
 
     It gets the permissions of an existing file at `path`. It is always a new file, and no link is followed.
-
-    Returns:
-        The open file, and its path.
-
-    Raises:
-        OSError: The file cannot be created.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -126,31 +106,20 @@ def sync_folder(path: Path) -> None:
 
 @dataclass
 class InvalidLineKind:
-    """Invalid lines with the same reason.
-
-    Attributes:
-        count: Number of lines.
-        number: Number of the first line.
-        error: Error of the first line.
-    """
+    """Invalid lines with the same reason."""
 
     count: int
-    number: int
-    error: RecordError
+    number: int  # number of the first line
+    error: RecordError  # error of the first line
 
 
 @dataclass
 class InvalidLines:
-    """The lines of a file that are not records, in bounded memory.
-
-    Attributes:
-        count: Number of lines.
-        numbers: Numbers of the first `MAX_REPORTED` lines.
-        kinds: Lines by the reason of their error, for the first `MAX_REPORTED` reasons.
-    """
+    """The lines of a file that are not records, in bounded memory."""
 
     count: int = 0
-    numbers: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # numbers of the first `MAX_REPORTED` lines
+    # Lines by the reason of their error, for the first `MAX_REPORTED` reasons.
     kinds: dict[str, InvalidLineKind] = field(default_factory=dict)
 
     def add_line(self, number: int, error: RecordError) -> None:

@@ -104,13 +104,8 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield the records of a log.
 
-    Args:
-        path: File of the log.
-        invalid_lines: Collects the lines that are not records, which are skipped.
-        workload: Workload whose records are returned. By default, all records are returned.
-
-    Raises:
-        Error: The file cannot be read.
+    `invalid_lines`: collects the lines that are not records, which are skipped.
+    `workload`: workload whose records are returned. By default, all records are returned.
     """
     scanner = HeaderScanner(lambda key: key.workload)
     for line in read_lines(Path(path)):

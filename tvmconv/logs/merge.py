@@ -18,16 +18,8 @@ def merge_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLi
 
     Two lines are the same measurement if workload, schedule, device, config, times, error and timestamp agree.
 
-    Args:
-        logs: Logs to merge.
-        output_path: Log to write, which replaces an existing file. It must not be one of `logs`.
-        invalid_lines: Collects the lines that are not records, which are left out.
-
-    Returns:
-        Number of written records, and number of repeated ones that were left out.
-
-    Raises:
-        Error: A log cannot be read or written, or `output_path` is one of `logs`.
+    `output_path`: log to write, which replaces an existing file. It must not be one of `logs`.
+    `invalid_lines`: collects the lines that are not records, which are left out.
     """
     digests: set[bytes] = set()
     num_read = 0
@@ -45,17 +37,10 @@ def merge_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLi
 def import_logs(logs: Sequence[Path], output_path: Path, invalid_lines: InvalidLines) -> int:
     """Convert logs of AutoTVM.
 
-    Args:
-        logs: Logs of AutoTVM, which may also have lines of tvmconv.
-        output_path: Log to write, which replaces an existing file if there is a record to import. It must not be one
-            of `logs`.
-        invalid_lines: Collects the lines that are not records, or whose task has no schedule, which are left out.
-
-    Returns:
-        Number of written records.
-
-    Raises:
-        Error: A log cannot be read or written, `output_path` is one of `logs`, or no line is a record.
+    `logs`: logs of AutoTVM, which may also have lines of tvmconv.
+    `output_path`: log to write, which replaces an existing file if there is a record to import. It must not be one of
+        `logs`.
+    `invalid_lines`: collects the lines that are not records, or whose task has no schedule, which are left out.
     """
     num_written = 0
     with write_new_log(output_path, logs) as write_line:
@@ -83,12 +68,7 @@ def _iterate_records(logs: Sequence[Path], invalid_lines: InvalidLines) -> Itera
 def write_new_log(output_path: Path, input_paths: Sequence[Path]) -> Iterator[Callable[[bytes], object]]:
     """Yield a function that writes a line to a new log, which is moved to its path when all lines are on disk.
 
-    Args:
-        output_path: Path of the log, which replaces an existing file. If it is a link, its target is replaced.
-        input_paths: Logs that the lines are read from.
-
-    Raises:
-        Error: The log cannot be written, is not a regular file, or is one of the inputs.
+    `output_path`: path of the log, which replaces an existing file. If it is a link, its target is replaced.
     """
     if output_path.exists() and not output_path.is_file():  # the new log would replace a device or a pipe
         raise Error(f"cannot write {output_path}: expected a regular file")

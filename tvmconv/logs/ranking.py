@@ -27,8 +27,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.logs.index import LogIndex, index_log, index_records
 from tvmconv.logs.lines import InvalidLines
-from tvmconv.logs.record import Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import Record, RecordKey
 from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.suites import SuiteVariant
 from tvmconv.workloads.text import quote
@@ -40,8 +39,7 @@ KeyedIndexes = Sequence[tuple[RecordKey, LogIndex]]
 def iterate_fastest_first(indexes: KeyedIndexes) -> Iterator[Record]:
     """Yield one record for each valid config, the best first, by the rule above.
 
-    Args:
-        indexes: Indexes of one workload, possibly of several schedules and devices.
+    `indexes`: indexes of one workload, possibly of several schedules and devices.
     """
     wrong_identities = {identity for _, log_index in indexes for identity in log_index.find_wrong_identities()}
     final_records = _latest_final_records(indexes)
@@ -104,11 +102,7 @@ def _iterate_median_trials(indexes: KeyedIndexes) -> Iterator[Record]:
 def list_log_files(paths: LogPaths) -> list[Path]:
     """Return the named log files, and for each folder all `*.jsonl` files below it, in alphabetical order.
 
-    Args:
-        paths: Path of a log or of a folder of logs, or several of them.
-
-    Raises:
-        Error: A folder has no logs, or an argument is not a path.
+    `paths`: path of a log or of a folder of logs, or several of them.
     """
     files: list[Path] = []
     try:
@@ -128,14 +122,9 @@ def find_best_record(
 ) -> Record | None:
     """Return the best valid record of a workload in logs; None if there is none.
 
-    Args:
-        paths: Path of a log or of a folder of logs, or several of them.
-        workload: Workload whose records count.
-        schedule: Name of a schedule, or names, whose records count (default: all).
-        device: Name of the device whose records count, such as "NVIDIA H200" (default: all).
-
-    Raises:
-        Error: A log cannot be read.
+    `paths`: path of a log or of a folder of logs, or several of them.
+    `schedule`: name of a schedule, or names, whose records count (default: all).
+    `device`: name of the device whose records count, such as "NVIDIA H200" (default: all).
     """
     schedule_names = [schedule] if isinstance(schedule, str) else schedule
     indexes = [
@@ -153,13 +142,9 @@ def index_logs_by_workload(
 ) -> dict[tuple[Workload, str], list[tuple[RecordKey, LogIndex]]]:
     """Index the records of each workload on each device, in the order of their first records.
 
-    Args:
-        invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
-        workload: Workload to index (default: all).
-        device_name: Name of the device to index (default: all).
-
-    Raises:
-        Error: A log cannot be read.
+    `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
+    `workload`: workload to index (default: all).
+    `device_name`: name of the device to index (default: all).
     """
     indexes: dict[tuple[Workload, str], list[tuple[RecordKey, LogIndex]]] = {}
     for path, invalid_lines in invalid_lines_by_log.items():
@@ -177,14 +162,10 @@ def find_best_per_workload(
 ) -> list[Record]:
     """Return the best valid records of each workload on each device, in the order of their first records.
 
-    Args:
-        invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
-        workload: Workload whose records count (default: all).
-        device_name: Name of the device whose records count (default: all).
-        max_configs: Maximum number of configs of each workload and device, the best first.
-
-    Raises:
-        Error: A log cannot be read.
+    `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
+    `workload`: workload whose records count (default: all).
+    `device_name`: name of the device whose records count (default: all).
+    `max_configs`: maximum number of configs of each workload and device, the best first.
     """
     groups = index_logs_by_workload(invalid_lines_by_log, workload, device_name).values()
     return [record for group in groups for record in islice(iterate_fastest_first(group), max_configs)]
@@ -201,13 +182,9 @@ class DeviceMatch(IntEnum):
 class RecordIndex:
     """An index of the records of logs, which is read once for many look-ups.
 
-    Args:
-        paths: Path of a log or of a folder of logs, or several of them.
-        workload: Workload that will be looked up, with or without its epilogue. Records of other workloads may then be
-            missing. By default, all workloads are indexed.
-
-    Raises:
-        Error: A log cannot be read.
+    `paths`: path of a log or of a folder of logs, or several of them.
+    `workload`: workload that will be looked up, with or without its epilogue. Records of other workloads may then be
+        missing. By default, all workloads are indexed.
     """
 
     def __init__(self, paths: LogPaths, workload: Workload | None = None) -> None:
@@ -220,10 +197,8 @@ class RecordIndex:
     ) -> Iterator[tuple[DeviceMatch, Record]]:
         """Yield the valid records of a workload, by the similarity of their device and then the best first.
 
-        Args:
-            workload: Workload whose records are returned.
-            device: Device that the kernel will run on. Records of another kind of device are left out.
-            schedule: Name of the schedule whose records are returned (default: all).
+        `device`: device that the kernel will run on. Records of another kind of device are left out.
+        `schedule`: name of the schedule whose records are returned (default: all).
         """
         matches: list[tuple[tuple[DeviceMatch, float], tuple[RecordKey, LogIndex]]] = []
         for key, log_index in self._indexes_by_workload.get(workload, ()):
@@ -244,20 +219,6 @@ class RecordIndex:
         yield from self.iterate_by_device_match(workload, device)
         if isinstance(workload, Conv) and workload.epilogue:
             yield from self.iterate_by_device_match(SuiteVariant(epilogue=()).apply_to(workload), device)
-
-
-def iterate_by_device_match(
-    paths: LogPaths, workload: Workload, device: Device, schedule: str | None = None
-) -> Iterator[tuple[DeviceMatch, Record]]:
-    """Yield the records of `RecordIndex.iterate_by_device_match` for logs; raise Error if one cannot be read."""
-    yield from RecordIndex(paths, workload).iterate_by_device_match(workload, device, schedule)
-
-
-def iterate_applicable_records(
-    paths: LogPaths, workload: Workload, device: Device
-) -> Iterator[tuple[DeviceMatch, Record]]:
-    """Yield the records of `RecordIndex.iterate_applicable_records` for logs; raise Error if one cannot be read."""
-    yield from RecordIndex(paths, workload).iterate_applicable_records(workload, device)
 
 
 def _index_logs(paths: LogPaths, workload: Workload | None) -> KeyedIndexes:

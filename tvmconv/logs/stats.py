@@ -10,27 +10,20 @@ from pathlib import Path
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.ranking import index_logs_by_workload, iterate_fastest_first
-from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record, RecordKey
 
 
 @dataclass
 class SearchStats:
-    """Trials and final timings of one schedule for one workload on one device.
+    """Trials and final timings of one schedule for one workload on one device."""
 
-    Attributes:
-        error_counts: Number of trials by kind of error; those of `ErrorKind.NONE` succeeded.
-        best_record: Best record of the schedule, by the rule of `iterate_fastest_first`; None without a valid record.
-        num_finals: Number of final timings, which are not trials.
-        num_timed_trials: Number of trials with a value of `elapsed`.
-        last_elapsed: Largest value of `elapsed`, in seconds.
-    """
-
+    # Number of trials by kind of error; those of `ErrorKind.NONE` succeeded.
     error_counts: Counter[ErrorKind] = field(default_factory=Counter)
+    # Best record of the schedule, by the rule of `iterate_fastest_first`; None without a valid record.
     best_record: Record | None = None
-    num_finals: int = 0
-    num_timed_trials: int = 0
-    last_elapsed: float = 0.0
+    num_finals: int = 0  # number of final timings, which are not trials
+    num_timed_trials: int = 0  # number of trials with a value of `elapsed`
+    last_elapsed: float = 0.0  # largest value of `elapsed`, in seconds
 
     @property
     def num_trials(self) -> int:
@@ -48,36 +41,25 @@ class SearchStats:
             self.last_elapsed = max(self.last_elapsed, record.elapsed)
 
 
-@dataclass(frozen=True)
-class LogStats:
-    """Statistics of the searches of logs, in the order of their first records."""
+def collect_stats(invalid_lines_by_log: Mapping[Path, InvalidLines]) -> dict[RecordKey, SearchStats]:
+    """Count the records of logs, in the order of their first records, and find the best record of each search.
 
-    searches: dict[RecordKey, SearchStats]
+    `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
+    """
+    searches: dict[RecordKey, SearchStats] = {}
+    for path, invalid_lines in invalid_lines_by_log.items():
+        for record in read_records(path, invalid_lines):
+            searches.setdefault(record.key, SearchStats()).add_record(record)
+    for group in index_logs_by_workload({path: InvalidLines() for path in invalid_lines_by_log}).values():
+        for key in {key for key, _ in group} & searches.keys():
+            same_schedule = [item for item in group if item[0].schedule == key.schedule]
+            searches[key].best_record = next(iterate_fastest_first(same_schedule), None)
+    return searches
 
-    @classmethod
-    def from_logs(cls, invalid_lines_by_log: Mapping[Path, InvalidLines]) -> LogStats:
-        """Count the records of logs, and find the best record of each search.
 
-        Args:
-            invalid_lines_by_log: Logs, each with the object that collects its invalid lines.
-
-        Raises:
-            Error: A log cannot be read.
-        """
-        searches: dict[RecordKey, SearchStats] = {}
-        for path, invalid_lines in invalid_lines_by_log.items():
-            for record in read_records(path, invalid_lines):
-                searches.setdefault(record.key, SearchStats()).add_record(record)
-        for group in index_logs_by_workload({path: InvalidLines() for path in invalid_lines_by_log}).values():
-            for key in {key for key, _ in group} & searches.keys():
-                same_schedule = [item for item in group if item[0].schedule == key.schedule]
-                searches[key].best_record = next(iterate_fastest_first(same_schedule), None)
-        return cls(searches)
-
-    @property
-    def error_counts(self) -> Counter[ErrorKind]:
-        """Number of trials of all searches by kind of error."""
-        return sum((search.error_counts for search in self.searches.values()), Counter())
+def count_errors(searches: Iterable[SearchStats]) -> Counter[ErrorKind]:
+    """Return the number of trials of some searches by kind of error."""
+    return sum((search.error_counts for search in searches), Counter())
 
 
 def trials_per_second(searches: Iterable[SearchStats]) -> float | None:

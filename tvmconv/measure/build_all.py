@@ -42,17 +42,11 @@ def build_all(
 
     With a single worker and no deadline, the builds run in this process.
 
-    Args:
-        inputs: Kernels to build.
-        device: Device that they are built for.
-        num_workers: Number of processes; by default one less than the number of processors.
-        on_progress: Function that is called with the number of finished builds.
-        deadline: Time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
-            deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
-        num_needed: Number of first inputs for which the deadline's cut-off applies instead.
-
-    Raises:
-        Error: The processes do not start.
+    `num_workers`: number of processes; by default one less than the number of processors.
+    `on_progress`: function that is called with the number of finished builds.
+    `deadline`: time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
+        deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
+    `num_needed`: number of first inputs for which the deadline's cut-off applies instead.
     """
     if not inputs:
         return []
@@ -67,8 +61,10 @@ def build_all(
         ]
     timed_out = BuilderResult(None, ErrorKind.BUILD_TIMEOUT, NO_TIME_MESSAGE)
     if deadline is not None:
-        pool.prestart(BUILDER_MODULE, BUILDER_MODULE, pool_size)
-        if not pool.wait_for_worker(BUILDER_MODULE, (deadline.cut_off if num_needed else deadline).remaining_seconds):
+        pool.shared.prestart(BUILDER_MODULE, BUILDER_MODULE, pool_size)
+        if not pool.shared.wait_for_worker(
+            BUILDER_MODULE, (deadline.cut_off if num_needed else deadline).remaining_seconds
+        ):
             return [timed_out] * len(inputs)
     builder_pool, results = BuilderPool(setup, pool_size, BUILD_SECONDS), dict[int, BuilderResult]()
     try:

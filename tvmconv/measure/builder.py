@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmconv.errors import CompileError, ScheduleFailure, describe_error
-from tvmconv.measure.phase_timer import PhaseTimer
-from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.results import ErrorKind, PhaseTimer
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.tvm_import import import_tvm
 
@@ -32,38 +31,24 @@ WARM_UP_WORKLOAD, WARM_UP_ARCH = "conv2d:1x1x2x2,1x1x1x1", "sm_90"  # kernel tha
 
 @dataclass(frozen=True)
 class BuilderSetup:
-    """Setup of a builder process for all configs.
+    """Setup of a builder process for all configs."""
 
-    Attributes:
-        workload: Workload of configs that come without one.
-        schedules: Schedules by name or other key; other processes find their functions by module and name.
-        device: Device to build for, which need not be present.
-        memory_limit_bytes: Memory that one build may allocate, in bytes.
-    """
-
-    workload: Workload
+    workload: Workload  # workload of configs that come without one
+    # Schedules by name or other key; other processes find their functions by module and name.
     schedules: Mapping[str, Schedule]
-    device: Device
-    memory_limit_bytes: int
+    device: Device  # device to build for, which need not be present
+    memory_limit_bytes: int  # memory that one build may allocate, in bytes
 
 
 @dataclass(frozen=True)
 class BuilderResult:
-    """Result of a build.
+    """Result of a build."""
 
-    Attributes:
-        executable: Executable for the device; None after an error.
-        error: Kind of error.
-        message: One-line message of the error.
-        phases: Milliseconds by phase.
-        seconds: Wall time of the build.
-    """
-
-    executable: Executable | None = None
+    executable: Executable | None = None  # executable for the device; None after an error
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    phases: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)  # milliseconds by phase
+    seconds: float = 0.0  # wall time of the build
 
 
 def build_executable(
@@ -71,14 +56,7 @@ def build_executable(
 ) -> BuilderResult:
     """Build one config of a schedule and return the result, including any error.
 
-    Args:
-        setup: Setup of the process.
-        schedule_name: Key of the schedule in the setup.
-        config: Value of each knob.
-        workload: Workload to compute; that of the setup by default.
-
-    Raises:
-        MemoryError: The build exceeds the available memory.
+    `workload`: workload to compute; that of the setup by default.
     """
     from tvmconv.compiler import lowering as lowering
 

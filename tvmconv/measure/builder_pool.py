@@ -36,10 +36,7 @@ class BuilderPool:
     A config that hangs, crashes its process or allocates too much memory results in one `BuilderResult` with the error.
     The process is restarted, and its queued configs go to other builders.
 
-    Args:
-        setup: Setup of all builders.
-        num_workers: Number of processes; 0 if nothing is built.
-        timeout_seconds: Time limit of one build.
+    `num_workers`: number of processes; 0 if nothing is built.
     """
 
     def __init__(self, setup: BuilderSetup, num_workers: int, timeout_seconds: float) -> None:
@@ -54,21 +51,13 @@ class BuilderPool:
     def submit(self, tag: int, schedule: str, config: Config, workload: Workload | None = None) -> None:
         """Queue a build.
 
-        Args:
-            tag: Unique number, which is returned with the result.
-            schedule: Key of the schedule in the setup.
-            config: Value of each knob.
-            workload: Workload to compute; that of the setup by default.
+        `tag`: unique number, which is returned with the result.
+        `workload`: workload to compute; that of the setup by default.
         """
         self._queued_jobs.append(Job(tag, (schedule, config, workload)))
 
     def poll(self) -> list[tuple[int, BuilderResult]]:
-        """Send queued builds to the processes, and return tags and results of builds that ended since the last call.
-
-        Raises:
-            HostError: The builder processes do not start.
-            Error: They cannot load a schedule.
-        """
+        """Send queued builds to the processes, and return tags and results of builds that ended since the last call."""
         answers = [answer for builder in self._builders for answer in builder.poll()]
         results = [(job.tag, _make_builder_result(answer)) for job, answer in answers]
         for builder in self._builders:

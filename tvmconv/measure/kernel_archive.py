@@ -29,11 +29,7 @@ def save_kernels(file: Path, kernels: Iterable[tuple[dict[str, Any], Executable]
 
 
 def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
-    """Yield metadata and executables of a file that `save_kernels` wrote, in order.
-
-    Raises:
-        Error: The file cannot be read or is not such an archive.
-    """
+    """Yield metadata and executables of a file that `save_kernels` wrote, in order."""
     try:
         with open_regular(file) as stream, zipfile.ZipFile(stream) as archive:
             check_archive(archive, MAX_ARCHIVE_BYTES)

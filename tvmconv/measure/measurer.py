@@ -20,12 +20,10 @@ from tvmconv.devices.rpc import RPCDevice
 from tvmconv.errors import DeviceError, Error, ScheduleError
 from tvmconv.measure.builder import BuilderSetup
 from tvmconv.measure.builder_pool import BuilderPool, resolve_num_workers
-from tvmconv.measure.local_runner import LocalRunner
-from tvmconv.measure.phase_timer import PhaseMeans
 from tvmconv.measure.pipeline import MeasureCandidate, MeasurePipeline
-from tvmconv.measure.results import MeasureResult
+from tvmconv.measure.results import MeasureResult, PhaseMeans
 from tvmconv.measure.rpc_runner import RPCRunner
-from tvmconv.measure.runner import Runner
+from tvmconv.measure.runner import LocalRunner, Runner
 from tvmconv.verification import Problem
 from tvmconv.version import VERSION
 
@@ -48,23 +46,16 @@ class Measurer:
     allocates too much memory or computes a wrong output results in a measurement with that error. Builders start
     immediately, and devices are taken with the first config.
 
-    Args:
-        workload: Workload to compute.
-        schedules: One or several schedules; their functions must be at the top level of importable modules.
-        devices: Names, devices or custom runners to measure on, all of one kind and architecture.
-        workers: Number of builder processes; by default one less than the number of processors. With 0, only candidates
-            with an executable can be measured.
-        build_timeout: Time limit of one build in seconds.
-        run_timeout: Time limit of one candidate on the device in seconds; `RUN_SECONDS` of the kind by default.
-        memory_limit: Host memory limit of one candidate in bytes.
-        seed: Seed of the inputs; fresh by default.
-        problem: Inputs and reference of the same workload instead of a seed, or a function that returns them. A thread
-            of the measurer calls the function, so that the caller does not wait for the reference.
-
-    Raises:
-        DeviceError: A device is not available, or the devices differ.
-        ScheduleError: Another process cannot import a schedule.
-        WorkloadError: Inputs and reference do not fit in memory.
+    `schedules`: one or several schedules; their functions must be at the top level of importable modules.
+    `devices`: names, devices or custom runners to measure on, all of one kind and architecture.
+    `workers`: number of builder processes; by default one less than the number of processors. With 0, only candidates
+        with an executable can be measured.
+    `build_timeout`: time limit of one build in seconds.
+    `run_timeout`: time limit of one candidate on the device in seconds; `RUN_SECONDS` of the kind by default.
+    `memory_limit`: host memory limit of one candidate in bytes.
+    `seed`: seed of the inputs; fresh by default.
+    `problem`: inputs and reference of the same workload instead of a seed, or a function that returns them. A thread of
+        the measurer calls the function, so that the caller does not wait for the reference.
     """
 
     def __init__(
@@ -143,11 +134,7 @@ class Measurer:
         self.submit_candidates([MeasureCandidate(schedule or self._first_schedule, config) for config in configs])
 
     def submit_candidates(self, candidates: Sequence[MeasureCandidate]) -> None:
-        """Queue candidates of any of the schedules, with or without an executable.
-
-        Raises:
-            Error: A candidate has no executable, and there are no builder processes.
-        """
+        """Queue candidates of any of the schedules, with or without an executable."""
         if not self._num_workers and any(candidate.executable is None for candidate in candidates):
             raise Error("cannot build: with 0 workers, expected candidates that were built before")
         for candidate in candidates:
@@ -158,13 +145,7 @@ class Measurer:
     def collect_results(self, timeout: float) -> list[MeasureResult]:
         """Return the results since the last call.
 
-        Args:
-            timeout: Seconds to wait for the first result. The list is empty if none arrives or none is pending.
-
-        Raises:
-            DeviceError: No device is usable any more.
-            HostError: The host or the device cannot build or run any kernel; failures caused by it are not returned.
-            Error: The builder processes do not start.
+        `timeout`: seconds to wait for the first result. The list is empty if none arrives or none is pending.
         """
         results: list[MeasureResult] = []
         while self.num_pending > len(results):

@@ -23,9 +23,7 @@ class ProblemPrefetcher:
     def prefetch(self, workload: Workload, mode: str = "auto") -> None:
         """Start the computation of a problem.
 
-        Args:
-            workload: Workload of the problem.
-            mode: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
+        `mode`: verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
         """
         if (workload, mode) in self._futures:
             return
@@ -41,9 +39,6 @@ class ProblemPrefetcher:
         """Return a new problem; wait for a computation in progress, but not for one that is still queued.
 
         The arguments are those of `prefetch`.
-
-        Raises:
-            WorkloadError: Inputs and reference do not fit in this machine's memory.
         """
         future = self._futures.pop((workload, mode), None)
         return Problem(workload, mode=mode) if future is None or future.cancel() else future.result()

@@ -1,10 +1,13 @@
-"""Results of measurements."""
+"""Results of measurements, and the times of their phases."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -13,6 +16,7 @@ from tvmconv.workloads import Workload
 
 NUM_FINALISTS, NUM_FINAL_ROUNDS = 5, 2  # number of fastest candidates in the final timing, and rounds of it
 MAX_EXTRA_FINAL_ROUNDS = 2  # further rounds of candidates whose rounds disagree
+PHASES = ("apply", "lower", "codegen", "compile", "queue", "load", "verify", "time")
 
 
 class ErrorKind(IntEnum):
@@ -36,23 +40,15 @@ def compute_cost_seconds(error: ErrorKind, times: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """Result of an executable on a device.
+    """Result of an executable on a device."""
 
-    Attributes:
-        times: Seconds per launch, one number per repeat; empty after an error.
-        relative_error: Relative L2 error against the float64 reference; None if the kernel did not finish.
-        error: Kind of error.
-        message: One-line message of the error.
-        phases: Milliseconds by phase ("load", "verify", "time").
-        seconds: Wall time on the device.
-    """
-
-    times: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()  # seconds per launch, one number per repeat; empty after an error
+    # Relative L2 error against the float64 reference; None if the kernel did not finish.
     relative_error: float | None = None
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    phases: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)  # milliseconds by phase ("load", "verify", "time")
+    seconds: float = 0.0  # wall time on the device
 
 
 def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
@@ -69,35 +65,60 @@ def merge_results(results: Sequence[RunnerResult]) -> RunnerResult:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """Result of a candidate that was measured or that failed.
-
-    Attributes:
-        workload: Workload that was computed.
-        schedule: Name of the schedule.
-        config: Value of each knob as proposed.
-        device: Name of the device, such as "NVIDIA H200".
-        target: Target of the build, such as "cuda -arch=sm_90" or "opencl".
-        runner_result: Result on the device, or the error of the build.
-        seconds: Wall time of build and run.
-        timestamp: End of the measurement in seconds since 1970.
-        resources: Known ones of registers, spills, shared_bytes, threads and blocks.
-        versions: Versions of the software that built and ran the kernel (tvmconv, tvm, nvrtc, ...).
-        is_final: Whether it is a final timing by `Benchmark.time_final`.
-    """
+    """Result of a candidate that was measured or that failed."""
 
     workload: Workload
     schedule: str
-    config: Config
-    device: str
-    target: str
-    runner_result: RunnerResult
-    seconds: float
-    timestamp: float
+    config: Config  # value of each knob as proposed
+    device: str  # name of the device, such as "NVIDIA H200"
+    target: str  # target of the build, such as "cuda -arch=sm_90" or "opencl"
+    runner_result: RunnerResult  # result on the device, or the error of the build
+    seconds: float  # wall time of build and run
+    timestamp: float  # end of the measurement in seconds since 1970
+    # Known ones of registers, spills, shared_bytes, threads and blocks.
     resources: Mapping[str, int] = field(default_factory=dict)
+    # Versions of the software that built and ran the kernel (tvmconv, tvm, nvrtc, ...).
     versions: Mapping[str, str] = field(default_factory=dict)
-    is_final: bool = False
+    is_final: bool = False  # whether it is a final timing by `Benchmark.time_final`
 
     @property
     def cost(self) -> float:
         """Seconds per launch; `math.inf` after an error."""
         return compute_cost_seconds(self.runner_result.error, self.runner_result.times)
+
+
+class PhaseTimer:
+    """A timer of phases.
+
+    `milliseconds`: duration of every entered phase by name, including failed ones.
+    """
+
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.milliseconds[name] = (time.perf_counter() - start) * 1e3
+
+
+class PhaseMeans:
+    """Mean milliseconds by phase over many trials."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def add(self, milliseconds: Mapping[str, float]) -> None:
+        """Add the phases of one trial."""
+        for phase, phase_ms in milliseconds.items():
+            self._sums[phase] += phase_ms
+            self._counts[phase] += 1
+
+    def compute_means(self) -> dict[str, float]:
+        """Return the mean over the trials that reached a phase, by phase in the order of `PHASES`."""
+        return {phase: self._sums[phase] / self._counts[phase] for phase in PHASES if self._counts[phase]}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from tvmconv.compiler.executable import Executable
 from tvmconv.devices import rpc
 from tvmconv.devices.device import get_first_line
 from tvmconv.errors import DeviceError
 from tvmconv.measure import serialization
 from tvmconv.measure.results import RunnerResult
-from tvmconv.measure.workers.supervisor import ExitCause, ExitInfo, Job, SupervisedWorker, WorkerLimits
+from tvmconv.measure.runner import ProcessRunner
+from tvmconv.measure.workers.supervisor import ExitCause, ExitInfo, SupervisedWorker, WorkerLimits
 from tvmconv.verification import Problem
 
 START_SECONDS = rpc.MAX_WAIT_SECONDS + 60.0  # a worker must become free and compute inputs and reference
@@ -24,53 +23,27 @@ EXIT_MESSAGES = {
 }
 
 
-class RPCRunner:
-    """Local handle of a worker; see `tvmconv.measure.runner.Runner`.
+class RPCRunner(ProcessRunner):
+    """Runner for a worker on another host; the worker verifies and times in its own runner process.
 
-    The worker verifies and times in its own runner process. If the worker is lost, `poll` raises, and other runners
-    take its executables.
-
-    Args:
-        device: Device of the worker, with the address of the tracker.
-        problem: Inputs and reference; the worker generates the same inputs from its seed.
-        timeout_seconds: Time limit of one executable.
-        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
+    If the worker is lost, `poll` raises, and other runners take its executables.
     """
 
     def __init__(
         self, device: rpc.RPCDevice, problem: Problem, timeout_seconds: float, memory_limit_bytes: int
     ) -> None:
-        self.device = device
         request = serialization.SessionRequest(
             problem.workload.text, problem.seed, timeout_seconds, memory_limit_bytes, problem.mode
         )
         limits = WorkerLimits(START_SECONDS, timeout_seconds + ANSWER_SECONDS)
-        self._process = SupervisedWorker("tvmconv.measure.rpc_runner", lambda: (device, request), limits, EXIT_MESSAGES)
-
-    @property
-    def num_free_slots(self) -> int:
-        """Number of executables that can be submitted now; see `Runner.num_free_slots`."""
-        return self._process.num_free_slots
-
-    def submit(self, tag: int, executable: Executable, best_seconds: float | None) -> None:
-        """Queue an executable; see `Runner.submit`."""
-        self._process.submit(Job(tag, (executable, best_seconds)))
+        super().__init__(device, SupervisedWorker(__name__, lambda: (device, request), limits, EXIT_MESSAGES))
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
-        """Return finished results; see `Runner.poll`."""
-        answers = self._process.poll()
-        results = [(job.tag, answer) for job, answer in answers if not isinstance(answer, ExitInfo)]
+        """Return finished results; raise DeviceError if the worker is lost."""
+        results = [(job.tag, answer) for job, answer in self._process.poll() if not isinstance(answer, ExitInfo)]
         if self._process.exit_info and not results:
             raise DeviceError(f"a worker of {self.device.text} is lost: {self._process.exit_info.reason}")
         return results
-
-    def wait_handles(self) -> Sequence[Connection]:
-        """Return the connection to the process."""
-        return self._process.wait_handles()
-
-    def close(self) -> None:
-        """Close the connection, which also ends the session of the worker."""
-        self._process.close()
 
 
 def main(connection: Connection) -> None:

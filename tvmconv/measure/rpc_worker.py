@@ -14,8 +14,8 @@ from tvmconv import workloads
 from tvmconv.devices import Device, rpc
 from tvmconv.errors import DeviceError
 from tvmconv.measure import serialization
-from tvmconv.measure.local_runner import LocalRunner
 from tvmconv.measure.results import RunnerResult
+from tvmconv.measure.runner import LocalRunner
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.tempdir import ProcessTempDir
 from tvmconv.verification import Problem
@@ -24,11 +24,7 @@ POLL_SECONDS = 0.05
 
 
 class WorkerSession:
-    """Functions of a worker; TVM forks a process with its own runner for each session.
-
-    Args:
-        device: Device to measure on.
-    """
+    """Functions of a worker; TVM forks a process with its own runner for each session."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -66,16 +62,8 @@ def serve_sessions(
 ) -> NoReturn:
     """Serve sessions until the process ends.
 
-    Args:
-        device: Device to measure on.
-        key: Key to register under.
-        tracker: Host and port of the tracker.
-        host: Address to bind to. Every host that can reach it can run code here, because TVM's RPC has no password.
-        port: First of a hundred ports to try.
-        on_listening: Function that is called with the port once the server listens.
-
-    Raises:
-        DeviceError: No port is free, or the address does not belong to this host.
+    `host`: address to bind to. Every host that can reach it can run code here, because TVM's RPC has no password.
+    `on_listening`: function that is called with the port once the server listens.
     """
     import tvm_ffi
     from tvm.rpc.server import PopenRPCServerState

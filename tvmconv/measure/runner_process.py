@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ import numpy as np
 from tvmconv import devices
 from tvmconv.devices.device import DeviceLostError, get_first_line
 from tvmconv.errors import CompileError, describe_error
-from tvmconv.measure.phase_timer import PhaseTimer
-from tvmconv.measure.results import ErrorKind, RunnerResult
+from tvmconv.measure.results import ErrorKind, PhaseTimer, RunnerResult
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
+from tvmconv.tempdir import ProcessTempDir
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,32 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmUpMessage:
-    """Optional first message to a runner process, which initializes the device before the `RunnerSetup` arrives.
+    """Optional first message to a runner process, which initializes the device before the `RunnerSetup` arrives."""
 
-    Attributes:
-        device: Name of the device for `tvmconv.devices.lookup`.
-    """
-
-    device: str
+    device: str  # name of the device for `tvmconv.devices.lookup`
 
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """Setup of a runner process for all executables.
+    """Setup of a runner process for all executables."""
 
-    Attributes:
-        device: Name of the device for `tvmconv.devices.lookup`.
-        inputs: Inputs of the workload.
-        reference: Reference of the output.
-        tolerance: Largest relative L2 error of a correct output.
-        control_executable: Executable that was correct before, with which the process first checks the device; None to
-            skip the check.
-    """
-
-    device: str
+    device: str  # name of the device for `tvmconv.devices.lookup`
     inputs: Sequence[NDArray[Any]]
     reference: ReferenceOutput | NDArray[np.float64]
-    tolerance: float
+    tolerance: float  # largest relative L2 error of a correct output
+    # Executable that was correct before, with which the process first checks the device; None to skip the check.
     control_executable: Executable | None = None
 
 
@@ -64,16 +54,9 @@ def measure_executable(
 ) -> RunnerResult:
     """Verify an executable, and time it if its output is correct.
 
-    Args:
-        device: Device that runs the executable.
-        benchmark: Arrays of the workload on the device.
-        executable: Executable for the device.
-        best_seconds: Best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
-            None requests a final timing by `Benchmark.time_final`.
-        tolerance: Largest relative L2 error of a correct output.
-
-    Raises:
-        DeviceLostError: The kernel made the device unusable for this process.
+    `best_seconds`: best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
+        None requests a final timing by `Benchmark.time_final`.
+    `tolerance`: largest relative L2 error of a correct output.
     """
     phase_timer = PhaseTimer()
     start = time.monotonic()
@@ -122,6 +105,8 @@ def main(connection: Connection) -> None:
             try:
                 if benchmark:
                     benchmark.close()
+                if setup.device.startswith("opencl"):
+                    _keep_pocl_cache_private()
                 device = devices.find_device(setup.device)
                 benchmark = device.create_benchmark(setup.inputs, setup.reference)
                 if control := setup.control_executable:
@@ -141,3 +126,11 @@ def main(connection: Connection) -> None:
         except DeviceLostError as error:
             connection.send(FinalMessage(RunnerResult(error=ErrorKind.RUNTIME, message=get_first_line(error))))
             return
+
+
+@functools.cache
+def _keep_pocl_cache_private() -> ProcessTempDir:
+    """Give PoCL a folder that goes with this process; it would keep compiled kernels, which are never reused."""
+    folder = ProcessTempDir("tvmconv-")
+    os.environ["POCL_KERNEL_CACHE"], os.environ["POCL_CACHE_DIR"] = "0", str(folder.path)
+    return folder

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypedDict
 
 from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
@@ -28,21 +28,13 @@ ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """Request of a session with a worker.
-
-    Attributes:
-        workload: Text of the workload.
-        seed: Seed from which the worker generates the inputs, and computes the reference.
-        timeout_seconds: Time limit of one executable in seconds.
-        memory_limit_bytes: Host memory that the worker's runner process may use, in bytes.
-        verification_mode: Verification mode, one of `tvmconv.verification.VERIFICATION_MODES`.
-    """
+    """Request of a session with a worker."""
 
     workload: str
-    seed: int
-    timeout_seconds: float
-    memory_limit_bytes: int
-    verification_mode: str = "auto"
+    seed: int  # seed from which the worker generates the inputs, and computes the reference
+    timeout_seconds: float  # time limit of one executable in seconds
+    memory_limit_bytes: int  # host memory that the worker's runner process may use, in bytes
+    verification_mode: str = "auto"  # verification mode, one of `tvmconv.verification.VERIFICATION_MODES`
 
     def encode(self) -> str:
         """Return the request as JSON."""
@@ -50,11 +42,7 @@ class SessionRequest:
 
     @classmethod
     def decode(cls, text: str) -> SessionRequest:
-        """Parse the result of `encode`.
-
-        Raises:
-            DeviceError: The text is malformed, or a number in it is out of range.
-        """
+        """Parse the result of `encode`."""
         with jsonfile.translate_json_errors("the request is not a session request of tvmconv", DeviceError):
             data = jsonfile.parse_json(text)
             request: SessionRequest = data.decode(cls)
@@ -64,15 +52,49 @@ class SessionRequest:
             return request
 
 
+class _KernelHeader(TypedDict):
+    """A device function without its code and its resources, which devices do not need."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    arguments: tuple[int, ...]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    constants: tuple[tuple[int, str], ...]
+    textures: tuple[int, ...]
+    tensor_maps: tuple[tuple[int, Any], ...]
+    uses_pdl: bool
+    code: int  # index of the code
+
+
 def encode_executable(executable: Executable, best_seconds: float | None) -> tuple[str, bytes]:
     """Return a JSON header and the code of an executable; `best_seconds` is that of `Runner.submit`.
 
     Code that several device functions share is included once.
     """
     codes = list(dict.fromkeys(kernel.code for kernel in executable.kernels))
+    kernels = [
+        _KernelHeader(
+            name=kernel.name,
+            grid=kernel.launch.grid,
+            block=kernel.launch.block,
+            cluster=kernel.launch.cluster,
+            arguments=kernel.arguments,
+            shared_bytes=kernel.shared_bytes,
+            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
+            constants=kernel.constants,
+            textures=kernel.textures,
+            tensor_maps=tuple((position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps),
+            uses_pdl=kernel.uses_pdl,
+            code=codes.index(kernel.code),
+        )
+        for kernel in executable.kernels
+    ]
     header = {
         "codes": [len(code) for code in codes],
-        "kernels": [{**_kernel_to_dict(kernel), "code": codes.index(kernel.code)} for kernel in executable.kernels],
+        "kernels": kernels,
         "arrays": [(array.shape, array.dtype) for array in executable.arrays],
         "workspace": [(array.shape, array.dtype) for array in executable.workspace],
         "num_prepack_kernels": executable.num_prepack_kernels,
@@ -82,46 +104,27 @@ def encode_executable(executable: Executable, best_seconds: float | None) -> tup
     return json.dumps(header), b"".join(codes)
 
 
-def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
-    """Return a device function without its code and its resources, which devices do not need."""
-    return {
-        "name": kernel.name,
-        "grid": kernel.launch.grid,
-        "block": kernel.launch.block,
-        "cluster": kernel.launch.cluster,
-        "arguments": kernel.arguments,
-        "shared_bytes": kernel.shared_bytes,
-        "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
-        "constants": kernel.constants,
-        "textures": kernel.textures,
-        "tensor_maps": [(position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps],
-        "uses_pdl": kernel.uses_pdl,
-    }
-
-
 def decode_executable(header: str, code: bytes) -> tuple[Executable, float | None]:
     """Parse the executable and the best time that `encode_executable` wrote.
 
-    Raises:
-        CompileError: A tensor map is not supported.
-        DeviceError: The header is malformed, a number in it is out of range, a tensor map is not a parameter, or the
-            size of the code differs from the header.
+    Raises `CompileError` if a tensor map is not supported, and `DeviceError` for any other fault of the data.
     """
     with jsonfile.translate_json_errors("the data are not an executable of tvmconv", DeviceError):
-        return _parse_executable(jsonfile.parse_json(header), code)
+        return _parse_executable(jsonfile.parse_json(header).rename_members(compat.EXECUTABLE_KEYS), code)
 
 
 def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float | None]:
-    header = header.rename_members(compat.EXECUTABLE_KEYS)
     sizes = [size.decode_integer(0, len(code)) for size in header["codes"].elements()]
     if len(code) != sum(sizes):
         raise DeviceError(f"{len(code)} bytes of code: expected {sum(sizes)}")
     codes = [code[stop - size : stop] for stop, size in zip(accumulate(sizes), sizes, strict=True)]
-    arrays, workspace = _parse_array_types(header["arrays"]), _parse_array_types(header["workspace"])
+    arrays, workspace = (
+        tuple(_parse_array_type(value) for value in header[name].elements()) for name in ("arrays", "workspace")
+    )
     header["arrays"].check(bool(arrays), "at least one array")
     kernels = tuple(
-        _parse_kernel(kernel_value, codes, len(arrays), len(arrays) + len(workspace))
-        for kernel_value in header["kernels"].elements()
+        _parse_kernel(value.rename_members(compat.KERNEL_KEYS), codes, len(arrays), len(arrays) + len(workspace))
+        for value in header["kernels"].elements()
     )
     header["kernels"].check(bool(kernels), "at least one step")
     prepack_count, is_final, best_seconds = (header.get(name) for name in ("num_prepack_kernels", "final", "best"))
@@ -133,62 +136,45 @@ def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float
 
 
 def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> CompiledKernel:
-    """Parse a device function.
-
-    Args:
-        data: Result of `_kernel_to_dict`.
-        codes: Distinct codes of the executable.
-        num_arrays: Number of arguments of the executable.
-        num_buffers: Number of arguments and workspace arrays.
-    """
-    data = data.rename_members(compat.KERNEL_KEYS)
-    name = data["name"].decode(str)
-    arguments = tuple(index.decode_integer(0, num_buffers - 1) for index in data["arguments"].elements())
-    tensor_maps = []
-    for position, map_value in (_parse_pair(pair) for pair in data["tensor_maps"].elements()):
-        tensor_map = TensorMap.from_dict(map_value.value)
-        if not 0 <= position.decode_integer() < len(arguments):
-            count = len(arguments)
-            raise DeviceError(f"{tensor_map}, is at position {position.value}, but {name} has {count} parameters")
-        tensor_maps.append((position.decode_integer(), tensor_map))
-    constants = (_parse_pair(pair) for pair in data["constants"].elements())
+    """Parse a device function of an executable with some arrays; `num_buffers` includes the workspace."""
+    header: _KernelHeader = data.decode(_KernelHeader)
+    extents = [*header["grid"], *header["block"], *header["cluster"]]
+    array_indices = [*header["textures"], *(index for index, _ in header["constants"])]
+    for name, numbers, low, high in (
+        ("a size in the launch", extents, 1, MAX_GRID_EXTENT),
+        ("an argument", header["arguments"], 0, num_buffers - 1),
+        ("an array", array_indices, 0, num_arrays - 1),
+        ("shared memory", [header["shared_bytes"], header["dynamic_shared_bytes"]], 0, MAX_SHARED_BYTES),
+        ("a code", [header["code"]], 0, len(codes) - 1),
+    ):
+        data.check(all(low <= number <= high for number in numbers), f"{name} from {low} to {high}")
+    num_parameters, tensor_maps = len(header["arguments"]), []
+    for position, map_data in header["tensor_maps"]:
+        tensor_map = TensorMap.from_dict(map_data)
+        if not 0 <= position < num_parameters:
+            place = f"is at position {position}, but {header['name']} has {num_parameters} parameters"
+            raise DeviceError(f"{tensor_map}, {place}")
+        tensor_maps.append((position, tensor_map))
     return CompiledKernel(
-        code=codes[data["code"].decode_integer(0, len(codes) - 1)],
-        name=name,
-        launch=LaunchConfig(*(_parse_extents(data[name]) for name in ("grid", "block", "cluster"))),
-        arguments=arguments,
-        shared_bytes=data["shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
-        dynamic_shared_bytes=data["dynamic_shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
-        constants=tuple((array.decode_integer(0, num_arrays - 1), symbol.decode(str)) for array, symbol in constants),
-        textures=tuple(index.decode_integer(0, num_arrays - 1) for index in data["textures"].elements()),
+        code=codes[header["code"]],
+        name=header["name"],
+        launch=LaunchConfig(header["grid"], header["block"], header["cluster"]),
+        arguments=header["arguments"],
+        shared_bytes=header["shared_bytes"],
+        dynamic_shared_bytes=header["dynamic_shared_bytes"],
+        constants=header["constants"],
+        textures=header["textures"],
         tensor_maps=tuple(tensor_maps),
-        uses_pdl=data["uses_pdl"].decode(bool),
+        uses_pdl=header["uses_pdl"],
     )
 
 
-def _parse_pair(data: JsonValue) -> tuple[JsonValue, JsonValue]:
-    elements = data.elements()
-    data.check(len(elements) == 2, "a list of 2")
-    return elements[0], elements[1]
-
-
-def _parse_extents(data: JsonValue) -> tuple[int, int, int]:
-    """Parse x, y and z of a grid, a block or a cluster."""
-    data.check(len(data.elements()) == 3, "a list of 3")
-    x, y, z = (extent.decode_integer(1, MAX_GRID_EXTENT) for extent in data.elements())
-    return x, y, z
-
-
-def _parse_array_types(data: JsonValue) -> tuple[ArrayType, ...]:
-    return tuple(_parse_array_type(value) for value in data.elements())
-
-
 def _parse_array_type(data: JsonValue) -> ArrayType:
-    shape, dtype = _parse_pair(data)
-    extents = tuple(extent.decode_integer(1, MAX_ARRAY_ELEMENTS) for extent in shape.elements())
-    shape.check(math.prod(extents) <= MAX_ARRAY_ELEMENTS, f"at most {MAX_ARRAY_ELEMENTS} elements")
-    dtype.check(dtype.decode(str) in ARRAY_DTYPES, f"one of {', '.join(ARRAY_DTYPES)}")
-    return ArrayType(extents, dtype.value)
+    extents, dtype = data.decode(tuple[tuple[int, ...], str])
+    is_size_valid = all(extent >= 1 for extent in extents) and math.prod(extents) <= MAX_ARRAY_ELEMENTS
+    data.check(is_size_valid, f"a shape of 1 to {MAX_ARRAY_ELEMENTS} elements")
+    data.check(dtype in ARRAY_DTYPES, f"one of {', '.join(ARRAY_DTYPES)}")
+    return ArrayType(extents, dtype)
 
 
 def encode_result(result: RunnerResult) -> str:
@@ -200,11 +186,7 @@ def encode_result(result: RunnerResult) -> str:
 
 
 def decode_result(text: str) -> RunnerResult:
-    """Parse the result that `encode_result` wrote.
-
-    Raises:
-        DeviceError: The text is malformed, or a time is impossible.
-    """
+    """Parse the result that `encode_result` wrote."""
     with jsonfile.translate_json_errors("the worker's answer is not a result of tvmconv", DeviceError):
         data = jsonfile.parse_json(text)
         result: RunnerResult = data.decode(RunnerResult)

@@ -24,17 +24,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TimingRounds(Generic[T]):
-    """Measurements of one kernel or library, one per round.
+    """Measurements of one kernel or library, one per round."""
 
-    Attributes:
-        measurements: Measurements in the order of the rounds.
-        seconds: Seconds per launch of each round; infinite for a failure, which is the last.
-        is_stable: Whether the required number of rounds agree, which means that they deviate from the median by at most
-            `MAX_DEVIATION`. A single round is sufficient if a launch takes `LONG_LAUNCH_SECONDS`.
-    """
-
-    measurements: tuple[T, ...]
-    seconds: tuple[float, ...]
+    measurements: tuple[T, ...]  # measurements in the order of the rounds
+    seconds: tuple[float, ...]  # seconds per launch of each round; infinite for a failure, which is the last
+    # Whether the required number of rounds agree, which means that they deviate from the median by at most
+    # `MAX_DEVIATION`. A single round is sufficient if a launch takes `LONG_LAUNCH_SECONDS`.
     is_stable: bool
 
     @property
@@ -64,16 +59,10 @@ def measure_in_rounds(
 
     A kernel whose launch takes `LONG_LAUNCH_SECONDS` is measured in a single round.
 
-    Args:
-        keys: Kernels, or keys of them.
-        measure: Function that measures each of the given keys once, in order.
-        get_seconds: Function from a measurement to seconds per launch; infinite for a failure, after which the key is
-            not measured again.
-        num_rounds: Number of rounds that must agree.
-        max_extra_rounds: Maximum number of further rounds for keys whose rounds disagree.
-
-    Returns:
-        Rounds of each key, in the order of the keys.
+    `measure`: function that measures each of the given keys once, in order.
+    `get_seconds`: function from a measurement to seconds per launch; infinite for a failure, after which the key is not
+        measured again.
+    `max_extra_rounds`: maximum number of further rounds for keys whose rounds disagree.
     """
     measurements_by_key: list[list[T]] = [[] for _ in keys]
 

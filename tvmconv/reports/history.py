@@ -17,8 +17,7 @@ from tvmconv.logs.header_scan import parse_medians, scan_log
 from tvmconv.logs.index import LogIndex, LogIndexer, index_records
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.ranking import find_best_of_records, iterate_fastest_first
-from tvmconv.logs.record import Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import Record, RecordKey
 from tvmconv.reports.tables import format_significant
 from tvmconv.workloads import Workload
 

@@ -11,8 +11,7 @@ from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.logs.index import LogIndex, index_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.ranking import iterate_fastest_first
-from tvmconv.logs.record import Record
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import Record, RecordKey
 from tvmconv.measure import faults
 from tvmconv.space import Config
 from tvmconv.workloads import Conv, Workload

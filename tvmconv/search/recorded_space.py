@@ -24,7 +24,7 @@ from tvmconv.files import DamagedFileError, read_bytes
 from tvmconv.jsonfile import abbreviate_value
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
-from tvmconv.logs.record_key import RecordKey
+from tvmconv.logs.record import RecordKey
 from tvmconv.space import ChoiceKnob, Config, Knob, SplitKnob, Value
 from tvmconv.space.search_space import Space
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv import compat, devices, registry
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart_fork_server
+from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.progress import SearchProgress
@@ -101,8 +101,9 @@ def tune(
     schedule_names = [] if schedule is None else [schedule]
     parsed_workload = as_workload(workload)
     can_skip_torch = can_leave_out_torch()  # the answer is valid only before this library starts threads
-    with keep_workers_alive():
-        prestart_fork_server()  # it loads the libraries of builders while this process finds devices and imports TVM
+    with pool.keep_workers_alive():
+        # It loads the libraries of builders while this process finds devices and imports TVM.
+        pool.shared.prestart_fork_server()
         measuring_devices = find_devices(device)
         prestart_workers(options.workers, measuring_devices)
         if can_skip_torch:
@@ -124,7 +125,7 @@ def tune_all(
     Without schedules, all that may be the fastest are searched.
     """
     selection = ScheduleSelection.resolve(workload, schedules, measuring_devices[0])
-    with keep_workers_alive():
+    with pool.keep_workers_alive():
         prestart_workers(options.workers, measuring_devices)
         return search(workload, selection, measuring_devices, options, on_progress, prefetcher, prepare_next)
 

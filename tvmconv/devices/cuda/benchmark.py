@@ -15,9 +15,9 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.devices.arch import NvidiaGpu
 from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
 from tvmconv.devices.cuda.function import CudaFunction
-from tvmconv.devices.cuda.gpu import NvidiaGpu
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
     WARM_UP_SECONDS,

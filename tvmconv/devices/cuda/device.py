@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.devices.arch import NvidiaGpu
 from tvmconv.devices.cuda.benchmark import CudaBenchmark
-from tvmconv.devices.cuda.gpu import NvidiaGpu
 from tvmconv.devices.cuda.graphs import check_cuda
 from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
 from tvmconv.devices.device import DeviceNotFoundError, get_first_line
@@ -43,11 +43,7 @@ class CudaDevice(NvidiaGpu):
 
 
 def list_cuda_devices() -> list[CudaDevice]:
-    """Return all NVIDIA GPUs, at least one.
-
-    Raises:
-        DeviceNotFoundError: There is none; the error has the reason and a remedy.
-    """
+    """Return all NVIDIA GPUs, at least one."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:

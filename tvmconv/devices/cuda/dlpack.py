@@ -14,40 +14,22 @@ from tvmconv.optional_packages import format_install_command
 
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import Executable
-    from tvmconv.devices.cuda.gpu import NvidiaGpu
+    from tvmconv.devices.arch import NvidiaGpu
 
 
 @dataclass(frozen=True)
 class DLPackArgs:
-    """Arrays of one kernel call.
+    """Arrays of one kernel call."""
 
-    Attributes:
-        pointers: Addresses of the inputs and the output.
-        output: Output as an array of the first input's library.
-        workspace: Addresses of the workspace arrays, which that library reuses in stream order.
-        stream: Handle of the library's current stream.
-        owners: Objects that keep the memory of inputs and workspace alive.
-    """
-
-    pointers: tuple[int, ...]
-    output: Any
-    workspace: tuple[int, ...]
-    stream: int
-    owners: tuple[Any, ...]
+    pointers: tuple[int, ...]  # addresses of the inputs and the output
+    output: Any  # output as an array of the first input's library
+    workspace: tuple[int, ...]  # addresses of the workspace arrays, which that library reuses in stream order
+    stream: int  # handle of the library's current stream
+    owners: tuple[Any, ...]  # objects that keep the memory of inputs and workspace alive
 
 
 def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaGpu) -> DLPackArgs:
-    """Import inputs through DLPack without a copy, and let their library allocate output and workspace.
-
-    Args:
-        inputs: C-contiguous arrays on the device.
-        executable: Executable that takes the arrays.
-        device: GPU that the arrays must be on.
-
-    Raises:
-        DeviceError: An input does not support DLPack, is on another device, is not contiguous, or does not have the
-            shape and dtype of the argument.
-    """
+    """Import inputs through DLPack without a copy, and let their library allocate output and workspace."""
     import tvm
 
     try:
@@ -102,11 +84,7 @@ def _find_producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ..
 
 @functools.cache
 def load_tvm_runtime() -> None:
-    """Load TVM's CUDA runtime library, which `import tvm` silently skips if it does not find libcudart.
-
-    Raises:
-        DeviceError: The library does not load.
-    """
+    """Load TVM's CUDA runtime library, which `import tvm` silently skips if it does not find libcudart."""
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
     try:

@@ -20,10 +20,7 @@ _Slot = ctypes.c_uint64 * (MAP_BYTES // 8)
 class CudaFunction:
     """A kernel function of a cubin on the current device, which is unloaded with this object.
 
-    Args:
-        cubin: Cubin with the function, and possibly others.
-        name: Symbol of the function.
-        dynamic_shared_bytes: Dynamic shared memory per block of every launch.
+    `dynamic_shared_bytes`: dynamic shared memory per block of every launch.
     """
 
     def __init__(self, cubin: bytes, name: str, dynamic_shared_bytes: int = 0) -> None:
@@ -57,12 +54,8 @@ class CudaFunction:
     ) -> Callable[[], None]:
         """Return a function that queues a launch on each call.
 
-        Args:
-            shape: Grid and block.
-            parameters: Parameters in the order of the function.
-            stream: Handle of the stream to launch on.
-            use_pdl: Allow the kernel to begin before its predecessor on the stream has ended; the kernel waits for it
-                by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+        `use_pdl`: allow the kernel to begin before its predecessor on the stream has ended; the kernel waits for it by
+            itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
         """
         params = PackedParams(len(parameters))
         for index, parameter in enumerate(parameters):
@@ -99,11 +92,7 @@ class CudaFunction:
 
 
 class PackedParams:
-    """Launch parameters in memory, with the array of their addresses that the driver reads.
-
-    Attributes:
-        address: Address of the array.
-    """
+    """Launch parameters in memory, with the array of their addresses that the driver reads."""
 
     def __init__(self, num_params: int) -> None:
         memory = ctypes.create_string_buffer(MAP_ALIGNMENT_BYTES + MAP_BYTES * num_params)

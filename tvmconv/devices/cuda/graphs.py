@@ -34,23 +34,14 @@ Replay = Callable[[], None]
 
 @dataclass(frozen=True)
 class ReplayTiming:
-    """Result of `time_replays`.
+    """Result of `time_replays`."""
 
-    Attributes:
-        seconds: Seconds per launch, one number per replay.
-        launches_per_replay: Number of launches in each replay.
-    """
-
-    seconds: tuple[float, ...]
-    launches_per_replay: int
+    seconds: tuple[float, ...]  # seconds per launch, one number per replay
+    launches_per_replay: int  # number of launches in each replay
 
 
 def check_cuda(result: tuple[Any, ...]) -> Any:
-    """Return the value in a result of cuda-bindings, which is a tuple that begins with an error code.
-
-    Raises:
-        DeviceError: The error code is not success.
-    """
+    """Return the value in a result of cuda-bindings, which is a tuple that begins with an error code."""
     from cuda.bindings import driver, runtime
 
     error, *values = result
@@ -78,11 +69,7 @@ class CudaGraph:
     """A CUDA graph of captured launches, which one call replays."""
 
     def __init__(self, stream: int, num_launches: int, launch: Callable[[int], None]) -> None:
-        """Capture `launch(0)`, `launch(1)`, ... `launch(num_launches - 1)`, which must use only `stream`.
-
-        Raises:
-            DeviceError: The launches cannot be captured.
-        """
+        """Capture `launch(0)`, `launch(1)`, ... `launch(num_launches - 1)`, which must use only `stream`."""
         from cuda.bindings import runtime
 
         # In thread-local mode, other threads of the process can still allocate memory.
@@ -116,15 +103,8 @@ def make_capture(stream: int, launch: Callable[[int], None]) -> Callable[[int], 
 def time_buffer_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, seconds: float) -> Timing:
     """Time launches that cycle through buffer sets.
 
-    Args:
-        capture: Function from a number of launches to a function that queues them; they have run before. Launch i works
-            on set i modulo `sets.num_sets`.
-        stream: Handle of the stream on which they are queued.
-        sets: Buffer sets.
-        seconds: Approximate device time to spend.
-
-    Raises:
-        DeviceError: A launch failed.
+    `capture`: function from a number of launches to a function that queues them; they have run before. Launch i works
+        on set i modulo `sets.num_sets`.
     """
     replays = time_replays(capture, stream, launch_multiple=sets.num_sets, seconds=seconds)
     counts = f"{replays.launches_per_replay} launches, {len(replays.seconds)} replays"
@@ -144,15 +124,10 @@ def time_replays(
 
     A replay has as many launches as take `MIN_REPLAY_SECONDS`, at most `MAX_LAUNCHES`, rounded up to `launch_multiple`.
 
-    Args:
-        capture: Function from a number of launches to a function that queues them; the kernel has run before.
-        stream: Handle of the stream on which they are queued.
-        launch_multiple: Number of buffer sets that the launches cycle through.
-        seconds: Approximate device time to spend. Launches of `LONG_LAUNCH_SECONDS` are replayed once, without warm-up.
-        warm_up_seconds: Minimum duration of the warm-up; `WARM_UP_SECONDS` by default.
-
-    Raises:
-        DeviceError: A launch failed.
+    `capture`: function from a number of launches to a function that queues them; the kernel has run before.
+    `launch_multiple`: number of buffer sets that the launches cycle through.
+    `seconds`: approximate device time to spend. Launches of `LONG_LAUNCH_SECONDS` are replayed once, without warm-up.
+    `warm_up_seconds`: minimum duration of the warm-up; `WARM_UP_SECONDS` by default.
     """
     # The warm-up also gives the launch time, because a launch on an idle GPU seems to take many times as long.
     replay_seconds = warm_up(capture(launch_multiple), stream, warm_up_seconds)
@@ -164,13 +139,7 @@ def time_replays(
 
 
 def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
-    """Return the seconds of each replay after a warm-up.
-
-    Args:
-        replay: Function that queues the timed work.
-        stream: Handle of the stream on which it is queued.
-        seconds: Approximate device time to spend.
-    """
+    """Return the seconds of each replay after a warm-up."""
     replay_seconds = warm_up(replay, stream)
     if replay_seconds >= LONG_LAUNCH_SECONDS:
         return [replay_seconds]
@@ -201,13 +170,7 @@ def warm_up(replay: Replay, stream: int, seconds: float | None = None) -> float:
 
     A replay of `IDLE_WARM_UP_SECONDS` or more is sufficient warm-up and is not repeated.
 
-    Args:
-        replay: Function that queues the timed work.
-        stream: Handle of the stream on which it is queued.
-        seconds: Minimum duration, `WARM_UP_SECONDS` by default; the maximum is `MAX_WARM_UP_SECONDS`.
-
-    Returns:
-        Seconds of the fastest replay in the last span.
+    `seconds`: minimum duration, `WARM_UP_SECONDS` by default; the maximum is `MAX_WARM_UP_SECONDS`.
     """
     min_seconds = WARM_UP_SECONDS if seconds is None else seconds
     start = time.perf_counter()

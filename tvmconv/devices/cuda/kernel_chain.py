@@ -21,26 +21,19 @@ if TYPE_CHECKING:
 
 
 def find_linked_inputs(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> list[bool]:
-    """Return for each kernel whether its first input can be the output of the previous kernel.
-
-    Args:
-        inputs: First input of each kernel.
-        outputs: Output of each kernel.
-    """
+    """Return for each kernel whether its first input can be the output of the previous kernel."""
     return [False, *(previous == following for previous, following in zip(outputs[:-1], inputs[1:], strict=True))]
 
 
-class KernelChain:
+class KernelChain(ExitStack):
     """Kernels with their arrays, in launch order.
 
     Every kernel has its own weights, other inputs and output, even if kernels are equal, so that the cache traffic is
     that of the network. The first input is the output of the previous kernel if shapes and dtypes match.
 
-    Attributes:
-        executables: Executables in launch order.
-        reads_previous_output: Whether each kernel reads the output of its predecessor.
-        overlaps_previous: Whether each kernel can begin before its predecessor has ended, because it waits for the end
-            by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+    `reads_previous_output`: whether each kernel reads the output of its predecessor.
+    `overlaps_previous`: whether each kernel can begin before its predecessor has ended, because it waits for the end by
+        itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
     """
 
     def __init__(
@@ -48,14 +41,10 @@ class KernelChain:
     ) -> None:
         """Load the kernels and copy their inputs to the GPU.
 
-        Args:
-            device: GPU of the chain.
-            executables: Executables in launch order; an object that occurs repeatedly is loaded once.
-            inputs: All `arrays` of each executable except the output, including a first input that is not read.
-
-        Raises:
-            DeviceError: A kernel cannot be loaded, or memory ran out.
+        `executables`: executables in launch order; an object that occurs repeatedly is loaded once.
+        `inputs`: all `arrays` of each executable except the output, including a first input that is not read.
         """
+        super().__init__()
         self._device = device
         self.executables = list(executables)
         self.reads_previous_output = find_linked_inputs(
@@ -84,19 +73,12 @@ class KernelChain:
                 for use_pdl, bound_kernels in self._bound_kernels.items():
                     bound_kernel = kernel.bind(pointers, self._stream, use_pdl=use_pdl, has_predecessor=index > 0)
                     bound_kernels.append(stack.enter_context(bound_kernel))
-            self._exit_stack = stack.pop_all()
-
-    def __enter__(self) -> KernelChain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.push(stack.pop_all())
 
     def run(self, *, use_pdl: bool = False) -> list[NDArray[Any]]:
         """Launch all kernels once, on outputs filled with NaN, and return the output of each.
 
-        Args:
-            use_pdl: Let kernels begin before their predecessor has ended if they support it.
+        `use_pdl`: let kernels begin before their predecessor has ended if they support it.
         """
         from cuda.bindings import runtime
 
@@ -113,18 +95,12 @@ class KernelChain:
     def time(self, *, use_pdl: bool = False, seconds: float = 0.5) -> Timing:
         """Time replays of a CUDA graph that launches every kernel once; the kernels have run before.
 
-        Args:
-            use_pdl: Let kernels overlap, as for `run`.
-            seconds: Approximate device time to spend.
+        `use_pdl`: let kernels overlap, as for `run`.
         """
         with self._translate_errors():
             graph = CudaGraph(self._stream, 1, lambda _: self._launch_all(use_pdl))
             samples = time_replay(graph.replay, self._stream, seconds)
         return make_chain_timing(samples, len(self.executables))
-
-    def close(self) -> None:
-        """Free the GPU's memory."""
-        self._exit_stack.close()
 
     def _launch_all(self, use_pdl: bool) -> None:
         for bound in self._bound_kernels[use_pdl]:
@@ -135,10 +111,5 @@ class KernelChain:
 
 
 def make_chain_timing(samples: Sequence[float], num_kernels: int) -> Timing:
-    """Return the timing of a chain's graph.
-
-    Args:
-        samples: Seconds of each replay.
-        num_kernels: Number of kernels in the chain.
-    """
+    """Return the timing of a chain's graph."""
     return Timing(tuple(samples), f"one CUDA graph of {num_kernels} kernels, {len(samples)} replays", cold=False)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.devices.arch import NvidiaGpu
 from tvmconv.devices.cuda.dlpack import import_dlpack
 from tvmconv.devices.cuda.function import CudaFunction, ParameterValue
-from tvmconv.devices.cuda.gpu import NvidiaGpu
 from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_between_events, time_buffer_sets
 from tvmconv.devices.cuda.tensor_map import encode_tensor_map
-from tvmconv.devices.cuda.texture import TextureObject
+from tvmconv.devices.cuda.texture import create_texture
 from tvmconv.devices.device import LONG_LAUNCH_SECONDS, BufferSets, DeviceLostError, LoadedKernel, Timing, check_inputs
 from tvmconv.errors import DeviceError
 
@@ -84,13 +84,10 @@ class CudaLoadedKernel(LoadedKernel):
     ) -> BoundKernel:
         """Prepare launches on arrays at given addresses; call it within `translate_errors`.
 
-        Args:
-            pointers: Addresses of the executable's `arrays`, in their order.
-            stream: Handle of the stream to launch on.
-            workspace: Addresses of the executable's workspace arrays; by default new memory filled with NaN.
-            use_pdl: Let a device function begin before its predecessor has ended if it supports this.
-            has_predecessor: Whether another kernel is launched right before, which the first device function may
-                overlap.
+        `pointers`: addresses of the executable's `arrays`, in their order.
+        `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
+        `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
+        `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
         """
         return BoundKernel(
             self.executable,
@@ -107,12 +104,12 @@ class CudaLoadedKernel(LoadedKernel):
         return translate_errors(self.device, f", launched as {self.executable.launch_text}")
 
 
-class BoundKernel:
+class BoundKernel(ExitStack):
     """A loaded kernel that is bound to arrays, ready to be launched.
 
     The constructor copies constant-memory arguments on the stream, creates texture objects and tensor maps, allocates
     the workspace, and launches the prepack kernels once. All launches of a loaded kernel share its constant memory, so
-    it can be bound to one set of constants at a time.
+    it can be bound to one set of constants at a time. Closing it frees textures and workspace after their use.
     """
 
     def __init__(
@@ -126,7 +123,9 @@ class BoundKernel:
         use_pdl: bool = True,
         has_predecessor: bool = False,
     ) -> None:
-        self._stream = stream
+        from cuda.bindings import runtime
+
+        super().__init__()
         with ExitStack() as resources:
             owns_workspace = bool(executable.workspace) and workspace is None
             if workspace is None:
@@ -134,7 +133,7 @@ class BoundKernel:
                 workspace = [arrays.allocate_nan_filled(array, stream) for array in executable.workspace]
             addresses = dict(enumerate((*pointers, *workspace)))
             texture_handles = {
-                i: resources.enter_context(TextureObject(pointers[i], executable.arrays[i], stream)).handle
+                i: resources.enter_context(create_texture(pointers[i], executable.arrays[i], stream))
                 for i in {i for kernel in executable.kernels for i in kernel.textures}
             }
             for kernel, function in zip(executable.kernels, functions, strict=True):
@@ -153,27 +152,14 @@ class BoundKernel:
             for launch in launches[: executable.num_prepack_kernels]:
                 launch()
             self._launches = launches[executable.num_prepack_kernels :]
-            self._resources = resources.pop_all()
-        self._synchronizes_on_close = bool(texture_handles) or owns_workspace
-
-    def __enter__(self) -> BoundKernel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.push(resources.pop_all())
+        if texture_handles or owns_workspace:
+            self.callback(runtime.cudaStreamSynchronize, stream)  # the reader of the results reports errors
 
     def launch(self) -> None:
         """Queue one launch of every device function except the prepack kernels."""
         for launch in self._launches:
             launch()
-
-    def close(self) -> None:
-        """Free texture objects and workspace after the work of the stream that uses them."""
-        from cuda.bindings import runtime
-
-        if self._synchronizes_on_close:
-            runtime.cudaStreamSynchronize(self._stream)  # the reader of the results reports errors
-        self._resources.close()
 
 
 def _make_parameters(
@@ -187,24 +173,16 @@ def _make_parameters(
     return parameters
 
 
-class DeviceArrays:
+class DeviceArrays(ExitStack):
     """Arrays in the memory of the current device, which the end of a `with` block frees."""
-
-    def __init__(self) -> None:
-        self._pointers: list[int] = []
-
-    def __enter__(self) -> DeviceArrays:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free_all()
 
     def allocate(self, nbytes: int) -> int:
         """Allocate memory and return its address."""
         from cuda.bindings import runtime
 
-        self._pointers.append(int(check_cuda(runtime.cudaMalloc(nbytes))))
-        return self._pointers[-1]
+        pointer = int(check_cuda(runtime.cudaMalloc(nbytes)))
+        self.callback(runtime.cudaFree, pointer)  # errors are ignored: a lost device has nothing to free
+        return pointer
 
     def upload(self, array: NDArray[Any]) -> int:
         """Copy an array to new memory and return its address."""
@@ -233,13 +211,6 @@ class DeviceArrays:
         kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         check_cuda(runtime.cudaMemcpy(array.ctypes.data, pointer, array.nbytes, kind))
 
-    def free_all(self) -> None:
-        """Free all arrays; errors are ignored, because a lost device has nothing to free."""
-        from cuda.bindings import runtime
-
-        while self._pointers:
-            runtime.cudaFree(self._pointers.pop())
-
 
 def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
     """Copy an array to device memory and wait for the end of the copy."""
@@ -262,14 +233,6 @@ def translate_errors(device: NvidiaGpu, context: str = "") -> Iterator[None]:
     """Make a GPU the current device, and add its name to CUDA errors of the block.
 
     A kernel fault such as an illegal address makes the CUDA context of the process unusable.
-
-    Args:
-        device: GPU to use.
-        context: Text that is appended to messages.
-
-    Raises:
-        DeviceLostError: The CUDA context is unusable.
-        DeviceError: Another CUDA error occurred.
     """
     from cuda.bindings import runtime
 

@@ -16,12 +16,7 @@ _SWIZZLE_NAMES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> tuple[int, ...]:
     """Return a `CUtensorMap` as 64-bit words; copies read zeros outside the array.
 
-    Args:
-        tensor_map: Tensor map.
-        pointer: Address of the array, a multiple of 16 bytes.
-
-    Raises:
-        DeviceError: The driver rejects the map.
+    `pointer`: address of the array, a multiple of 16 bytes.
     """
     from cuda.bindings import driver
 

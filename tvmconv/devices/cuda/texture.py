@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from tvmconv.arithmetic import round_up
@@ -16,60 +18,31 @@ if TYPE_CHECKING:
 BASE_ALIGNMENT_BYTES, ROW_ALIGNMENT_BYTES = 512, 32
 
 
-class TextureObject:
-    """A texture object over a float32 array, with the first axis as height and all others as width.
+@contextmanager
+def create_texture(pointer: int, array: ArrayType, stream: int) -> Iterator[int]:
+    """Yield the handle of a texture object over a float32 array, with the first axis as height, the others as width.
 
     Fetches return single elements at unnormalized coordinates, and zero outside. The object uses the array's memory if
-    it meets the alignment of texture units, and otherwise a copy with padded rows, on the current device.
-
-    Attributes:
-        handle: Texture object as a kernel parameter.
+    it meets the alignment of texture units, and otherwise a copy with padded rows, which is queued on the stream. Leave
+    the block after all kernels that read it.
     """
+    from cuda.bindings import runtime
 
-    def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
-        """Create the object, and queue a copy of the array on the stream if the alignment requires one.
-
-        Raises:
-            DeviceError: The array exceeds the texture limits of the device, or memory ran out.
-        """
-        from cuda.bindings import runtime
-
-        height, width = array.shape[0], math.prod(array.shape[1:])
-        _check_size(width, height)
-        pitch_bytes = row_bytes = array.nbytes // height
-        self._copy: int | None = None
+    height, width = array.shape[0], math.prod(array.shape[1:])
+    _check_size(width, height)
+    pitch_bytes = row_bytes = array.nbytes // height
+    with ExitStack() as resources:
         if pointer % BASE_ALIGNMENT_BYTES or row_bytes % ROW_ALIGNMENT_BYTES:
             pitch_bytes = round_up(row_bytes, BASE_ALIGNMENT_BYTES)
-            self._copy = int(check_cuda(runtime.cudaMalloc(height * pitch_bytes)))
-        try:
-            if self._copy is not None:
-                target = self._copy, pitch_bytes
-                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-                check_cuda(runtime.cudaMemcpy2DAsync(*target, pointer, row_bytes, row_bytes, height, kind, stream))
-            self.handle = _create_texture_object(self._copy or pointer, pitch_bytes, width, height)
-        except DeviceError:
-            self._free_copy()
-            raise
-
-    def __enter__(self) -> TextureObject:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free the object and its copy, after all kernels that read them."""
-        from cuda.bindings import runtime
-
-        runtime.cudaDestroyTextureObject(self.handle)
-        self._free_copy()
-
-    def _free_copy(self) -> None:
-        from cuda.bindings import runtime
-
-        if self._copy is not None:
-            runtime.cudaFree(self._copy)
-            self._copy = None
+            target = int(check_cuda(runtime.cudaMalloc(height * pitch_bytes)))
+            resources.callback(runtime.cudaFree, target)
+            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+            copy = target, pitch_bytes, pointer, row_bytes, row_bytes, height, kind, stream
+            check_cuda(runtime.cudaMemcpy2DAsync(*copy))
+            pointer = target
+        handle = _create_texture_object(pointer, pitch_bytes, width, height)
+        resources.callback(runtime.cudaDestroyTextureObject, handle)
+        yield handle
 
 
 def _check_size(width: int, height: int) -> None:

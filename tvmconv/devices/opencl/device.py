@@ -29,13 +29,9 @@ PROBE_BYTES = 1 << 20  # more than the cached data of a kernel
 
 @dataclass(frozen=True)
 class OpenclDevice(Device):
-    """An OpenCL device.
+    """An OpenCL device."""
 
-    Attributes:
-        index: Index in `list_opencl_devices()`.
-    """
-
-    index: int
+    index: int  # index in `list_opencl_devices()`
 
     kind: ClassVar[str] = "opencl"
 
@@ -66,11 +62,7 @@ class OpenclDevice(Device):
 
 
 def list_opencl_devices() -> list[OpenclDevice]:
-    """Return all OpenCL devices, at least one: GPUs first, and otherwise in the order of their platforms.
-
-    Raises:
-        DeviceNotFoundError: There is none; the error has the reason and a remedy.
-    """
+    """Return all OpenCL devices, at least one: GPUs first, and otherwise in the order of their platforms."""
     return [
         OpenclDevice(
             text=f"opencl:{index}",

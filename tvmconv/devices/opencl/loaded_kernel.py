@@ -94,8 +94,7 @@ class OpenclLoadedKernel(LoadedKernel):
         The result is at least a nanosecond, because the device's clock may be coarse. Call it within
         `translate_errors`.
 
-        Args:
-            buffers: Buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
+        `buffers`: buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
         """
         events = self._launch_kernels(buffers)
         events[-1].wait()
@@ -110,9 +109,8 @@ class OpenclLoadedKernel(LoadedKernel):
     def _launch_kernels(self, buffers: Sequence[Any], kernel_indices: range | None = None) -> list[Any]:
         """Queue device functions and return their events.
 
-        Args:
-            buffers: Buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
-            kernel_indices: Indices of the device functions; all except the prepack kernels by default.
+        `buffers`: buffers of the executable's `arrays`, followed by those of `allocate_workspace`.
+        `kernel_indices`: indices of the device functions; all except the prepack kernels by default.
         """
         import pyopencl as cl
 
@@ -203,11 +201,7 @@ def _needs_more_samples(samples: Sequence[float], seconds: float) -> bool:
 
 
 def read_source_header() -> str:
-    """Return the text that precedes every OpenCL program: the file that `TVMCONV_OPENCL_HEADER` names, or nothing.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Return the text that precedes every OpenCL program: the file that `TVMCONV_OPENCL_HEADER` names, or nothing."""
     name = os.environ.get("TVMCONV_OPENCL_HEADER")
     return f"{Path(name).read_text(encoding='utf-8')}\n" if name else ""
 

@@ -24,8 +24,7 @@ _cpu_name_buffer = ctypes.create_string_buffer(SUBSTITUTE_CPU)  # module-level, 
 def patch_cpu_name(unknown_name: bytes = UNKNOWN_CPU) -> None:
     """Let PoCL's wheel compile for x86-64-v3 if its LLVM does not know the processor; call it before using PoCL.
 
-    Args:
-        unknown_name: Name that LLVM gives to an unknown processor.
+    `unknown_name`: name that LLVM gives to an unknown processor.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.export.example_code import fill_example, format_dict_lines, format_list_lines
-from tvmconv.export.formats.base import ExportFormat
+from tvmconv.export.formats.base import ExportFormat, fill_example, format_dict_lines
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -117,59 +116,34 @@ def write_file(kernel: Kernel, path: Path) -> None:
 
 def format_example(description: Mapping[str, Any]) -> list[str]:
     """Return the example of a call through the CUDA driver."""
+    arguments = description["arguments"]
     memory = {
         argument["name"]: f"{'texture' if argument['space'] == 'texture' else 'upload'}({argument['name']})"
-        for argument in description["arguments"]
+        for argument in arguments
         if not argument["symbol"]
     }
     memory |= {buffer["name"]: f"allocate({buffer['bytes']})" for buffer in description["workspace"]}
-    kernels = [
-        (
-            kernel["function"],
-            tuple(kernel["grid"]),
-            tuple(kernel["block"]),
-            kernel["dynamic_shared_bytes"],
-            _name_parameters(number, kernel),
-        )
-        for number, kernel in enumerate(description["kernels"])
-    ]
-    maps = {
-        _make_map_name(number, tensor_map): _format_tensor_map(
-            kernel["parameters"][tensor_map["parameter"]], tensor_map
-        )
-        for number, kernel in enumerate(description["kernels"])
-        for tensor_map in kernel["tensor_maps"]
-    }
+    steps, maps = [], {}
+    for number, kernel in enumerate(description["kernels"]):
+        parameters = list(kernel["parameters"])
+        for tensor_map in kernel["tensor_maps"]:
+            index = tensor_map["parameter"]
+            values = ", ".join(f"{key}={value!r}" for key, value in tensor_map.items() if key != "parameter")
+            maps[f"map{number}_{index}"] = f'tensor_map(memory["{parameters[index]}"], {values})'
+            parameters[index] = f"map{number}_{index}"
+        shape = tuple(kernel["grid"]), tuple(kernel["block"]), kernel["dynamic_shared_bytes"]
+        steps.append((kernel["function"], *shape, parameters))
     text = fill_example(
         _EXAMPLE,
         description,
-        "{}",
-        memory=format_dict_lines(memory),
-        steps=format_list_lines(kernels),
-        constants="".join(_CONSTANT.format(**argument) for argument in description["arguments"] if argument["symbol"]),
-        texture=_TEXTURE if any(argument["space"] == "texture" for argument in description["arguments"]) else "",
+        memory=memory,
+        steps=steps,
+        constants="".join(_CONSTANT.format(**argument) for argument in arguments if argument["symbol"]),
+        texture=_TEXTURE if any(argument["space"] == "texture" for argument in arguments) else "",
         tensor_map=_TENSOR_MAP if maps else "",
         maps=_MAPS.format(maps=format_dict_lines(maps)) if maps else "",
     )
     return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
-
-
-def _name_parameters(number: int, kernel: Mapping[str, Any]) -> list[str]:
-    """Return the names of a device function's parameters in the example."""
-    names = list(kernel["parameters"])
-    for tensor_map in kernel["tensor_maps"]:
-        names[tensor_map["parameter"]] = _make_map_name(number, tensor_map)
-    return names
-
-
-def _make_map_name(number: int, tensor_map: Mapping[str, Any]) -> str:
-    return f"map{number}_{tensor_map['parameter']}"
-
-
-def _format_tensor_map(name: str, tensor_map: Mapping[str, Any]) -> str:
-    """Return the expression that encodes the tensor map of an argument."""
-    values = ", ".join(f"{key}={value!r}" for key, value in tensor_map.items() if key != "parameter")
-    return f'tensor_map(memory["{name}"], {values})'
 
 
 FORMAT = ExportFormat(

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tvmconv.export.example_code import fill_example, format_dict_lines, format_list_lines
-from tvmconv.export.formats.base import ExportFormat
-
-if TYPE_CHECKING:
-    from tvmconv.kernel import Kernel
+from tvmconv.export.formats.base import ExportFormat, fill_example, write_source
 
 _EXAMPLE = """\
 import numpy as np
@@ -46,18 +41,13 @@ On a CPU with PoCL, `error: unknown target CPU 'generic'` means that PoCL is old
 _COPY_BUFFER_FORMAT = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
 
 
-def write_file(kernel: Kernel, path: Path) -> None:
-    """Write the OpenCL source."""
-    path.write_text(kernel.source, encoding="utf-8")
-
-
 def format_example(description: Mapping[str, Any]) -> list[str]:
     """Return the example of a call through pyopencl."""
     memory = {
         **{argument["name"]: _COPY_BUFFER_FORMAT.format(argument["name"]) for argument in description["arguments"]},
         **{buffer["name"]: f"cl.Buffer(context, flags, {buffer['bytes']})" for buffer in description["workspace"]},
     }
-    kernels = [
+    steps = [
         (
             kernel["function"],
             tuple(grid * block for grid, block in zip(kernel["grid"], kernel["block"], strict=True)),
@@ -66,8 +56,8 @@ def format_example(description: Mapping[str, Any]) -> list[str]:
         )
         for kernel in description["kernels"]
     ]
-    text = fill_example(_EXAMPLE, description, "{}", memory=format_dict_lines(memory), steps=format_list_lines(kernels))
+    text = fill_example(_EXAMPLE, description, memory=memory, steps=steps)
     return ["With pyopencl (`pip install pyopencl`):", text, _ON_NEW_PROCESSORS]
 
 
-FORMAT = ExportFormat("kernel.cl", "the device function, OpenCL C", ("opencl",), write_file, format_example, order=0)
+FORMAT = ExportFormat("kernel.cl", "the device function, OpenCL C", ("opencl",), write_source, format_example, order=0)

@@ -38,12 +38,7 @@ class BuilderForkServer:
     def fork(self, module: str, descriptor: int) -> ForkedProcess:
         """Fork a process that runs `main` of a module, after everything is loaded.
 
-        Args:
-            module: Full name of the module.
-            descriptor: File descriptor of the process's end of a pipe.
-
-        Raises:
-            Error: The fork server has ended.
+        `descriptor`: file descriptor of the process's end of a pipe.
         """
         with self._lock:
             try:
@@ -93,13 +88,12 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End the process if it is alive."""
-        if self._status is None:
-            self._status = self._fork_server.end_process(self.pid)
+        self.wait()
 
     def wait(self) -> int:
         """End the process and return its exit status."""
-        self.kill()
-        assert self._status is not None
+        if self._status is None:
+            self._status = self._fork_server.end_process(self.pid)
         return self._status
 
 

@@ -19,14 +19,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from tvmconv.errors import Error, HostError
-from tvmconv.tempdir import ProcessTempDir
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -46,11 +45,9 @@ class FinalMessage:
 
 
 class ProcessHandle(Protocol):
-    """Protocol of a started process, which `subprocess.Popen` implements."""
+    """A started process, as `subprocess.Popen` is one."""
 
-    @property
-    def pid(self) -> int:
-        """Process ID."""
+    pid: int
 
     def kill(self) -> None:
         """End the process if it is alive."""
@@ -59,62 +56,30 @@ class ProcessHandle(Protocol):
         """Wait for the end of the process and return its exit status, or the negative number of a signal."""
 
 
-class ForkServer(Protocol):
-    """Protocol of a fork server."""
-
-    def fork(self, module: str, descriptor: int) -> ProcessHandle:
-        """Fork a process that runs `serve` with `main` of a module and its own copy of a file descriptor."""
-
-
 class WorkerProcess:
     """Parent's handle of a process that runs `main(connection)` of a module.
 
     The operating system ends the process together with the thread that started it, so that thread must live as long.
     Standard error of the process is kept as far as it fits into a pipe, because libraries report there why they abort.
 
-    Args:
-        module: Full name of the module.
-        environment: Environment variables in addition to those of this process.
-        temp_dir_variable: Environment variable for a temporary directory of the process; None for no directory.
-        fork_server: Fork server, whose environment the process has; None starts the process from scratch.
-
-    Attributes:
-        is_used: Whether the process has been given work.
-
-    Raises:
-        HostError: The process does not start.
+    `fork`: function that forks a process, which runs `serve` with `main` of a module and its own copy of a file
+        descriptor; by default the process is started from scratch.
     """
 
-    def __init__(
-        self,
-        module: str,
-        environment: Mapping[str, str] | None = None,
-        temp_dir_variable: str | None = None,
-        fork_server: ForkServer | None = None,
-    ) -> None:
-        self.is_used = False
+    def __init__(self, module: str, fork: Callable[[str, int], ProcessHandle] | None = None) -> None:
+        self.is_used = False  # whether the process has been given work
         self._stderr = -1
         with contextlib.ExitStack() as cleanup, _translate_os_errors():
-            self._temp_dir = ProcessTempDir("tvmconv-") if temp_dir_variable else None
-            temp_environment: dict[str, str] = {}
-            if temp_dir_variable and self._temp_dir:
-                cleanup.callback(self._temp_dir.close)
-                temp_environment = {temp_dir_variable: str(self._temp_dir.path)}
             self.connection, child_connection = Pipe()
             cleanup.callback(self.connection.close)
             with child_connection:
-                if fork_server:
-                    self._process: ProcessHandle = fork_server.fork(module, child_connection.fileno())
-                else:
-                    self._process = self._start_process(
-                        module, child_connection.fileno(), {**os.environ, **(environment or {}), **temp_environment}
-                    )
+                self._process = (fork or self._start_process)(module, child_connection.fileno())
             self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
             self._sender = threading.Thread(target=self._send_all, daemon=True)
             self._sender.start()
             cleanup.pop_all()
 
-    def _start_process(self, module: str, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start_process(self, module: str, descriptor: int) -> ProcessHandle:
         """Start the process from scratch."""
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
@@ -128,7 +93,6 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=[descriptor],
-                env=environment,
                 start_new_session=True,  # only the parent receives Ctrl-C
             )
         except BaseException:
@@ -156,11 +120,7 @@ class WorkerProcess:
         self._outbox.put(pickle.dumps(message))
 
     def receive_messages(self) -> list[Any]:
-        """Return the received messages.
-
-        Raises:
-            EOFError: There are no messages, and the process has ended.
-        """
+        """Return the received messages."""
         messages: list[Any] = []
         try:
             while self.connection.poll():
@@ -178,8 +138,6 @@ class WorkerProcess:
         self._outbox.put(b"")
         self._sender.join()  # returns immediately, because the process no longer reads
         self.connection.close()
-        if self._temp_dir:
-            self._temp_dir.close()
         ending = f"ended with exit status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
         return f"{ending}: {reason}" if reason else ending
 

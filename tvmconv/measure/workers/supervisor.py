@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.process import FinalMessage, WorkerProcess
@@ -31,38 +31,24 @@ class ExitCause(Enum):
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Limits of a process.
+    """Limits of a process."""
 
-    Attributes:
-        start_seconds: Time limit of the start.
-        job_seconds: Time limit of one job.
-        memory_bytes: Limit of resident memory; None for a process that limits itself.
-    """
-
-    start_seconds: float
-    job_seconds: float
-    memory_bytes: float | None = None
+    start_seconds: float  # time limit of the start
+    job_seconds: float  # time limit of one job
+    memory_bytes: float | None = None  # limit of resident memory; None for a process that limits itself
 
 
 @dataclass(frozen=True)
 class ExitInfo:
-    """Description of the end of a process, which is also the result of a job that caused it.
-
-    Attributes:
-        cause: Reason for the end.
-        reason: One-line description.
-        seconds: Time since the start of the current job.
-        was_ready: Whether the process had started successfully.
-    """
+    """Description of the end of a process, which is also the result of a job that caused it."""
 
     cause: ExitCause
     reason: str
-    seconds: float
-    was_ready: bool
+    seconds: float  # time since the start of the current job
+    was_ready: bool  # whether the process had started successfully
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A message to the process with the tag of its answer."""
 
     tag: int
@@ -80,20 +66,12 @@ class SupervisedWorker:
     used instead of a new one. It may still be busy with a job of its previous owner, whose answer is discarded. If that
     job takes long or ends the process, a new process replaces it without counting as a failure.
 
-    Args:
-        module: Module whose `main` runs in the process.
-        make_init_message: Function that makes the initial message.
-        limits: Limits of the process.
-        exit_messages: Text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
-        environment: Additional environment variables.
-        temp_dir_variable: Environment variable for a temporary directory of the process.
-        pool_key: Key of processes that can replace one another after a new initial message; None if the process accepts
-            only one initial message.
+    `exit_messages`: text for each cause, with the fields `how` (it ended) and `limit` (in seconds or GiB).
+    `pool_key`: key of processes that can replace one another after a new initial message; None if the process accepts
+        only one initial message.
 
-    Attributes:
-        worker_process: The process, alive or not.
-        is_ready: Whether it accepts jobs.
-        exit_info: Description of its end; None before.
+    `is_ready`: whether it accepts jobs.
+    `exit_info`: description of its end; None before.
     """
 
     def __init__(
@@ -102,21 +80,17 @@ class SupervisedWorker:
         make_init_message: Callable[[], object],
         limits: WorkerLimits,
         exit_messages: Mapping[ExitCause, str],
-        environment: Mapping[str, str] | None = None,
-        temp_dir_variable: str | None = None,
         pool_key: str | None = None,
     ) -> None:
         self._module = module
         self._make_init_message = make_init_message
         self._limits = limits
         self._exit_messages = exit_messages
-        self._environment = environment
-        self._temp_dir_variable = temp_dir_variable
         self._pool_key = pool_key
         self._jobs: deque[Job] = deque()
         self._failed_starts = 0
         self.exit_info: ExitInfo | None = None
-        self._start(pool.acquire(pool_key) if pool_key else None)
+        self._start(pool.shared.acquire(pool_key) if pool_key else None)
 
     @property
     def num_free_slots(self) -> int:
@@ -182,14 +156,12 @@ class SupervisedWorker:
         if not self.exit_info:
             self.exit_info = ExitInfo(ExitCause.FINAL_MESSAGE, "", self.elapsed_seconds, self.is_ready)
             key = self._pool_key if self.is_ready and self._is_small() else None
-            if key is None or not pool.release(key, self.worker_process):
+            if key is None or not pool.shared.release(key, self.worker_process):
                 self.worker_process.kill()
 
     def _start(self, reused_process: WorkerProcess | None = None) -> None:
         """Take a pooled process or start a new one, and send the initial message."""
-        self.worker_process = reused_process or pool.start_worker(
-            self._module, self._environment, self._temp_dir_variable
-        )
+        self.worker_process = reused_process or pool.shared.start_worker(self._module)
         self._is_reused, self.worker_process.is_used = self.worker_process.is_used, True
         try:
             self.worker_process.send(self._make_init_message())
