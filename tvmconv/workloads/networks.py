@@ -6,13 +6,13 @@ names and workloads of the layers in order, and whose docstring cites its source
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.operators.conv2d import Conv2d
-from tvmconv.workloads.operators.filter1d import Filter1d
-from tvmconv.workloads.operators.filter2d import Filter2d
+from tvmconv.workloads.operators.convolutions import Conv2d
+from tvmconv.workloads.operators.masks import Filter1d, Filter2d
 from tvmconv.workloads.text import quote
 
 IMAGE = 224
@@ -24,8 +24,9 @@ def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
     Source: Zhang et al., "Dive into Deep Learning Compiler", chapter "Convolution" of "Operator Optimizations on GPUs".
     """
+    conv = functools.partial(_make_square_conv, batch)
     for channels in (16, 32, 64, 128, 256):
-        yield f"{channels}_channels", _make_square_conv(batch, channels, 64, channels, kernel=3)
+        yield f"{channels}_channels", conv(channels, 64, channels, kernel=3)
 
 
 def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -33,20 +34,21 @@ def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
     Source: He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
     """
-    yield "conv1.7x7", _make_square_conv(batch, 3, IMAGE, 64, kernel=7, stride=2)
+    conv = functools.partial(_make_square_conv, batch)
+    yield "conv1.7x7", conv(3, IMAGE, 64, kernel=7, stride=2)
     channels, size = 64, 56  # after conv1 and the 3×3 max pooling
     for stage, blocks in enumerate((3, 4, 6, 3), start=2):
         width = 64 << (stage - 2)
         for block in range(1, blocks + 1):
             name = f"conv{stage}_{block}"
             stride = 2 if block == 1 and stage > 2 else 1
-            yield f"{name}.1x1_reduce", _make_square_conv(batch, channels, size, width, kernel=1)
-            yield f"{name}.3x3", _make_square_conv(batch, width, size, width, kernel=3, stride=stride)
-            yield f"{name}.1x1_expand", _make_square_conv(batch, width, size // stride, 4 * width, kernel=1)
+            yield f"{name}.1x1_reduce", conv(channels, size, width, kernel=1)
+            yield f"{name}.3x3", conv(width, size, width, kernel=3, stride=stride)
+            yield f"{name}.1x1_expand", conv(width, size // stride, 4 * width, kernel=1)
             if block == 1:
                 yield (
                     f"{name}.1x1_shortcut",
-                    _make_square_conv(batch, channels, size, 4 * width, kernel=1, stride=stride),
+                    conv(channels, size, 4 * width, kernel=1, stride=stride),
                 )
             channels, size = 4 * width, size // stride
 
@@ -56,10 +58,11 @@ def vgg16(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
     Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
     """
+    conv = functools.partial(_make_square_conv, batch)
     channels, size = 3, IMAGE
     for stage, (layers, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
         for layer in range(1, layers + 1):
-            yield f"conv{stage}_{layer}.3x3", _make_square_conv(batch, channels, size, width, kernel=3)
+            yield f"conv{stage}_{layer}.3x3", conv(channels, size, width, kernel=3)
             channels = width
         size //= 2
 
@@ -73,14 +76,15 @@ def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
     Table 1.
     """
-    yield "conv1.3x3", _make_square_conv(batch, 3, IMAGE, 32, kernel=3, stride=2)
+    conv = functools.partial(_make_square_conv, batch)
+    yield "conv1.3x3", conv(3, IMAGE, 32, kernel=3, stride=2)
     channels, size = 32, IMAGE // 2
     blocks = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
     for block, (width, stride) in enumerate(blocks, start=2):
-        depthwise = _make_square_conv(batch, channels, size, channels, kernel=3, stride=stride, groups=channels)
+        depthwise = conv(channels, size, channels, kernel=3, stride=stride, groups=channels)
         channels, size = width, size // stride
         yield f"conv{block}.depthwise", depthwise
-        yield f"conv{block}.pointwise", _make_square_conv(batch, depthwise.O, size, width, kernel=1)
+        yield f"conv{block}.pointwise", conv(depthwise.O, size, width, kernel=1)
 
 
 def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -89,38 +93,39 @@ def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
 
     Source: Jocher, Chaurasia, Qiu, "Ultralytics YOLO", 2023, cfg/models/v8/yolov8.yaml, scale s, and nn/modules.
     """
+    conv = functools.partial(_make_square_conv, batch)
     size, classes = 640, 80
 
     def c2f(name: str, channels: int, size: int, filters: int, blocks: int) -> Iterator[tuple[str, Conv2d]]:
         """Yield a C2f module: blocks of two 3×3 convolutions process one half; a 1×1 convolution mixes all results."""
         half = filters // 2
-        yield f"{name}.cv1", _make_square_conv(batch, channels, size, filters, kernel=1)
+        yield f"{name}.cv1", conv(channels, size, filters, kernel=1)
         for block in range(blocks):
-            yield f"{name}.m{block}.cv1", _make_square_conv(batch, half, size, half, kernel=3)
-            yield f"{name}.m{block}.cv2", _make_square_conv(batch, half, size, half, kernel=3)
-        yield f"{name}.cv2", _make_square_conv(batch, (2 + blocks) * half, size, filters, kernel=1)
+            yield f"{name}.m{block}.cv1", conv(half, size, half, kernel=3)
+            yield f"{name}.m{block}.cv2", conv(half, size, half, kernel=3)
+        yield f"{name}.cv2", conv((2 + blocks) * half, size, filters, kernel=1)
 
-    yield "0.conv", _make_square_conv(batch, 3, size, 32, kernel=3, stride=2)
+    yield "0.conv", conv(3, size, 32, kernel=3, stride=2)
     size //= 2
     for module, filters, blocks in ((1, 64, 1), (3, 128, 2), (5, 256, 2), (7, 512, 1)):
-        yield f"{module}.conv", _make_square_conv(batch, filters // 2, size, filters, kernel=3, stride=2)
+        yield f"{module}.conv", conv(filters // 2, size, filters, kernel=3, stride=2)
         size //= 2
         yield from c2f(f"{module + 1}", filters, size, filters, blocks)
-    yield "9.cv1", _make_square_conv(batch, 512, size, 256, kernel=1)  # its input and three poolings of it are mixed
-    yield "9.cv2", _make_square_conv(batch, 1024, size, 512, kernel=1)
+    yield "9.cv1", conv(512, size, 256, kernel=1)  # its input and three poolings of it are mixed
+    yield "9.cv2", conv(1024, size, 512, kernel=1)
     yield from c2f("12", 512 + 256, 40, 256, 1)
     yield from c2f("15", 256 + 128, 80, 128, 1)
-    yield "16.conv", _make_square_conv(batch, 128, 80, 128, kernel=3, stride=2)
+    yield "16.conv", conv(128, 80, 128, kernel=3, stride=2)
     yield from c2f("18", 128 + 256, 40, 256, 1)
-    yield "19.conv", _make_square_conv(batch, 256, 40, 256, kernel=3, stride=2)
+    yield "19.conv", conv(256, 40, 256, kernel=3, stride=2)
     yield from c2f("21", 256 + 512, 20, 512, 1)
     bins, scales = 16, ((128, 80), (256, 40), (512, 20))
     for scale, (channels, size) in enumerate(scales):  # cv2 predicts boxes as distributions over bins, cv3 classes
         for branch, width, outputs in (("cv2", 64, 4 * bins), ("cv3", 128, classes)):
             name = f"22.{branch}.{scale}"
-            yield f"{name}.0", _make_square_conv(batch, channels, size, width, kernel=3)
-            yield f"{name}.1", _make_square_conv(batch, width, size, width, kernel=3)
-            yield f"{name}.2", _make_square_conv(batch, width, size, outputs, kernel=1)
+            yield f"{name}.0", conv(channels, size, width, kernel=3)
+            yield f"{name}.1", conv(width, size, width, kernel=3)
+            yield f"{name}.2", conv(width, size, outputs, kernel=1)
     boxes = sum(size * size for _, size in scales)
     yield "22.dfl", Conv2d(batch, bins, 4, boxes, 1, 1, 1)  # mean of each distribution
 
@@ -132,7 +137,8 @@ def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
     Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1; padding
     as in torchvision.
     """
-    yield "stem", _make_square_conv(batch, 3, IMAGE, 32, kernel=3, stride=2)
+    conv = functools.partial(_make_square_conv, batch)
+    yield "stem", conv(3, IMAGE, 32, kernel=3, stride=2)
     channels, size, block = 32, IMAGE // 2, 0
     for ratio, kernel, stride, filters, repeats in (
         (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
@@ -141,16 +147,16 @@ def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
         for block_stride in (stride, *(1,) * (repeats - 1)):
             name, wide, squeezed = f"block{block}", ratio * channels, channels // 4
             if ratio > 1:
-                yield f"{name}.expand", _make_square_conv(batch, channels, size, wide, kernel=1)
+                yield f"{name}.expand", conv(channels, size, wide, kernel=1)
             yield (
                 f"{name}.depthwise",
-                _make_square_conv(batch, wide, size, wide, kernel=kernel, stride=block_stride, groups=wide),
+                conv(wide, size, wide, kernel=kernel, stride=block_stride, groups=wide),
             )
-            yield f"{name}.se_reduce", _make_square_conv(batch, wide, 1, squeezed, kernel=1)
-            yield f"{name}.se_expand", _make_square_conv(batch, squeezed, 1, wide, kernel=1)
+            yield f"{name}.se_reduce", conv(wide, 1, squeezed, kernel=1)
+            yield f"{name}.se_expand", conv(squeezed, 1, wide, kernel=1)
             channels, size, block = filters, size // block_stride, block + 1
-            yield f"{name}.project", _make_square_conv(batch, wide, size, filters, kernel=1)
-    yield "head", _make_square_conv(batch, channels, size, 1280, kernel=1)
+            yield f"{name}.project", conv(wide, size, filters, kernel=1)
+    yield "head", conv(channels, size, 1280, kernel=1)
 
 
 def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -159,20 +165,21 @@ def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
     Source: Liu et al., "A ConvNet for the 2020s", 2022, Table 9 and section 3.2: (3, 3, 9, 3) blocks of (96, 192, 384,
     768) channels.
     """
+    conv = functools.partial(_make_square_conv, batch)
     size = IMAGE // 4
-    yield "stem", _make_square_conv(batch, 3, IMAGE, 96, kernel=4, stride=4, padding=0)
+    yield "stem", conv(3, IMAGE, 96, kernel=4, stride=4, padding=0)
     for stage, (channels, blocks) in enumerate(((96, 3), (192, 3), (384, 9), (768, 3)), start=1):
         if stage > 1:
             yield (
                 f"downsample{stage - 1}",
-                _make_square_conv(batch, channels // 2, size, channels, kernel=2, stride=2, padding=0),
+                conv(channels // 2, size, channels, kernel=2, stride=2, padding=0),
             )
             size //= 2
         for block in range(blocks):
             name = f"stage{stage}.{block}"
-            yield f"{name}.depthwise", _make_square_conv(batch, channels, size, channels, kernel=7, groups=channels)
-            yield f"{name}.mlp_expand", _make_square_conv(batch, channels, size, 4 * channels, kernel=1)
-            yield f"{name}.mlp_project", _make_square_conv(batch, 4 * channels, size, channels, kernel=1)
+            yield f"{name}.depthwise", conv(channels, size, channels, kernel=7, groups=channels)
+            yield f"{name}.mlp_expand", conv(channels, size, 4 * channels, kernel=1)
+            yield f"{name}.mlp_project", conv(4 * channels, size, channels, kernel=1)
 
 
 def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -183,21 +190,22 @@ def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as
     in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
     """
+    conv = functools.partial(_make_square_conv, batch)
     channels, size = 512, LATENT
-    yield "post_quant_conv", _make_square_conv(batch, 4, size, 4, kernel=1)
-    yield "conv_in", _make_square_conv(batch, 4, size, channels, kernel=3)
+    yield "post_quant_conv", conv(4, size, 4, kernel=1)
+    yield "conv_in", conv(4, size, channels, kernel=3)
     yield from _yield_residual_block("mid.res0", batch, channels, size, channels)
     for projection in ("q", "k", "v", "out"):
-        yield f"mid.attn.{projection}", _make_square_conv(batch, channels, size, channels, kernel=1)
+        yield f"mid.attn.{projection}", conv(channels, size, channels, kernel=1)
     yield from _yield_residual_block("mid.res1", batch, channels, size, channels)
     for block, filters in enumerate((512, 512, 256, 128)):
         if block > 0:  # each pixel was doubled along both axes
             size *= 2
-            yield f"up{block - 1}.upsample", _make_square_conv(batch, channels, size, channels, kernel=3)
+            yield f"up{block - 1}.upsample", conv(channels, size, channels, kernel=3)
         for layer in range(3):
             yield from _yield_residual_block(f"up{block}.res{layer}", batch, channels, size, filters)
             channels = filters
-    yield "conv_out", _make_square_conv(batch, channels, size, 3, kernel=3)
+    yield "conv_out", conv(channels, size, 3, kernel=3)
 
 
 def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -209,18 +217,19 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes as in
     its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
     """
+    conv = functools.partial(_make_square_conv, batch)
 
     def attention(name: str, channels: int, size: int) -> Iterator[tuple[str, Conv2d]]:
         for side in ("in", "out"):
-            yield f"{name}.proj_{side}", _make_square_conv(batch, channels, size, channels, kernel=1)
+            yield f"{name}.proj_{side}", conv(channels, size, channels, kernel=1)
 
     channels, size, widths = 320, LATENT, (320, 640, 1280, 1280)
     coarsest = len(widths) - 1  # the level without attention
-    yield "conv_in", _make_square_conv(batch, 4, size, channels, kernel=3)
+    yield "conv_in", conv(4, size, channels, kernel=3)
     skip_channels = [channels]
     for level, width in enumerate(widths):
         if level > 0:
-            yield f"down{level - 1}.downsample", _make_square_conv(batch, channels, size, channels, kernel=3, stride=2)
+            yield f"down{level - 1}.downsample", conv(channels, size, channels, kernel=3, stride=2)
             size //= 2
             skip_channels.append(channels)
         for layer in range(2):
@@ -235,7 +244,7 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
     for block, width in enumerate(reversed(widths)):
         if block > 0:  # each pixel was doubled along both axes
             size *= 2
-            yield f"up{block - 1}.upsample", _make_square_conv(batch, channels, size, channels, kernel=3)
+            yield f"up{block - 1}.upsample", conv(channels, size, channels, kernel=3)
         for layer in range(3):
             yield from _yield_residual_block(
                 f"up{block}.res{layer}", batch, channels + skip_channels.pop(), size, width
@@ -243,17 +252,18 @@ def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
             channels = width
             if block > 0:
                 yield from attention(f"up{block}.attn{layer}", channels, size)
-    yield "conv_out", _make_square_conv(batch, channels, size, 4, kernel=3)
+    yield "conv_out", conv(channels, size, 4, kernel=3)
 
 
 def _yield_residual_block(
     name: str, batch: int, channels: int, size: int, filters: int
 ) -> Iterator[tuple[str, Conv2d]]:
     """Yield Stable Diffusion's residual block: two 3×3 convolutions, and a 1×1 one if the channels change."""
-    yield f"{name}.conv1", _make_square_conv(batch, channels, size, filters, kernel=3)
-    yield f"{name}.conv2", _make_square_conv(batch, filters, size, filters, kernel=3)
+    conv = functools.partial(_make_square_conv, batch)
+    yield f"{name}.conv1", conv(channels, size, filters, kernel=3)
+    yield f"{name}.conv2", conv(filters, size, filters, kernel=3)
     if channels != filters:
-        yield f"{name}.conv_shortcut", _make_square_conv(batch, channels, size, filters, kernel=1)
+        yield f"{name}.conv_shortcut", conv(channels, size, filters, kernel=1)
 
 
 def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
