@@ -14,7 +14,7 @@ from torch.nn import functional
 from tvmconv.errors import ModelError
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
 from tvmconv.torch.norms import match_functional_norm
-from tvmconv.workloads.epilogues.activations import SLOPES
+from tvmconv.workloads.epilogues.operations import SLOPES
 
 MODEL_NAME = "model"  # attribute of the graph module that holds the model
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
-from tvmconv.workloads.epilogues.activations import SLOPES
+from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

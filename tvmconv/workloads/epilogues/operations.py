@@ -1,4 +1,4 @@
-"""Activations: functions of one number, as tensor expressions and in float64.
+"""The built-in operations: additions of an argument, and activations.
 
 `compute_NAME` takes a value of the accumulator's type. TVM is imported inside these functions, so that parsing a
 workload does not import it.
@@ -15,6 +15,7 @@ Non-Monotonic Activation Function", 2020.
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,10 +56,6 @@ def _exp(value: tirx.Expr) -> tirx.Expr:
     return te.exp(value)
 
 
-def _compute_clip(value: tirx.Expr, high: float) -> tirx.Expr:
-    return _min(_max(value, 0.0), high)
-
-
 def _compute_leaky_relu(value: tirx.Expr, slope: float) -> tirx.Expr:
     from tvm import te
 
@@ -67,7 +64,7 @@ def _compute_leaky_relu(value: tirx.Expr, slope: float) -> tirx.Expr:
 
 def compute_hardsigmoid(value: tirx.Expr) -> tirx.Expr:
     """Return min(max(value / 6 + 1/2, 0), 1)."""
-    return _compute_clip(value * _const(1 / 6) + _const(0.5), 1.0)
+    return _min(_max(value * _const(1 / 6) + _const(0.5), 0.0), 1.0)
 
 
 def compute_sigmoid(value: tirx.Expr) -> tirx.Expr:
@@ -138,9 +135,11 @@ def _reference_gelu(y: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 for op in (
+    EpilogueOp("bias", lambda value, bias: value + bias, operator.add, "channel", is_addition=True),
+    EpilogueOp("add", lambda value, residual: value + residual, operator.add, "output", is_addition=True),
     EpilogueOp("relu", lambda value: _max(value, 0.0), lambda y: np.maximum(y, 0)),
-    EpilogueOp("relu6", lambda value: _compute_clip(value, 6.0), lambda y: np.clip(y, 0, 6)),
-    EpilogueOp("clamp", lambda value: _compute_clip(value, 1.0), lambda y: np.clip(y, 0, 1)),
+    EpilogueOp("relu6", lambda value: _min(_max(value, 0.0), 6.0), lambda y: np.clip(y, 0, 6)),
+    EpilogueOp("clamp", lambda value: _min(_max(value, 0.0), 1.0), lambda y: np.clip(y, 0, 1)),
     EpilogueOp("hardsigmoid", compute_hardsigmoid, _reference_hardsigmoid),
     EpilogueOp("hardswish", lambda value: value * compute_hardsigmoid(value), lambda y: y * _reference_hardsigmoid(y)),
     EpilogueOp("sigmoid", compute_sigmoid, _reference_sigmoid),
