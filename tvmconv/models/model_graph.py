@@ -25,22 +25,16 @@ Operand = str | float  # name of a tensor, or a constant number
 class ModelOp:
     """One operation of a model.
 
-    Attributes:
-        kind: `conv`; `norm`, a factor and a summand per channel; a name of a pointwise function, where `sub` and `div`
-            have a tensor as first operand; or "" for all other operations.
-        reads: Names of the tensors that it reads; a norm reads the tensor that it normalizes first.
-        writes: Names of the tensors that it writes, the main result first.
-        compute: Function of the elements that it reads, if it is pointwise.
-        name: Name of a convolution.
-        workload: Workload of a convolution, whose epilogue is at most its own bias.
+    Its kind is `conv`; `norm`, a factor and a summand per channel; the name of a pointwise function, where `sub` and
+    `div` have a tensor as first operand; or "" for all other operations.
     """
 
     kind: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    compute: Callable[..., Any] | None = field(default=None, repr=False)
-    name: str = ""
-    workload: Conv | None = None
+    reads: tuple[str, ...]  # names of tensors; a norm reads the tensor that it normalizes first
+    writes: tuple[str, ...]  # names of tensors, the main result first
+    compute: Callable[..., Any] | None = field(default=None, repr=False)  # of the elements, if it is pointwise
+    name: str = ""  # of a convolution
+    workload: Conv | None = None  # of a convolution, with its own bias at most as the epilogue
 
 
 @dataclass
@@ -89,15 +83,8 @@ def make_convolution(
 ) -> Conv:
     """Return the workload of a convolution; raise WorkloadError if there is none.
 
-    Args:
-        x: Shape of the input, N×C×space.
-        weight: Shape of the weight, O×(C/groups)×kernel.
-        stride: One number per spatial axis.
-        padding: One number per axis for both sides, or the numbers before all axes and then after all axes.
-        dilation: One number per spatial axis.
-        groups: Number of groups.
-        dtype: Dtype of the elements, one of `dtypes.DTYPES`.
-        bias: Whether there is a bias.
+    The shapes are N×C×space and O×(C/groups)×kernel. Padding has one number per axis for both sides, or the numbers
+    before all axes and then after all axes.
     """
     sizes = {"s": stride, "p": padding, "d": dilation, "g": (groups,)}
     options = [f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()]

@@ -52,6 +52,13 @@ UNARY_OPS = {
     "Softplus": "softplus",
 }
 BINARY_OPS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max"}
+PARAMETRIC_OPS: dict[
+    str, tuple[str, dict[str, tuple[str, float]]]
+] = {  # with the attribute of each option, and default
+    "LeakyRelu": ("leaky_relu", {"slope": ("alpha", 0.01)}),
+    "Elu": ("elu", {"alpha": ("alpha", 1.0)}),
+    "HardSigmoid": ("hardsigmoid", {"slope": ("alpha", 0.2), "shift": ("beta", 0.5)}),
+}
 
 
 def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
@@ -279,17 +286,13 @@ class _GraphTranslator:
         kind, operands = UNARY_OPS.get(node.op_type), list(node.input[:1])
         if node.op_type in BINARY_OPS and len(node.input) == 2:
             kind, operands = BINARY_OPS[node.op_type], list(node.input)
+        elif node.op_type in PARAMETRIC_OPS:
+            kind, parameters = PARAMETRIC_OPS[node.op_type]
+            options = {option: _get_attribute(node, *parameter) for option, parameter in parameters.items()}
         elif node.op_type == "Swish" and _get_attribute(node, "alpha", 1.0) == 1:
             kind = "silu"
         elif node.op_type == "Gelu":
             kind, options = "gelu", {"by_tanh": _get_attribute(node, "approximate", b"none") == b"tanh"}
-        elif node.op_type == "LeakyRelu":
-            kind, options = "leaky_relu", {"slope": _get_attribute(node, "alpha", 0.01)}
-        elif node.op_type == "Elu":
-            kind, options = "elu", {"alpha": _get_attribute(node, "alpha", 1.0)}
-        elif node.op_type == "HardSigmoid":
-            kind = "hardsigmoid"
-            options = {"slope": _get_attribute(node, "alpha", 0.2), "shift": _get_attribute(node, "beta", 0.5)}
         elif node.op_type == "Clip":
             limits = self._find_clip_limits(node)
             kind, options = ("clip", limits) if limits is not None else (None, {})

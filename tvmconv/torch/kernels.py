@@ -84,16 +84,7 @@ class AvailableKernel:
 class KernelProvider:
     """A source of kernels for workloads on tvmconv's device, for tensors of PyTorch's device.
 
-    Args:
-        device: tvmconv's device.
-        torch_device: PyTorch's device.
-        log: Path of a tuning log with earlier measurements, to which a search appends; None for the default log.
-        on_progress: Callback that receives a line of text now and then.
-
-    Attributes:
-        available: Kernels by the text of their workload, the most promising first.
-        failure_reasons: Reasons why workloads have no kernel.
-        unsearched_workloads: Texts of the workloads that were to be searched and for which no time was left.
+    Its log has earlier measurements, and a search appends to it; None stands for the default log.
     """
 
     def __init__(
@@ -105,23 +96,18 @@ class KernelProvider:
     ) -> None:
         self.device, self.torch_device = device, torch_device
         self._log, self._on_progress = log, on_progress
-        self.available: dict[str, list[AvailableKernel]] = {}
-        self.failure_reasons: dict[str, str] = {}
-        self.unsearched_workloads: list[str] = []
+        self.available: dict[str, list[AvailableKernel]] = {}  # by the workload's text, the most promising first
+        self.failure_reasons: dict[str, str] = {}  # reasons why workloads have no kernel
+        self.unsearched_workloads: list[str] = []  # texts of workloads for whose search no time was left
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
     def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
-        Args:
-            counts: Number of layers of the model by workload text.
-            deadline: Deadline of the search for workloads that the log does not cover, and of all builds; the most
-                expensive workloads come first. One kernel per workload may still be built until the deadline's cut-off.
-                None for no search and no limit.
-
-        Raises:
-            Error: The log cannot be read or written, or it does not exist and there is no search.
-            DeviceError: The device is lost.
+        `counts` are the numbers of layers by workload text. The deadline is that of the search for workloads that the
+        log does not cover, and of all builds; the most expensive workloads come first. One kernel per workload may
+        still be built until its cut-off. Without a deadline there is no search and no limit. Raises Error if the log
+        cannot be read or written, or does not exist and there is no search.
         """
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():

@@ -49,17 +49,14 @@ class TunedConv(torch.nn.Module):
 
     If a weight is written to or replaced, it is packed again before the next launch. PyTorch does not report writes
     through `.data`.
-
-    Args:
-        conv: The model's convolution.
-        norm: The batch normalization after it; in evaluation mode it is a factor and a summand per channel.
-        followed_by: Names of the operations that follow, in order: activations, and `add` for a residual.
+    A batch normalization after it is a factor and a summand per channel in evaluation mode. The epilogue's names are
+    activations, and `add` for a residual.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: Any, followed_by: Sequence[str]) -> None:
+    def __init__(self, conv: torch.nn.Module, norm: Any, epilogue_names: Sequence[str]) -> None:
         super().__init__()
         self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
-        self.epilogue_names = tuple(followed_by)
+        self.epilogue_names = tuple(epilogue_names)
         self.kernels: dict[InputKey, str] = {}  # names of kernels
         self._buffer_names: dict[str, tuple[str, str]] = {}  # buffers of packed weight and bias by kernel name
         self._formats: dict[str, torch.memory_format] = {}

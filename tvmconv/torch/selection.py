@@ -64,15 +64,8 @@ class _Selection:
 class KernelSelector:
     """A selector that decides what runs each layer.
 
-    Args:
-        provider: Kernels of the model's workloads.
-        timing_cache: Times of the model's parts.
-        choose: "fastest" selects what is measured to be faster, "tuned" selects every correct kernel.
-        deadline: Deadline of all decisions. After it, only the most promising kernel of each layer is compared; layers
-            that would pass its cut-off are left to PyTorch.
-
-    Attributes:
-        num_omitted: Number of layers for which no time was left.
+    The mode "fastest" selects what is measured to be faster, "tuned" selects every correct kernel. After the deadline,
+    only the most promising kernel of each layer is compared; layers that would pass its cut-off are left to PyTorch.
     """
 
     def __init__(
@@ -82,7 +75,7 @@ class KernelSelector:
         self._deadline = deadline or Deadline()
         # Seconds of the longest selection of a workload, at first an estimate.
         self._selection_seconds = COMPARE_SECONDS[provider.torch_device.type]
-        self.num_omitted = 0
+        self.num_omitted = 0  # layers for which no time was left
         self._tuned_ids: set[int] = set()  # of the modules that kernels compute
         self._kernel_digests: list[str] = []
         self._selections: dict[str, _Selection] = {}
@@ -203,15 +196,8 @@ class KernelSelector:
     ) -> Report:
         """Time the whole model, and restore PyTorch if the kernels do not make it faster.
 
-        Args:
-            model: The whole model.
-            partitions: Its traced parts.
-            arguments: Arguments of the model.
-            report: Report of the layers, with the time of the unchanged model.
-            has_time: Whether there is time for the timing; otherwise all selected kernels stay.
-
-        Returns:
-            The report with the time of the optimized model.
+        Without time for that, all selected kernels stay. The report of the layers, with the time of the unchanged
+        model, is returned with the time of the optimized one.
         """
         for partition in partitions:
             is_tuned = any(id(module) in self._tuned_ids for module in partition.module.graph.modules())
