@@ -11,8 +11,8 @@ from tvmconv import registry
 from tvmconv.workloads import epilogue
 from tvmconv.workloads import registry as operator_registry
 
-TANH = '''
-"""`tanh`: what is large becomes nearly one."""
+SQUASH = '''
+"""`squash`: what is large becomes nearly one."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def compute(value):
     return te.tanh(value)
 
 
-register_op(EpilogueOp("tanh", compute, np.tanh))
+register_op(EpilogueOp("squash", compute, np.tanh))
 '''
 
 
@@ -35,7 +35,7 @@ PATCH = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tvmconv.workloads.operators.conv2d import Conv2d
+from tvmconv.workloads.operators.convolutions import Conv2d
 from tvmconv.workloads.registry import operator
 
 
@@ -111,9 +111,9 @@ def run(workload, schedule="default", device="opencl:0"):
 
 
 def test_an_epilogue_is_one_new_file(new_file):
-    new_file("tvmconv.workloads.epilogues", "tanh", TANH)
-    workload = tc.parse("conv2d:1x3x5x5,4x3x3x3,p1,bias,tanh")
-    assert workload.text.endswith(",bias,tanh")
+    new_file("tvmconv.workloads.epilogues", "squash", SQUASH)
+    workload = tc.parse("conv2d:1x3x5x5,4x3x3x3,p1,bias,squash")
+    assert workload.text.endswith(",bias,squash")
     x = np.full((1, 3, 5, 5), 100, "float32")
     assert workload.reference(x, np.ones((4, 3, 3, 3), "float32"), np.zeros(4, "float32")).max() == 1.0
     for schedule in ("default", "conflict_free", "direct"):
@@ -146,7 +146,7 @@ def test_an_operator_and_its_schedule_are_two(new_file):
 @pytest.mark.parametrize(
     ("package", "text", "said"),
     [
-        ("tvmconv.workloads.epilogues", TANH.replace('"tanh"', '"relu"'), "epilogue 'relu' is registered already"),
+        ("tvmconv.workloads.epilogues", SQUASH.replace('"squash"', '"relu"'), "epilogue 'relu' is registered already"),
         ("tvmconv.workloads.operators", PATCH.replace('"patch"', '"conv3d"'), "operator 'conv3d' is defined in"),
     ],
 )

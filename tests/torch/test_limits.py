@@ -25,7 +25,7 @@ from tvmconv.torch import kernels, timing  # noqa: E402
 from tvmconv.torch.optimize import optimize_within  # noqa: E402
 from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
 from tvmconv.torch.selection import kernels_deadline  # noqa: E402
-from tvmconv.torch.timing_cache import TimingCache  # noqa: E402
+from tvmconv.torch.timing import TimingCache  # noqa: E402
 
 LARGE, SMALL = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(4, 8, 1)
 
@@ -110,7 +110,7 @@ def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch):
     monkeypatch.setattr("tvmconv.torch.kernels.prestart_workers", lambda *_: None)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
     found.find_kernels({w.text: 1}, Deadline.after(100.0))
-    assert [ready.program for ready in found.list_available_kernels(w.text)] == [program]
+    assert [ready.program for ready in found.available[w.text]] == [program]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5"])

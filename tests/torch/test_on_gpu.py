@@ -198,7 +198,7 @@ def test_it_is_an_operator_as_pytorch_wants_it(case):
     module = next(module for module in faster.graph.modules() if getattr(module, "kernels", None))
     (text,) = set(module.kernels.values())
     given = x if module.conv.in_channels == 4 else torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype)
-    add = torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype) if "add" in module.names else None
+    add = torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype) if "add" in module.epilogue_names else None
     results = torch.library.opcheck(conv, (given, module.weight0, module.bias0, add, text))
     assert set(results.values()) == {"SUCCESS"}
 

@@ -276,7 +276,7 @@ def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, 
     model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
     optimized(model, seconds=300, log=log)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
-    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: 1 / 0)
+    monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: 1 / 0)
     again = optimized(model, seconds=300, log=log)
     assert [line.config_source for line in again.report().lines] == ["tuned"]
     assert differ(again, model) < 1e-5
@@ -295,7 +295,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
 
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
     count = itertools.count(1)
-    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: float(next(count)))
+    monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: float(next(count)))
     befores = [optimized(Repeating(times).eval()).report().pytorch_seconds for times in (1, 2, 1)]
     assert befores[0] == befores[2] != befores[1]
 
@@ -303,7 +303,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize("time", ["null", "NaN", "-1", '"1"', "0"])
 def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
-    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: 0.25)
+    monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: 0.25)
     model = torch.nn.Conv2d(4, 4, 1).eval()
     optimized(model)
     (file,) = tmp_path.glob("times-*.json")
@@ -324,13 +324,9 @@ def test_by_default_what_is_faster_runs(block):
 def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
     model, other = torch.nn.Conv2d(4, 4, 3).eval(), torch.nn.Conv2d(4, 4, 3).eval()
     first = optimized(model)
-    of_a_kernel = AvailableKernel.load_launcher
-
-    def wrong(ready, *where):
-        launch = of_a_kernel(ready, *where)
-        return lambda *tensors: launch(*tensors) * 2
-
-    monkeypatch.setattr(AvailableKernel, "load_launcher", wrong)
+    launcher_of = AvailableKernel.launcher.func
+    wrong = property(lambda kernel: lambda *tensors: launcher_of(kernel)(*tensors) * 2)
+    monkeypatch.setattr(AvailableKernel, "launcher", wrong)
     monkeypatch.setattr(AvailableKernel, "digest", "another")
     assert runs(optimized(other)) == {"(itself)": False}
     assert differ(first, model) < 1e-5

@@ -45,7 +45,7 @@ def test_reference_in_pieces_equals_the_whole(workload, piece):
     x, k = workload.inputs(seed=0)
     whole = workload.reference(x, k)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvmconv.workloads.filters_reference.PIECE_ELEMENTS", piece)
+        patch.setattr("tvmconv.workloads.filters.PIECE_ELEMENTS", piece)
         np.testing.assert_array_equal(workload.reference(x, k), whole)
 
 

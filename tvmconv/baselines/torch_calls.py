@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
-from tvmconv.workloads.epilogues.leaky_relu import SLOPES
+from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from tvmconv.models import pointwise
 from tvmconv.models.model_graph import ModelGraph, ModelOp
+from tvmconv.workloads import epilogue
 from tvmconv.workloads.suites import Layer
 
 MAX_ACTIVATION_OPS = 16
+# Points at which activations are compared, and the tolerated difference. A GELU with constants rounded to bfloat16
+# differs from the exact one by 3e-5, and its tanh approximation differs by 5e-4. Large points tell limits apart.
+_LARGE = np.geomspace(16.0, 1e30, 60)
+SAMPLES = np.concatenate([np.linspace(-8.0, 8.0, 257), _LARGE, -_LARGE])
+TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-5
 
 
 def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
@@ -24,11 +30,23 @@ def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
     return _EpilogueFuser(graph).fuse_all()
 
 
+def match_activation(y: Any) -> str | None:
+    """Return the epilogue operation whose values at `SAMPLES` are `y`, "" for the identity, None if there is none."""
+    if np.shape(y) != SAMPLES.shape:
+        return None
+    references = {op.name: op.reference for op in epilogue.load_ops().values() if op.argument_kind is None}
+    for name, reference in {"": lambda x: x, **references}.items():
+        if np.allclose(y, reference(SAMPLES), rtol=RELATIVE_TOLERANCE, atol=TOLERANCE):
+            return name
+    return None
+
+
 class _EpilogueFuser:
     """The assignment of a graph's operations to epilogues; each operation belongs to at most one convolution.
 
     If the outputs of two convolutions are added, the later one reads the other's as its residual. Therefore later
-    convolutions are assigned first.
+    convolutions are assigned first. An epilogue operation and the indices of the operations that it stands for are
+    passed as a pair.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
@@ -56,15 +74,15 @@ class _EpilogueFuser:
         return Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
 
     def _match_single_op(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
-        """Return the epilogue name and the index of the next operation if it adds a residual or can be folded."""
-        user = self._find_only_user(op_index, value)
-        if user is None:
+        """Match the only reader of a value if it adds a residual or can be folded."""
+        users = self._users[value]
+        if len(users) != 1 or value in self._graph.outputs or users[0] <= op_index or users[0] in self._fused_ops:
             return None
-        op = self._graph.ops[user]
+        op = self._graph.ops[users[0]]
         name = self._match_folded_op(op, value, names)
         if name is None and self._adds_residual(op, value) and "add" not in names:
             name = "add"
-        return None if name is None else (name, [user])
+        return None if name is None else (name, users)
 
     def _match_folded_op(self, op: ModelOp, value: str, names: Sequence[str]) -> str | None:
         """Return "bias" or "" (weights only) if an operation with one number per channel can be folded, else None."""
@@ -95,13 +113,12 @@ class _EpilogueFuser:
         return first is not None and first == second
 
     def _match_activation(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
-        """Return the longest run of next operations that is an activation: its epilogue name and the operations'
-        indices.
+        """Match the longest run of next operations that is an activation.
 
         The operations read only the value and constants, and only the last one's result has other readers.
         """
         match: tuple[str, list[int]] | None = None
-        samples, op_indices = {value: pointwise.SAMPLES}, [op_index]
+        samples, op_indices = {value: SAMPLES}, [op_index]
         while (next_index := self._find_next_pointwise(samples, op_indices)) is not None:
             op = self._graph.ops[next_index]
             assert op.compute is not None
@@ -109,7 +126,7 @@ class _EpilogueFuser:
                 samples[op.writes[0]] = op.compute(*(samples[read] for read in op.reads))
             op_indices.append(next_index)
             if self._find_live_values(samples, op_indices) == {op.writes[0]}:
-                name = pointwise.match_activation(samples[op.writes[0]])
+                name = match_activation(samples[op.writes[0]])
                 match = (name, op_indices[1:]) if name is not None and name not in names else match
         return match
 
@@ -129,10 +146,3 @@ class _EpilogueFuser:
             for value, numbers in users.items()
             if value in self._graph.outputs or not numbers or not {*op_indices}.issuperset(numbers)
         }
-
-    def _find_only_user(self, op_index: int, value: str) -> int | None:
-        """Return the index of the only reader of a value, unless it belongs to another convolution."""
-        users = self._users[value]
-        if len(users) != 1 or value in self._graph.outputs or users[0] <= op_index or users[0] in self._fused_ops:
-            return None
-        return users[0]

@@ -24,17 +24,11 @@ MAX_AXES = 16
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape of one input of a model.
-
-    Attributes:
-        shape: Sizes of the input.
-        name: Name of the input in the model; None for a positional input.
-        dtype: Dtype of its elements, a value of `DTYPES`; None for the default.
-    """
+    """The shape of one input of a model."""
 
     shape: tuple[int, ...]
-    name: str | None = None
-    dtype: str | None = None
+    name: str | None = None  # name of the input in the model; None for a positional input
+    dtype: str | None = None  # dtype of its elements, a value of `DTYPES`; None for the default
 
     @classmethod
     def parse(cls, text: str) -> InputSpec:
@@ -42,8 +36,7 @@ class InputSpec:
         name, equals, sizes_and_dtype = text.rpartition("=")
         sizes, comma, dtype = sizes_and_dtype.partition(",")
         if (equals and not name) or (comma and dtype not in DTYPES):
-            kinds = ", ".join(DTYPES)
-            raise ModelError(f"{quote(text)}: expected {EXPECTED}; a dtype is one of {kinds}")
+            raise ModelError(f"{quote(text)}: expected {EXPECTED}; a dtype is one of {', '.join(DTYPES)}")
         axes = range(1, MAX_AXES + 1)
         shape = validate_integers("input", parse_integers(sizes, axes, EXPECTED), axes)
         return cls(shape, name or None, DTYPES[dtype] if comma else None)
@@ -57,12 +50,7 @@ class InputSpec:
 def assign_names(inputs: Iterable[InputSpec], names: Sequence[str]) -> dict[str, InputSpec]:
     """Return input shapes by the names of a model's inputs; shapes without a name are assigned in order.
 
-    Args:
-        inputs: Shapes of inputs.
-        names: Names of the model's inputs.
-
-    Raises:
-        ModelError: There are too many shapes, a name is unknown, or an input has two shapes.
+    Raises ModelError if there are too many shapes, a name is unknown, or an input has two shapes.
     """
     spec_by_name: dict[str, InputSpec] = {}
     remaining_names = iter(names)

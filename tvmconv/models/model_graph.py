@@ -5,13 +5,16 @@ All model formats are translated to this graph, in which `epilogue_fusion` finds
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tvmconv.errors import WorkloadError
-from tvmconv.models import pointwise
-from tvmconv.workloads import Conv, dtypes, parse
+from tvmconv.workloads import Conv, dtypes, epilogue, parse
 from tvmconv.workloads.text import join_sizes
 
 Shape = tuple[int, ...]
@@ -22,41 +25,27 @@ Operand = str | float  # name of a tensor, or a constant number
 class ModelOp:
     """One operation of a model.
 
-    Attributes:
-        kind: `conv`; `norm`, a factor and a summand per channel; a name in `pointwise.FUNCTIONS`, where `sub` and `div`
-            have a tensor as first operand; or "" for all other operations.
-        reads: Names of the tensors that it reads; a norm reads the tensor that it normalizes first.
-        writes: Names of the tensors that it writes, the main result first.
-        compute: Function of the elements that it reads, if it is pointwise.
-        name: Name of a convolution.
-        workload: Workload of a convolution, whose epilogue is at most its own bias.
+    Its kind is `conv`; `norm`, a factor and a summand per channel; the name of a pointwise function, where `sub` and
+    `div` have a tensor as first operand; or "" for all other operations.
     """
 
     kind: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    compute: Callable[..., Any] | None = field(default=None, repr=False)
-    name: str = ""
-    workload: Conv | None = None
+    reads: tuple[str, ...]  # names of tensors; a norm reads the tensor that it normalizes first
+    writes: tuple[str, ...]  # names of tensors, the main result first
+    compute: Callable[..., Any] | None = field(default=None, repr=False)  # of the elements, if it is pointwise
+    name: str = ""  # of a convolution
+    workload: Conv | None = None  # of a convolution, with its own bias at most as the epilogue
 
 
 @dataclass
 class ModelGraph:
-    """The operations of a model in the order of execution.
-
-    Attributes:
-        ops: All operations that read or write tensors, of unknown kind included.
-        shapes: Known shapes by tensor name.
-        constants: Names of tensors that do not depend on the model's inputs.
-        outputs: Names of tensors that are read from outside the graph.
-        skipped_layers: One line per convolution that is not a workload, with the reason.
-    """
+    """The operations of a model in the order of execution, those of unknown kind included."""
 
     ops: list[ModelOp] = field(default_factory=list)
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    constants: set[str] = field(default_factory=set)
-    outputs: set[str] = field(default_factory=set)
-    skipped_layers: list[str] = field(default_factory=list)
+    shapes: dict[str, Shape] = field(default_factory=dict)  # known shapes by tensor name
+    constants: set[str] = field(default_factory=set)  # tensors that do not depend on the model's inputs
+    outputs: set[str] = field(default_factory=set)  # tensors that are read from outside the graph
+    skipped_layers: list[str] = field(default_factory=list)  # convolutions that are no workload, with the reason
 
     def add(self, op: ModelOp) -> None:
         """Append an operation; results computed from constants only are constants."""
@@ -65,29 +54,19 @@ class ModelGraph:
             self.constants.update(op.writes)
 
     def add_pointwise(self, kind: str, operands: list[Operand], writes: tuple[str, ...], **options: Any) -> None:
-        """Append a pointwise operation.
+        """Append an operation by the name of a pointwise function, with its operands in order and its options."""
+        function = functools.partial(find_pointwise_function(kind), **options)
 
-        Args:
-            kind: A name in `pointwise.FUNCTIONS`.
-            operands: Operands in order.
-            writes: Names of the tensors that it writes.
-            options: Keyword arguments of the function.
-        """
+        def compute(*tensors: Any) -> Any:
+            remaining = iter(tensors)
+            return function(*(next(remaining) if isinstance(operand, str) else operand for operand in operands))
+
         reads = tuple(operand for operand in operands if isinstance(operand, str))
         is_tensor_first = isinstance(operands[0], str) or kind not in ("sub", "div")
-        self.add(
-            ModelOp(kind if is_tensor_first else "", reads, writes, pointwise.bind_operands(kind, operands, **options))
-        )
+        self.add(ModelOp(kind if is_tensor_first else "", reads, writes, compute))
 
     def add_conv(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], make: Callable[[], Conv]) -> None:
-        """Append a convolution, or note the reason why it is skipped.
-
-        Args:
-            name: Name of the layer.
-            reads: Names of the tensors that it reads.
-            writes: Names of the tensors that it writes.
-            make: Function that returns its workload, or raises WorkloadError if there is none.
-        """
+        """Append a convolution whose workload `make` returns, or note the WorkloadError that it raises."""
         try:
             self.add(ModelOp("conv", reads, writes, name=name, workload=make()))
         except WorkloadError as error:
@@ -102,20 +81,10 @@ class ModelGraph:
 def make_convolution(
     x: Shape, weight: Shape, *, stride: Shape, padding: Shape, dilation: Shape, groups: int, dtype: str, bias: bool
 ) -> Conv:
-    """Return the workload of a convolution over one or more spatial axes.
+    """Return the workload of a convolution; raise WorkloadError if there is none.
 
-    Args:
-        x: Shape of the input, N×C×space.
-        weight: Shape of the weight, O×(C/groups)×kernel.
-        stride: One number per spatial axis.
-        padding: One number per axis for both sides, or the numbers before all axes and then after all axes.
-        dilation: One number per spatial axis.
-        groups: Number of groups.
-        dtype: Dtype of the elements, one of `dtypes.DTYPES`.
-        bias: Whether there is a bias.
-
-    Raises:
-        WorkloadError: There is no such workload.
+    The shapes are N×C×space and O×(C/groups)×kernel. Padding has one number per axis for both sides, or the numbers
+    before all axes and then after all axes.
     """
     sizes = {"s": stride, "p": padding, "d": dilation, "g": (groups,)}
     options = [f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()]
@@ -123,3 +92,58 @@ def make_convolution(
     workload = parse(f"conv{len(x) - 2}d:{text}")
     assert isinstance(workload, Conv)
     return workload
+
+
+def find_pointwise_function(kind: str) -> Callable[..., Any]:
+    """Return a function of NumPy arrays: one of `POINTWISE_FUNCTIONS`, or the reference of an epilogue operation."""
+    return POINTWISE_FUNCTIONS.get(kind) or epilogue.load_ops()[kind].reference
+
+
+def _erf(x: NDArray[Any]) -> NDArray[Any]:
+    from scipy.special import erf
+
+    return erf(x)
+
+
+def _gelu(x: NDArray[Any], *, by_tanh: bool = False) -> NDArray[Any]:
+    return epilogue.load_ops()["gelu_tanh" if by_tanh else "gelu"].reference(x)
+
+
+def _clip(x: NDArray[Any], *, low: float = -np.inf, high: float = np.inf) -> NDArray[Any]:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _hardsigmoid(x: NDArray[Any], *, slope: float = 1 / 6, shift: float = 0.5) -> NDArray[Any]:
+    return _clip(x * slope + shift, low=0, high=1)
+
+
+def _leaky_relu(x: NDArray[Any], *, slope: float = 0.01) -> NDArray[Any]:
+    return np.where(x > 0, x, slope * x)
+
+
+def _elu(x: NDArray[Any], *, alpha: float = 1.0) -> NDArray[Any]:
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+def _softplus(x: NDArray[Any], *, beta: float = 1.0) -> NDArray[Any]:
+    return np.logaddexp(0, beta * x) / beta
+
+
+POINTWISE_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "same": lambda x: x,
+    "neg": np.negative,
+    "exp": np.exp,
+    "erf": _erf,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "gelu": _gelu,
+    "hardsigmoid": _hardsigmoid,
+    "clip": _clip,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from pathlib import Path
 from tvmconv.errors import ModelError
 from tvmconv.models import epilogue_fusion
 from tvmconv.models.input_spec import InputSpec
-from tvmconv.models.model_graph import ModelGraph
 from tvmconv.optional_packages import format_install_command
 from tvmconv.workloads.suites import MAX_NAME_LENGTH, Layer
 
@@ -19,15 +19,10 @@ _CALLABLE_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """The convolutions of a model.
+    """The convolutions of a model in the order of execution, repeated ones included."""
 
-    Attributes:
-        layers: One layer per convolution in the order of execution, repeated ones included, with unique names.
-        skipped_layers: One line per convolution that is not a workload, with the reason.
-    """
-
-    layers: tuple[Layer, ...]
-    skipped_layers: tuple[str, ...]
+    layers: tuple[Layer, ...]  # with unique names
+    skipped_layers: tuple[str, ...]  # one line per convolution that is not a workload, with the reason
 
 
 def derive_layers(source: str, inputs: Sequence[InputSpec] = ()) -> ModelLayers:
@@ -46,32 +41,22 @@ def derive_layers(source: str, inputs: Sequence[InputSpec] = ()) -> ModelLayers:
         OSError: The file cannot be read.
     """
     is_callable = _CALLABLE_PATTERN.fullmatch(source) and not Path(source).exists()
-    graph = _trace_torch_graph(source, inputs) if is_callable else _read_onnx_graph(Path(source), inputs)
+    package, kind = ("torch", "PyTorch modules") if is_callable else ("onnx", "ONNX files")
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise ModelError(f"{source}: {kind} need {package}: {format_install_command(package)} ({error})") from error
+    if is_callable:
+        from tvmconv.models import torch_module
+
+        graph = torch_module.trace_module(source, inputs)
+    else:
+        from tvmconv.models import onnx_graph
+
+        graph = onnx_graph.read_graph(Path(source), inputs)
     return ModelLayers(
         tuple(rename_layers(epilogue_fusion.fuse_epilogues(graph))), tuple(map(to_one_line, graph.skipped_layers))
     )
-
-
-def _read_onnx_graph(file: Path, inputs: Sequence[InputSpec]) -> ModelGraph:
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise ModelError(f"{file}: ONNX files need onnx: {format_install_command('onnx')} ({error})") from error
-    from tvmconv.models import onnx_graph
-
-    return onnx_graph.read_graph(file, inputs)
-
-
-def _trace_torch_graph(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise ModelError(
-            f"{source}: PyTorch modules need torch: {format_install_command('torch')} ({error})"
-        ) from error
-    from tvmconv.models import torch_module
-
-    return torch_module.trace_module(source, inputs)
 
 
 def rename_layers(layers: Iterable[Layer]) -> list[Layer]:

@@ -12,15 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from google.protobuf.message import DecodeError
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    numpy_helper,
+)
 
 from tvmconv.errors import Error, ModelError, WorkloadError
-from tvmconv.models import onnx_file
-from tvmconv.models.input_spec import InputSpec
-from tvmconv.models.model_graph import ModelGraph, Operand, Shape, make_convolution
-from tvmconv.models.model_graph import ModelOp as GraphOp
+from tvmconv.files import read_bytes
+from tvmconv.models.input_spec import InputSpec, assign_names
+from tvmconv.models.model_graph import ModelGraph, ModelOp, Shape, make_convolution
 from tvmconv.workloads import Conv
+from tvmconv.workloads.text import quote
 
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # limit of protobuf
+MAX_SHAPE_ELEMENTS = 4096  # largest tensor from which shapes are computed
+UNNAMED_DIMENSION = "?"  # a dynamic dimension without a name
+DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 # Pointwise operators with their kinds in the graph; their attributes and further inputs are irrelevant here.
@@ -38,6 +52,13 @@ UNARY_OPS = {
     "Softplus": "softplus",
 }
 BINARY_OPS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max"}
+PARAMETRIC_OPS: dict[
+    str, tuple[str, dict[str, tuple[str, float]]]
+] = {  # with the attribute of each option, and default
+    "LeakyRelu": ("leaky_relu", {"slope": ("alpha", 0.01)}),
+    "Elu": ("elu", {"alpha": ("alpha", 1.0)}),
+    "HardSigmoid": ("hardsigmoid", {"slope": ("alpha", 0.2), "shift": ("beta", 0.5)}),
+}
 
 
 def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
@@ -52,20 +73,115 @@ def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
         OSError: The file cannot be read.
     """
     try:
-        return _translate_model(file, onnx_file.read_model(file, inputs))
+        model = _read_model(file, inputs)
+        translator = _GraphTranslator(model.graph)
+        if any(shape is None for shape in translator.iterate_conv_input_shapes()):
+            _refuse_dynamic(file, model)
+        return translator.translate(model)
     except (Error, OSError):
         raise
     except Exception as error:  # an attribute of a wrong type, an unknown element type, …
         raise ModelError(f"{file} is not a valid ONNX model: {type(error).__name__}: {error}") from error
 
 
-def _translate_model(file: Path, model: onnx.ModelProto) -> ModelGraph:
-    translation = _GraphTranslator(model.graph)
-    if any(shape is None for shape in translation.iterate_conv_input_shapes()):
-        onnx_file.refuse_dynamic(file, model)
-    translation.run()
-    translation.skip_functions(model)
-    return translation.graph
+def _read_model(file: Path, inputs: Sequence[InputSpec]) -> ModelProto:
+    """Read a model without its weights, set the shapes of its inputs, and infer those of its tensors."""
+    model = ModelProto()
+    try:
+        model.ParseFromString(read_bytes(file, MAX_MESSAGE_BYTES))
+    except DecodeError as error:
+        raise ModelError(f"{file} is not an ONNX model, or is truncated: {error}") from error
+    if not model.graph.node:
+        raise ModelError(f"{file} is not an ONNX model: it has no graph")
+    for node in model.graph.node:  # protobuf returns bytes for names that are not UTF-8
+        if not all(isinstance(n, str) for n in (node.name, node.op_type, node.domain, *node.input, *node.output)):
+            raise ModelError(f"{file} is not an ONNX model: its names are not UTF-8")
+    try:
+        _set_inputs(model, inputs)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
+    for tensor in model.graph.initializer:  # data from which no shape is computed would only be copied
+        if math.prod(tensor.dims) > MAX_SHAPE_ELEMENTS:
+            for data in DATA_FIELDS:
+                tensor.ClearField(data)
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # onnx raises several types for invalid graphs
+        raise ModelError(f"{file}: its shapes cannot be inferred: {type(error).__name__}: {error}") from error
+
+
+def _get_sizes(value: ValueInfoProto) -> tuple[int | str, ...] | None:
+    """Return a tensor's shape, with names in place of dynamic dimensions; None if it is unknown."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dimension.dim_value if dimension.dim_value > 0 else dimension.dim_param or UNNAMED_DIMENSION
+        for dimension in value.type.tensor_type.shape.dim
+    )
+
+
+def _refuse_dynamic(file: Path, model: ModelProto) -> None:
+    """Raise ModelError if an input has a dynamic dimension or no shape."""
+    for value in _iterate_inputs(model):
+        shape = _get_sizes(value)
+        if shape is None:
+            raise ModelError(f"{file}: input {quote(value.name)} has no shape: --input {value.name}=SIZES sets it")
+        for axis, size in enumerate(shape):
+            if isinstance(size, str):
+                raise ModelError(
+                    f"{file}: input {quote(value.name)} is {'×'.join(map(str, shape))}, whose dimension {axis}, "
+                    f"{quote(size)}, is dynamic: --input {value.name}=SIZES sets it"
+                )
+
+
+def _iterate_inputs(model: ModelProto) -> Iterator[ValueInfoProto]:
+    """Yield the inputs of a model without its weights, which old files list among the inputs."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name not in weights and value.type.HasField("tensor_type"):
+            yield value
+
+
+def _set_inputs(model: ModelProto, inputs: Sequence[InputSpec]) -> None:
+    """Set the sizes of dynamic dimensions wherever their names occur; raise ModelError if they contradict the file."""
+    values = {value.name: value for value in _iterate_inputs(model)}
+    symbols: dict[str, int] = {}
+    for name, spec in assign_names(inputs, [*values]).items():
+        if spec.dtype is not None:
+            raise ModelError(f"input {quote(name)} has a dtype in the file: expected --input {name}={spec.text}")
+        _set_input(values[name], spec, symbols)
+    value_infos = model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output, *value_infos):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in symbols:
+                size.dim_value = symbols[size.dim_param]
+    del model.graph.value_info[:]  # shapes that depend on other names are inferred again
+    model.graph.value_info.extend(value_info for value_info in value_infos if not _is_dynamic(value_info))
+    for value in model.graph.output:
+        if _is_dynamic(value):
+            value.type.tensor_type.ClearField("shape")
+
+
+def _set_input(value: ValueInfoProto, spec: InputSpec, symbols: dict[str, int]) -> None:
+    """Set the sizes of an input and record the sizes of its named dimensions."""
+    shape = _get_sizes(value)
+    if shape is None:
+        dims = [TensorShapeProto.Dimension(dim_value=size) for size in spec.shape]
+        value.type.tensor_type.shape.dim.extend(dims)
+        return
+    text = "x".join(map(str, shape))
+    is_matching = len(shape) == len(spec.shape)
+    for size, new in zip(shape, spec.shape, strict=False):
+        expected_size = symbols.setdefault(size, new) if isinstance(size, str) and size != UNNAMED_DIMENSION else size
+        is_matching = is_matching and expected_size in (new, UNNAMED_DIMENSION)
+    if not is_matching:
+        raise ModelError(f"input {quote(value.name)} is {text} in the file, which {spec.text} does not match")
+    for dimension, new in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
+        dimension.dim_value = new
+
+
+def _is_dynamic(value: ValueInfoProto) -> bool:
+    return any(isinstance(size, str) for size in _get_sizes(value) or ())
 
 
 class _GraphTranslator:
@@ -77,7 +193,7 @@ class _GraphTranslator:
         self._numbers: dict[str, float] = {}
         self.graph = ModelGraph(outputs={output.name for output in source.output})
         for value in (*source.input, *source.value_info, *source.output):
-            self._record_tensor(value.name, value.type.tensor_type.elem_type, onnx_file.get_sizes(value))
+            self._record_tensor(value.name, value.type.tensor_type.elem_type, _get_sizes(value))
         for tensor in source.initializer:
             self._record_constant(tensor.name, tensor)
         for sparse in source.sparse_initializer:
@@ -101,15 +217,13 @@ class _GraphTranslator:
             if _is_conv(node):
                 yield from (self.graph.shapes.get(name) for name in node.input[:2])
 
-    def run(self) -> None:
-        """Translate all nodes in their order, which is a valid order of execution."""
+    def translate(self, model: ModelProto) -> ModelGraph:
+        """Translate all nodes in their order, which is a valid order of execution, but not the model's functions."""
         for node in self._source.node:
             self._translate(node)
-
-    def skip_functions(self, model: onnx.ModelProto) -> None:
-        """Note the model's functions that contain convolutions, which are not translated."""
         for function in model.functions:
             self._skip_nested(f"function {function.name}", sum(map(_count_convolutions, function.node)))
+        return self.graph
 
     def _translate(self, node: NodeProto) -> None:
         is_standard = node.domain in STANDARD_DOMAINS
@@ -126,7 +240,7 @@ class _GraphTranslator:
                 f"the bodies of {node.op_type} {_get_name(node)}", _count_convolutions(node, only_nested=True)
             )
             kind = "norm" if is_standard and _is_folded_normalization(node) else ""
-            self.graph.add(GraphOp(kind, _list_reads(node), tuple(node.output)))
+            self.graph.add(ModelOp(kind, _list_reads(node), tuple(node.output)))
 
     def _skip_nested(self, location: str, count: int) -> None:
         if count:
@@ -172,17 +286,13 @@ class _GraphTranslator:
         kind, operands = UNARY_OPS.get(node.op_type), list(node.input[:1])
         if node.op_type in BINARY_OPS and len(node.input) == 2:
             kind, operands = BINARY_OPS[node.op_type], list(node.input)
+        elif node.op_type in PARAMETRIC_OPS:
+            kind, parameters = PARAMETRIC_OPS[node.op_type]
+            options = {option: _get_attribute(node, *parameter) for option, parameter in parameters.items()}
         elif node.op_type == "Swish" and _get_attribute(node, "alpha", 1.0) == 1:
             kind = "silu"
         elif node.op_type == "Gelu":
             kind, options = "gelu", {"by_tanh": _get_attribute(node, "approximate", b"none") == b"tanh"}
-        elif node.op_type == "LeakyRelu":
-            kind, options = "leaky_relu", {"slope": _get_attribute(node, "alpha", 0.01)}
-        elif node.op_type == "Elu":
-            kind, options = "elu", {"alpha": _get_attribute(node, "alpha", 1.0)}
-        elif node.op_type == "HardSigmoid":
-            kind = "hardsigmoid"
-            options = {"slope": _get_attribute(node, "alpha", 0.2), "shift": _get_attribute(node, "beta", 0.5)}
         elif node.op_type == "Clip":
             limits = self._find_clip_limits(node)
             kind, options = ("clip", limits) if limits is not None else (None, {})
@@ -190,11 +300,9 @@ class _GraphTranslator:
             kind = "same" if _get_attribute(node, "to", 0) == self._types.get(node.input[0]) else None
         if kind is None or not operands or "" in operands:
             return False
-        self.graph.add_pointwise(kind, [self._get_operand(name) for name in operands], tuple(node.output), **options)
+        values = [self._numbers.get(name, name) for name in operands]
+        self.graph.add_pointwise(kind, values, tuple(node.output), **options)
         return True
-
-    def _get_operand(self, name: str) -> Operand:
-        return self._numbers.get(name, name)
 
     def _find_clip_limits(self, node: NodeProto) -> dict[str, float] | None:
         """Return the limits of a `Clip`, attributes in old opsets and inputs in new ones; None if they are unknown."""

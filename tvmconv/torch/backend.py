@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,30 +25,35 @@ from tvmconv import compat
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
-from tvmconv.torch.fusion import MODEL_NAME, FusionSite, remove_no_ops, replace_sites
+from tvmconv.torch.fusion import (
+    DEFAULT_EPS,
+    MODEL_NAME,
+    NORM_ARGUMENTS,
+    NORM_TENSORS,
+    ConvSite,
+    remove_no_ops,
+    replace_sites,
+)
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.match import match_convolutions
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.optimize import describe_omissions, find_device_for, select_kernels
+from tvmconv.torch.optimize import find_device_for
 from tvmconv.torch.partition import GraphPartition
 from tvmconv.torch.report import Report
-from tvmconv.torch.selection import KernelSelector, kernels_deadline, validate_choice
-from tvmconv.torch.timing import time_call
-from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
+from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
+from tvmconv.torch.timing import TimingCache, time_call, use_cudnn_heuristics
 
 CompiledFunction = Callable[..., Any]
 OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
 DEFAULT_FALLBACK_BACKEND = "inductor"
 REPLACED_NODE_KEY = "tvmconv"  # key of a node's metadata with the name of the node that it replaces
-CONVOLUTION_MODULES = {torch.conv1d: torch.nn.Conv1d, torch.conv2d: torch.nn.Conv2d, torch.conv3d: torch.nn.Conv3d}
-BATCH_NORMS = {
-    torch.nn.Conv1d: torch.nn.BatchNorm1d,
-    torch.nn.Conv2d: torch.nn.BatchNorm2d,
-    torch.nn.Conv3d: torch.nn.BatchNorm3d,
+# The module of a convolution, and of a normalization after it.
+CONVOLUTION_MODULES = {
+    torch.conv1d: (torch.nn.Conv1d, torch.nn.BatchNorm1d),
+    torch.conv2d: (torch.nn.Conv2d, torch.nn.BatchNorm2d),
+    torch.conv3d: (torch.nn.Conv3d, torch.nn.BatchNorm3d),
 }
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast  # later nodes compute in other dtypes
 
 _logger = logging.getLogger("tvmconv.torch")
@@ -92,20 +96,15 @@ def backend(
     targets = {node.target for node in gm.graph.nodes}
     if (
         torch_device is None
-        or _has_training_norm(gm)
+        or any(_is_norm(node) and _bind_arguments(node).get("training") for node in gm.graph.nodes)
         or ENTER_AUTOCAST in targets
         or targets.isdisjoint(CONVOLUTION_MODULES)
     ):
         return fallback_run
     try:
         with torch.no_grad():
-            selected_sites, report = _select_sites(
-                gm,
-                example_inputs,
-                torch_device,
-                option_values,
-                deadline and deadline.reserve_seconds(fallback_compile_seconds),
-            )
+            selection_deadline = deadline and deadline.reserve_seconds(fallback_compile_seconds)
+            selected_sites, report = _select_sites(gm, example_inputs, torch_device, option_values, selection_deadline)
     except DeviceError as error:  # tvmconv has no device for PyTorch's
         _logger.warning("%s: PyTorch computes the convolutions", error)
         return fallback_run
@@ -120,11 +119,13 @@ def backend(
     _logger.info("%s", replace(report, pytorch_seconds=pytorch_seconds, tvmconv_seconds=tvmconv_seconds))
     if tvmconv_seconds >= pytorch_seconds and choose_mode != "tuned":
         return fallback_run
-    fixed_inputs = _find_packed_inputs(selected_sites, example_inputs)
+    # The graph inputs from which weights were packed.
+    packed_ids = {id(tensor) for site in selected_sites for tensor in site.module.weight_sources()}
+    fixed_inputs = [(index, tensor) for index, tensor in enumerate(example_inputs) if id(tensor) in packed_ids]
 
     def dispatch(*args: Any) -> Any:
         _ = replaced_graph  # keeps its modules alive, which update packed weights
-        if all(args[input_index] is tensor for input_index, tensor in fixed_inputs):
+        if all(args[index] is tensor for index, tensor in fixed_inputs):
             return replaced_run(*args)
         return fallback_run(*args)  # no weights are packed for other parameters
 
@@ -141,16 +142,14 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
     return found.pop() if len(found) == 1 and next(iter(found)).type in ("cpu", "cuda") else None
 
 
-def _has_training_norm(gm: fx.GraphModule) -> bool:
-    """Return whether a batch normalization computes and updates statistics."""
-    norm_nodes = [node for node in gm.graph.nodes if node.target is torch.nn.functional.batch_norm]
-    return any(_bind_arguments(node).get("training") for node in norm_nodes)
-
-
 def _bind_arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a convolution or a normalization by name."""
     argument_names = CONVOLUTION_ARGUMENTS if node.target in CONVOLUTION_MODULES else NORM_ARGUMENTS
     return dict(zip(argument_names, node.args, strict=False)) | node.kwargs
+
+
+def _is_norm(node: fx.Node) -> bool:
+    return node.target is torch.nn.functional.batch_norm
 
 
 def _copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
@@ -166,7 +165,7 @@ def _select_sites(
     torch_device: torch.device,
     option_values: Mapping[str, Any],
     deadline: Deadline | None,
-) -> tuple[list[FusionSite], Report]:
+) -> tuple[list[ConvSite], Report]:
     """Return the convolutions that tvmconv's kernels compute faster, and the report of all decisions."""
     lifted = _lift_to_modules(gm, inputs)
     own_ids = {
@@ -179,26 +178,30 @@ def _select_sites(
     device = find_device_for(torch_device, None)
     provider = KernelProvider(device, torch_device, option_values.get("log"), lambda text: _logger.debug("%s", text))
     with use_cudnn_heuristics():
-        matches = match_convolutions(model, [GraphPartition("", model)], inputs)
-    counts = Counter(conv_match.workload_text for conv_match in matches if conv_match.workload_text)
+        sites = match_convolutions(model, [GraphPartition("", model)], inputs)
+    counts = count_workloads(sites)
     provider.find_kernels(counts, deadline and kernels_deadline(len(counts), torch_device, deadline))
     timing_cache = TimingCache(model, inputs, torch_device, device.name)
     kernel_selector = KernelSelector(provider, timing_cache, option_values.get("choose", "fastest"), deadline)
-    lines = select_kernels(kernel_selector, matches, counts, device)
+    lines = kernel_selector.select_all(sites, counts)
     timing_cache.save()
-    notes = describe_omissions(len(provider.unsearched_workloads), len(counts), kernel_selector.num_omitted)
-    return [conv_match.site for conv_match in matches if conv_match.site and conv_match.module.kernels], Report(
-        lines, notes=tuple(notes)
-    )
+    report = Report(lines, notes=tuple(kernel_selector.describe_omissions(len(counts))))
+    return [site for site in sites if site.module and site.module.kernels], report
 
 
 def _lift_to_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     """Return the graph with convolutions and normalizations of parameters as modules, called like their nodes."""
     lifted = _copy_graph(gm)
-    values = _example_values(lifted.graph, inputs)
-    conv_types: dict[fx.Node, type] = {}
+    placeholders = (node for node in lifted.graph.nodes if node.op == "placeholder")
+    values = dict(zip(placeholders, inputs, strict=True))
+    norm_types: dict[fx.Node, type] = {}  # module of a normalization after each convolution
     for node in list(lifted.graph.nodes):
-        module = _match_module(node, values, conv_types) if node.op == "call_function" else None
+        module: torch.nn.Module | None = None
+        conv_type, norm_type = CONVOLUTION_MODULES.get(node.target, (None, None))
+        if conv_type is not None:
+            module = _make_convolution(conv_type, node, values)
+        elif _is_norm(node) and (input_norm_type := norm_types.get(_bind_arguments(node)["input"])):
+            module = _make_norm(input_norm_type, node, values)
         if module is None:
             continue
         name = f"{MODEL_NAME}.{node.name}"
@@ -208,73 +211,47 @@ def _lift_to_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModul
         call_node.meta[REPLACED_NODE_KEY] = node.name
         node.replace_all_uses_with(call_node)
         lifted.graph.erase_node(node)
-        if type(module) in CONVOLUTIONS:
-            conv_types[call_node] = type(module)
+        if norm_type is not None:
+            norm_types[call_node] = norm_type
     lifted.recompile()
     return lifted
 
 
-def _example_values(graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-    return dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
-
-
-def _match_module(
-    node: fx.Node, values: Mapping[fx.Node, Any], conv_types: Mapping[fx.Node, type]
-) -> torch.nn.Module | None:
-    """Return the module that is equivalent to a call; None if there is none, or its parameters are not graph inputs."""
-    conv_type = CONVOLUTION_MODULES.get(node.target)
-    is_norm = node.target is torch.nn.functional.batch_norm
-    if conv_type is None and not is_norm:
-        return None
+def _find_tensors(node: fx.Node, values: Mapping[fx.Node, Any]) -> dict[str, Any] | None:
+    """Return the tensors of a node by name, None for those left out; None if one of them is no graph input."""
     arguments = _bind_arguments(node)
-    if is_norm and arguments["input"] not in conv_types:
+    given = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
+    if not values.keys() >= set(given.values()):
         return None
-    tensors = {
-        name: values.get(arguments[name]) if arguments.get(name) is not None else None
-        for name in ("weight", "bias", "running_mean", "running_var")
-    }
-    if any(arguments.get(name) is not None and tensors[name] is None for name in tensors):
-        return None
-    if is_norm:
-        return (
-            None
-            if arguments.get("training")
-            else _make_norm(BATCH_NORMS[conv_types[arguments["input"]]], tensors, arguments)
-        )
-    return _make_convolution(conv_type, tensors, arguments)  # type: ignore[arg-type]
+    return dict.fromkeys(NORM_TENSORS) | {name: values[tensor_node] for name, tensor_node in given.items()}
 
 
-def _make_convolution(
-    conv_type: type, tensors: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> torch.nn.Module | None:
+def _make_convolution(conv_type: type, node: fx.Node, values: Mapping[fx.Node, Any]) -> torch.nn.Module | None:
+    """Return a module that computes a node as a convolution of a parameter; None if its weight is none."""
+    tensors, arguments = _find_tensors(node, values), _bind_arguments(node)
+    if tensors is None or not isinstance(tensors["weight"], torch.nn.Parameter):
+        return None
     weight, groups = tensors["weight"], arguments.get("groups", 1)
-    if not isinstance(weight, torch.nn.Parameter):
-        return None
     geometry = {name: arguments[name] for name in ("stride", "padding", "dilation") if name in arguments}
-    module: Any = conv_type(
-        weight.shape[1] * groups,
-        weight.shape[0],
-        tuple(weight.shape[2:]),
-        groups=groups,
-        bias=False,
-        device="meta",
-        **geometry,
-    )
+    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]))
+    module: Any = conv_type(*sizes, groups=groups, bias=False, device="meta", **geometry)
     module._parameters.update(weight=weight, bias=tensors["bias"])
     return module
 
 
-def _make_norm(norm_type: type, tensors: Mapping[str, Any], arguments: Mapping[str, Any]) -> torch.nn.Module | None:
-    if tensors["running_mean"] is None or tensors["running_var"] is None:
+def _make_norm(norm_type: type, node: fx.Node, values: Mapping[fx.Node, Any]) -> torch.nn.Module | None:
+    """Return a module that computes a node as a normalization by constant statistics; None if it has none."""
+    tensors, arguments = _find_tensors(node, values), _bind_arguments(node)
+    if arguments.get("training") or tensors is None or any(tensors[name] is None for name in NORM_TENSORS[:2]):
         return None
-    channels, eps = tensors["running_mean"].shape[0], arguments.get("eps", 1e-5)
+    channels, eps = len(tensors["running_mean"]), arguments.get("eps", DEFAULT_EPS)
     module: Any = norm_type(channels, eps=eps, affine=False, device="meta").eval()
     module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # frozen parameters are buffers
     module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
     return module
 
 
-def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[FusionSite]) -> fx.GraphModule:
+def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[ConvSite]) -> fx.GraphModule:
     """Return the graph with the selected convolutions replaced by calls of tuned modules."""
     replaced_graph = _copy_graph(gm)
     nodes = {node.name: node for node in replaced_graph.graph.nodes}
@@ -282,24 +259,12 @@ def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[FusionSit
     def find_node(node: fx.Node) -> fx.Node:
         return nodes[node.meta.get(REPLACED_NODE_KEY, node.name)]
 
-    replace_sites(
-        replaced_graph,
-        [
-            replace(
-                site,
-                nodes=[find_node(node) for node in site.nodes],
-                add_node=site.add_node and find_node(site.add_node),
-            )
-            for site in selected_sites
-        ],
-    )
+    sites = [
+        replace(site, nodes=list(map(find_node, site.nodes)), add_node=site.add_node and find_node(site.add_node))
+        for site in selected_sites
+    ]
+    replace_sites(replaced_graph, sites)
     return replaced_graph
-
-
-def _find_packed_inputs(selected_sites: Sequence[FusionSite], inputs: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
-    """Return the graph inputs from which weights were packed, with their indices."""
-    packed_ids = {id(tensor) for site in selected_sites for tensor in site.module.weight_sources()}
-    return [(input_index, tensor) for input_index, tensor in enumerate(inputs) if id(tensor) in packed_ids]
 
 
 def _time_call(run: CompiledFunction, inputs: Sequence[Any], torch_device: torch.device) -> float:

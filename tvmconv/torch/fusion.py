@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,110 +12,90 @@ from torch import fx
 from torch.nn import functional
 
 from tvmconv.errors import ModelError
-from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
-from tvmconv.torch.norms import match_functional_norm
-from tvmconv.workloads.epilogues.leaky_relu import SLOPES
+from tvmconv.torch.layer import CONVOLUTIONS, NORMS, InputKey, TunedConv, make_input_key
+from tvmconv.torch.signature import ACTIVATIONS, MEMORY_FORMATS
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 MODEL_NAME = "model"  # attribute of the graph module that holds the model
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 ADD_METHODS = ("add", "add_")
-ACTIVATION_FUNCTIONS: dict[Any, str] = {
-    torch.relu: "relu",
-    torch.relu_: "relu",
-    functional.relu: "relu",
-    functional.relu_: "relu",
-    functional.silu: "silu",
-    functional.mish: "mish",
-    torch.tanh: "tanh",
-    torch.tanh_: "tanh",
-    functional.tanh: "tanh",
-    functional.relu6: "relu6",
-    functional.hardswish: "hardswish",
-    functional.hardsigmoid: "hardsigmoid",
-    torch.sigmoid: "sigmoid",
-    torch.sigmoid_: "sigmoid",
-    functional.sigmoid: "sigmoid",
-}
-ACTIVATION_METHODS = {name + end: name for name in ("relu", "sigmoid", "tanh") for end in ("", "_")}
 NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
-ACTIVATION_MODULES: dict[type, str] = {
-    torch.nn.ReLU: "relu",
-    torch.nn.SiLU: "silu",
-    torch.nn.Mish: "mish",
-    torch.nn.Tanh: "tanh",
-    torch.nn.ReLU6: "relu6",
-    torch.nn.Hardswish: "hardswish",
-    torch.nn.Hardsigmoid: "hardsigmoid",
-    torch.nn.Sigmoid: "sigmoid",
-}
 
+# PyTorch's functions and modules that compute a kernel's activation if their parameters are right. Modules have the
+# same names without underscore, and functions that write to their input end in one.
+ACTIVATION_MODULE = "torch.nn.modules.activation"
+ACTIVATION_NAMES = {
+    *("relu", "relu6", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
+    *("softplus", "gelu", "hardtanh", "clamp", "clip"),
+}
+_LARGE = torch.logspace(1, 30, 60, dtype=torch.float64, device="cpu")  # tells limits apart
+SAMPLES = torch.cat([torch.linspace(-8, 8, 257, dtype=torch.float64, device="cpu"), _LARGE, -_LARGE])
 
-# Activations with parameters: their names here, and their parameters with PyTorch's defaults.
-PARAMETRIC_FUNCTIONS: dict[Any, tuple[str, dict[str, Any]]] = {
-    functional.leaky_relu: ("leaky_relu", {"negative_slope": 0.01}),
-    functional.leaky_relu_: ("leaky_relu", {"negative_slope": 0.01}),
-    functional.elu: ("elu", {"alpha": 1.0}),
-    functional.elu_: ("elu", {"alpha": 1.0}),
-    functional.softplus: ("softplus", {"beta": 1, "threshold": 20}),
-    functional.gelu: ("gelu", {"approximate": "none"}),
-}
-PARAMETRIC_MODULES: dict[type, tuple[str, tuple[str, ...]]] = {
-    torch.nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
-    torch.nn.ELU: ("elu", ("alpha",)),
-    torch.nn.Softplus: ("softplus", ("beta", "threshold")),
-    torch.nn.GELU: ("gelu", ("approximate",)),
-}
-# Epilogue operations by name and parameters of the activation.
-ACTIVATION_BY_PARAMETERS: dict[tuple[Any, ...], str] = {
-    **{("leaky_relu", slope): name for name, slope in SLOPES.items()},
-    ("elu", 1.0): "elu",
-    ("softplus", 1, 20): "softplus",
-    ("gelu", "none"): "gelu",
-    ("gelu", "tanh"): "gelu_tanh",
-}
-CLAMP_FUNCTIONS: dict[Any, tuple[float | None, float | None]] = {  # with default limits
-    **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
-    **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
-}
 # Activations and normalizations that a report names if they follow a convolution and no kernel computes them.
 REPORTED_MODULES = {f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "instancenorm", "normalization")}
 REPORTED_FUNCTIONS = {
     *("prelu", "leaky_relu", "rrelu", "elu", "selu", "celu", "softplus", "softsign", "gelu", "hardtanh", "logsigmoid"),
     *("batch_norm", "instance_norm", "group_norm", "layer_norm"),
 }
-UNKNOWN_METADATA = (None, None, None)
-ACTIVATION_BY_LIMITS: dict[tuple[float | None, float | None], str] = {
-    (0, None): "relu",
-    (0, 1): "clamp",
-    (0, 6): "relu6",
-}
+IN_PLACE_OPERATORS = {name for name in dir(operator) if name.startswith("i") and name[1:] in dir(operator)}
+IN_PLACE_OPERATORS.add("setitem")
+
+NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+NORM_TENSORS = NORM_ARGUMENTS[1:5]
+DEFAULT_EPS = 1e-5  # PyTorch's default
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """Shape, strides in elements and dtype of the tensor that a graph node produced."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    key: InputKey  # of kernels that can take the tensor as input
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorMetadata:
+        """Return the metadata of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, make_input_key(tensor))
+
+    def make_random_like(self) -> torch.Tensor:
+        """Return random numbers with this shape, dtype and these strides; expanded axes repeat their numbers."""
+        num_elements = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        random_numbers = torch.randn(num_elements, dtype=torch.float32, device=self.key[2])
+        return random_numbers.to(self.dtype).as_strided(self.shape, self.stride)
+
+    @property
+    def layout(self) -> str | None:
+        """Layout of the tensor; None if it has both layouts or neither."""
+        channels_last_format = MEMORY_FORMATS.get(len(self.shape) - 2)
+        if channels_last_format is None:
+            return CHANNELS_FIRST
+        meta = torch.empty_strided(self.shape, self.stride, device="meta")
+        is_channels_last = meta.is_contiguous(memory_format=channels_last_format)
+        if meta.is_contiguous() == is_channels_last:
+            return None
+        return CHANNELS_LAST if is_channels_last else CHANNELS_FIRST
 
 
 @dataclass
-class FusionSite:
-    """A convolution in a graph and the operations after it that one kernel computes with it.
+class ConvSite:
+    """A convolution of a model, with the operations after it in the graph that one kernel computes with it."""
 
-    Attributes:
-        path: Path of the convolution in the model.
-        conv: The model's module.
-        nodes: Nodes of all operations, the convolution first.
-        norm: The batch normalization after it, if there is one.
-        epilogue_names: Names of the other operations, with `add` at most once.
-        add_node: Node that adds a residual, if there is one.
-        followed_by: Name of the only reader of the last node, if no kernel computes it; "" otherwise.
-        module: Module that computes the site in the tuned graph.
-    """
-
-    path: str
-    conv: Any
-    nodes: list[fx.Node]
-    norm: Any = None
-    epilogue_names: list[str] = field(default_factory=list)
-    add_node: fx.Node | None = None
-    followed_by: str = ""
-    module: Any = None
+    path: str  # path of the convolution's module in the model
+    conv: Any = None  # the model's module
+    nodes: list[fx.Node] = field(default_factory=list)  # nodes of all operations, the convolution first
+    norm: Any = None  # the batch normalization after it, if there is one
+    epilogue_names: list[str] = field(default_factory=list)  # names of the other operations, with `add` at most once
+    add_node: fx.Node | None = None  # node that adds a residual, if there is one
+    followed_by: str = ""  # name of the only reader of the last node, if it is reported and no kernel computes it
+    workload_text: str = ""  # text of its workload with the epilogue; "" if tvmconv's kernels cannot compute it
+    reason: str = ""  # reason why they cannot
+    module: Any = None  # module that computes the site in the optimized model; None if PyTorch does
+    input_metadata: Any = None  # `TensorMetadata` of its input
+    residual_metadata: Any = None  # `TensorMetadata` of the residual, if there is one
 
     @property
     def residual(self) -> fx.Node | None:
@@ -123,6 +103,62 @@ class FusionSite:
         if self.add_node is None:
             return None
         return next(arg for arg in self.add_node.args if isinstance(arg, fx.Node) and arg not in self.nodes)
+
+
+class FunctionalNorm:
+    """A call of `functional.batch_norm` with constant statistics, in place of a module such as `nn.BatchNorm2d`.
+
+    It has the attributes that `TunedConv` reads. It owns no tensor, so that a tensor that the model replaces is seen.
+
+    Args:
+        owner: Module that owns the tensors.
+        names: Attribute of each of `NORM_TENSORS` in the owner; None for a weight or bias that the call leaves out.
+        eps: Summand of the variance.
+    """
+
+    def __init__(self, owner: torch.nn.Module, names: dict[str, str | None], eps: float) -> None:
+        self.owner, self.names, self.eps = owner, names, eps
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a tensor of the call, or another attribute of the owner, such as its mode and hooks."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        attribute_name = self.names.get(name, name)
+        return None if attribute_name is None else getattr(self.owner, attribute_name)
+
+    @property
+    def _parameters(self) -> dict[str, torch.Tensor | None]:
+        return {"weight": self.weight, "bias": self.bias}
+
+    @property
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {"running_mean": self.running_mean, "running_var": self.running_var}
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        """Normalize a tensor by PyTorch."""
+        return functional.batch_norm(y, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def match_functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | None:
+    """Return the normalization with constant statistics that a graph node calls; None if there is none."""
+    if node.op != "call_function" or node.target is not functional.batch_norm:
+        return None
+    arguments = dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+    eps = arguments.get("eps", DEFAULT_EPS)
+    if arguments.get("training", False) or not isinstance(eps, float):
+        return None
+    tensors = {name: arguments.get(name) for name in NORM_TENSORS}
+    given_tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if not {"running_mean", "running_var"} <= given_tensors.keys():
+        return None
+    if not all(isinstance(tensor, fx.Node) and tensor.op == "get_attr" for tensor in given_tensors.values()):
+        return None  # a tensor is computed at each call
+    paths = {name: str(tensor.target).rpartition(".") for name, tensor in given_tensors.items()}
+    owners = {path[0] for path in paths.values()}
+    owner = modules.get(owners.pop()) if len(owners) == 1 else None
+    if owner is None or owner.training:
+        return None
+    return FunctionalNorm(owner, {name: paths[name][2] if name in paths else None for name in NORM_TENSORS}, eps)
 
 
 class _ModelHolder(torch.nn.Module):
@@ -169,12 +205,8 @@ def has_hooks(module: torch.nn.Module) -> bool:
 def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
     """Trace a model as a graph that shares the model's modules and parameters; the model is its attribute `MODEL_NAME`.
 
-    Args:
-        model: Model to trace.
-        fixed_arguments: Arguments that keep one value in the graph whatever it is called with.
-
-    Raises:
-        Exception: Any exception of a model that cannot be traced.
+    Fixed arguments keep one value in the graph whatever it is called with. A model that cannot be traced may raise any
+    exception.
     """
     holder, tracer = _ModelHolder(model), _FusionTracer()
     if type(model) in CONVOLUTIONS or has_hooks(model):
@@ -209,21 +241,17 @@ def remove_no_ops(graph: fx.Graph, modules: dict[str, Any]) -> None:
         if node.op == "call_module":
             module = modules.get(str(node.target))
             is_no_op = isinstance(module, NO_OP_MODULES) and not has_hooks(module)
-        elif node.op == "call_function" and (
-            training_index := NO_OP_FUNCTIONS.get(getattr(node.target, "__name__", ""))
-        ):
-            is_no_op = node.kwargs.get("training", (*node.args, *[True] * training_index)[training_index]) is False
+        elif node.op == "call_function" and (index := NO_OP_FUNCTIONS.get(getattr(node.target, "__name__", ""))):
+            is_no_op = node.kwargs.get("training", (*node.args, *[True] * index)[index]) is False
         if is_no_op and node.args:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def find_fusion_sites(graph: fx.GraphModule, node_metadata: Mapping[fx.Node, tuple[Any, ...]]) -> Iterator[FusionSite]:
+def find_fusion_sites(graph: fx.GraphModule, metadata: Mapping[fx.Node, TensorMetadata]) -> Iterator[ConvSite]:
     """Yield the convolutions of a graph, each with the operations after it that one kernel can compute.
 
-    Args:
-        graph: Graph of the model.
-        node_metadata: Layout, shape and dtype of the result of each node in a run of the model.
+    `metadata` describes the results of the nodes in a run of the model.
     """
     modules = dict(graph.named_modules())
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
@@ -232,11 +260,11 @@ def find_fusion_sites(graph: fx.GraphModule, node_metadata: Mapping[fx.Node, tup
         conv = modules.get(str(node.target)) if node.op == "call_module" else None
         if type(conv) not in CONVOLUTIONS or len(node.args) != 1 or node.kwargs:
             continue
-        site = FusionSite(str(node.target).partition(".")[2], conv, [node])
-        while (next_fusible := _next_fusible(site, modules, order, node_metadata)) is not None and next_fusible[
-            0
-        ] not in fused_nodes:
+        site = ConvSite(str(node.target).partition(".")[2], conv, [node])
+        while next_fusible := _next_fusible(site, modules, order, metadata):
             user, operation = next_fusible
+            if user in fused_nodes:
+                break
             if operation == "norm":
                 site.norm = match_functional_norm(user, modules) or modules[str(user.target)]
             else:
@@ -249,7 +277,7 @@ def find_fusion_sites(graph: fx.GraphModule, node_metadata: Mapping[fx.Node, tup
         yield site
 
 
-def _name_unfused(site: FusionSite, modules: dict[str, Any]) -> str:
+def _name_unfused(site: ConvSite, modules: dict[str, Any]) -> str:
     """Return PyTorch's name of the only operation after a site if it is an activation or a normalization, else ""."""
     users = list(site.nodes[-1].users)
     if len(users) != 1 or users[0].op not in ("call_module", "call_function"):
@@ -262,10 +290,7 @@ def _name_unfused(site: FusionSite, modules: dict[str, Any]) -> str:
 
 
 def _next_fusible(
-    site: FusionSite,
-    modules: dict[str, Any],
-    order: dict[fx.Node, int],
-    node_metadata: Mapping[fx.Node, tuple[Any, ...]],
+    site: ConvSite, modules: dict[str, Any], order: dict[fx.Node, int], metadata: Mapping[fx.Node, TensorMetadata]
 ) -> tuple[fx.Node, str] | None:
     """Return the next node that a site's kernel can compute and its operation; None if there is none."""
     last_node = site.nodes[-1]
@@ -273,29 +298,22 @@ def _next_fusible(
         return None
     (user,) = last_node.users
     operation = _classify_node(user, last_node, modules)
-    if (
-        operation is None
-        or operation in site.epilogue_names
-        or (operation == "norm" and (site.norm or site.epilogue_names))
-    ):
+    if operation is None or operation in site.epilogue_names:
         return None
+    if operation == "norm" and (site.norm or site.epilogue_names):
+        return None
+    last, result = metadata.get(last_node), metadata.get(user)
     if operation == "add":
         other_arguments = [arg for arg in user.args if arg is not last_node]
         if len(other_arguments) != 1 or not isinstance(other_arguments[0], fx.Node):
             return None
-        if (
-            node_metadata.get(other_arguments[0], UNKNOWN_METADATA)[1:]
-            != node_metadata.get(last_node, UNKNOWN_METADATA)[1:]
-        ):
+        other = metadata.get(other_arguments[0])
+        if (other and (other.shape, other.dtype)) != (last and (last.shape, last.dtype)):
             return None
-    if node_metadata.get(user, UNKNOWN_METADATA) != node_metadata.get(last_node, UNKNOWN_METADATA):
+    if (result and (result.layout, result.shape, result.dtype)) != (last and (last.layout, last.shape, last.dtype)):
         return None  # later nodes may depend on the memory format, such as a `view`
-    first_order, site_nodes = order[site.nodes[0]], {*site.nodes}
-    if any(
-        _is_in_place_write(node, modules)
-        for node in order
-        if first_order < order[node] < order[user] and node not in site_nodes
-    ):
+    between = [node for node in order if order[site.nodes[0]] < order[node] < order[user] and node not in site.nodes]
+    if any(_is_in_place_write(node, modules) for node in between):
         return None  # the kernel runs at the last node, and its input could be overwritten before that
     return user, operation
 
@@ -303,98 +321,60 @@ def _next_fusible(
 def _classify_node(node: fx.Node, input_node: fx.Node, modules: dict[str, Any]) -> str | None:
     """Return the operation of a node: `norm`, `add`, the name of an activation, or None for anything else."""
     is_first_argument = bool(node.args) and node.args[0] is input_node
-    match node.op:
-        case "call_module" if is_first_argument and len(node.args) == 1 and not node.kwargs:
-            module = modules[str(node.target)]
-            if has_hooks(module):
-                return None
-            if type(module) in NORMS:
-                return "norm" if module.track_running_stats and module.running_mean is not None else None
-            if type(module) is torch.nn.Hardtanh:
-                return ACTIVATION_BY_LIMITS.get((module.min_val, module.max_val))
-            if type(module) in PARAMETRIC_MODULES:
-                name, parameters = PARAMETRIC_MODULES[type(module)]
-                return ACTIVATION_BY_PARAMETERS.get((name, *(getattr(module, parameter) for parameter in parameters)))
-            return ACTIVATION_MODULES.get(type(module))
-        case "call_function" if node.target in ADD_FUNCTIONS:
-            return (
-                "add"
-                if len(node.args) == 2 and not node.kwargs and (is_first_argument or node.target is not operator.iadd)
-                else None
-            )
-        case "call_function" | "call_method" if is_first_argument and node.target in CLAMP_FUNCTIONS:
-            return _match_clamp(node, *CLAMP_FUNCTIONS[node.target])
-        case "call_function" if is_first_argument and node.target in PARAMETRIC_FUNCTIONS:
-            return _match_parametric(node)
-        case "call_function" if is_first_argument and match_functional_norm(node, modules):
-            return "norm"
-        case "call_function" if is_first_argument and len(node.args) == 1:
-            has_no_options = not {
-                name for name, option_value in node.kwargs.items() if option_value and name != "inplace"
-            }
-            return ACTIVATION_FUNCTIONS.get(node.target) if has_no_options else None
-        case "call_method" if is_first_argument and node.target in ADD_METHODS:
-            return "add" if len(node.args) == 2 and not node.kwargs else None
-        case "call_method" if is_first_argument and len(node.args) == 1 and not node.kwargs:
-            return ACTIVATION_METHODS.get(str(node.target))
-    return None
-
-
-def _match_parametric(node: fx.Node) -> str | None:
-    """Return the epilogue operation of a call of an activation with parameters; None if there is none."""
-    name, defaults = PARAMETRIC_FUNCTIONS[node.target]
-    arguments = {**dict(zip(defaults, node.args[1:], strict=False)), **node.kwargs}
-    arguments.pop("inplace", None)
-    if not arguments.keys() <= defaults.keys():
+    is_method = node.op == "call_method"
+    if node.op in ("call_function", "call_method") and node.target in (ADD_METHODS if is_method else ADD_FUNCTIONS):
+        is_symmetric = not is_method and node.target is not operator.iadd
+        is_plain = len(node.args) == 2 and not node.kwargs
+        return "add" if is_plain and (is_first_argument or is_symmetric) else None
+    if not is_first_argument:
         return None
-    values = (defaults | arguments).values()
-    return (
-        ACTIVATION_BY_PARAMETERS.get((name, *values))
-        if not any(isinstance(value, fx.Node) for value in values)
-        else None
-    )
-
-
-def _match_clamp(node: fx.Node, low: float | None, high: float | None) -> str | None:
-    """Return the activation of a call with limits, given their defaults; None if there is none."""
-    given_limits = dict(zip(("low", "high"), node.args[1:], strict=False))
-    low, high = given_limits.get("low", low), given_limits.get("high", high)
-    for name, value in node.kwargs.items():
-        if name in ("min", "min_val"):
-            low = value
-        elif name in ("max", "max_val"):
-            high = value
-        elif name != "inplace":
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        if has_hooks(module) or len(node.args) > 1 or node.kwargs:
             return None
-    numbers = all(limit is None or isinstance(limit, (int, float)) for limit in (low, high))
-    return ACTIVATION_BY_LIMITS.get((low, high)) if numbers else None
+        if type(module) in NORMS:
+            return "norm" if module.track_running_stats and module.running_mean is not None else None
+        names = {name.replace("_", "") for name in ACTIVATION_NAMES}
+        is_candidate = type(module).__module__ == ACTIVATION_MODULE and type(module).__name__.lower() in names
+        return _match_activation(module) if is_candidate else None
+    if match_functional_norm(node, modules):
+        return "norm"
+    name = str(node.target) if is_method else getattr(node.target, "__name__", "")
+    if name.removesuffix("_") not in ACTIVATION_NAMES or node.all_input_nodes != [input_node]:
+        return None
+    function = getattr(torch.Tensor, name) if is_method else node.target
+    if (getattr(function, "__module__", None) or "torch").partition(".")[0] != "torch":
+        return None  # a function of the user's own
+    return _match_activation(lambda y: function(y, *node.args[1:], **node.kwargs))
+
+
+def _match_activation(function: Callable[[torch.Tensor], Any]) -> str | None:
+    """Return the epilogue operation that has a function's values at `SAMPLES`; None if there is none."""
+    try:
+        y = function(SAMPLES.clone())
+    except Exception:  # of any type, for arguments that the function does not take
+        return None
+    for name, reference in ACTIVATIONS.items():
+        if torch.allclose(y, reference(SAMPLES), rtol=1e-6, atol=1e-9):
+            return name
+    return None
 
 
 def _is_in_place_write(node: fx.Node, modules: dict[str, Any]) -> bool:
     """Return whether a node may write to an existing tensor."""
-    match node.op:
-        case "call_module":
-            module = modules[str(node.target)]
-            return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn")
-        case "call_method":
-            return str(node.target).endswith("_")
-        case "call_function":
-            name = getattr(node.target, "__name__", "")
-            return (
-                bool(node.kwargs.get("inplace"))
-                or name.endswith("_")
-                or name in _IN_PLACE_OPERATORS
-                or "out" in node.kwargs
-            )
-    return False
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn")
+    if node.op == "call_method":
+        return str(node.target).endswith("_")
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", "")
+    is_named_so = name.endswith("_") or name in IN_PLACE_OPERATORS
+    return is_named_so or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
-_IN_PLACE_OPERATORS = {name for name in dir(operator) if name.startswith("i") and name[1:] in dir(operator)} | {
-    "setitem"
-}
-
-
-def replace_sites(graph: fx.GraphModule, sites: list[FusionSite]) -> None:
+def replace_sites(graph: fx.GraphModule, sites: list[ConvSite]) -> None:
     """Replace the sites of a graph by tuned modules: their own, or new ones."""
     for number, site in enumerate(sites):
         name = f"conv{number}"

@@ -48,27 +48,14 @@ MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on
 
 @dataclass
 class AvailableKernel:
-    """A kernel that was built.
-
-    Attributes:
-        workload_text: Text of its workload.
-        schedule: Name of its schedule.
-        config_source: Source of its config, in a few words.
-        program: Executable for the device.
-    """
+    """A kernel that was built for a device and tensors of PyTorch's device."""
 
     workload_text: str
     schedule: str
-    config_source: str
+    config_source: str  # a few words
     program: Executable
-    _launcher: Launcher | None = None
-    _truncates: bool | None = None
-
-    def load_launcher(self, device: Device, torch_device: torch.device) -> Launcher:
-        """Return the launcher, which is loaded once; raise DeviceError if it cannot be loaded."""
-        if self._launcher is None:
-            self._launcher = make_launcher(parse_signature(self.workload_text), self.program, device, torch_device)
-        return self._launcher
+    device: Device
+    torch_device: torch.device
 
     @property
     def name(self) -> str:
@@ -81,28 +68,23 @@ class AvailableKernel:
         header, code = encode_executable(self.program, None)
         return hashlib.sha256(header.encode() + code).hexdigest()
 
-    def is_truncating(self, device: Device, torch_device: torch.device) -> bool:
-        """Return whether the kernel truncates its inputs to TF32; raise DeviceError as `load_launcher` does."""
-        if self._truncates is None:
-            signature = parse_signature(self.workload_text)
-            uses_tf32 = signature.workload.dtype == dtypes.TF32.name
-            self._truncates = uses_tf32 and is_truncating(
-                signature, self.load_launcher(device, torch_device), torch_device
-            )
-        return self._truncates
+    @functools.cached_property
+    def launcher(self) -> Launcher:
+        """Launcher of the executable; it raises DeviceError if it cannot be loaded."""
+        return make_launcher(parse_signature(self.workload_text), self.program, self.device, self.torch_device)
+
+    @functools.cached_property
+    def truncates(self) -> bool:
+        """Whether the kernel truncates its inputs to TF32."""
+        signature = parse_signature(self.workload_text)
+        uses_tf32 = signature.workload.dtype == dtypes.TF32.name
+        return uses_tf32 and is_truncating(signature, self.launcher, self.torch_device)
 
 
 class KernelProvider:
-    """A source of kernels for workloads on a device.
+    """A source of kernels for workloads on tvmconv's device, for tensors of PyTorch's device.
 
-    Args:
-        device: tvmconv's device.
-        torch_device: PyTorch's device.
-        log: Path of a tuning log with earlier measurements, to which a search appends; None for the default log.
-        on_progress: Callback that receives a line of text now and then.
-
-    Attributes:
-        unsearched_workloads: Texts of the workloads that were to be searched and for which no time was left.
+    Its log has earlier measurements, and a search appends to it; None stands for the default log.
     """
 
     def __init__(
@@ -114,54 +96,37 @@ class KernelProvider:
     ) -> None:
         self.device, self.torch_device = device, torch_device
         self._log, self._on_progress = log, on_progress
-        self._available: dict[str, list[AvailableKernel]] = {}
-        self._failure_reasons: dict[str, str] = {}
+        self.available: dict[str, list[AvailableKernel]] = {}  # by the workload's text, the most promising first
+        self.failure_reasons: dict[str, str] = {}  # reasons why workloads have no kernel
+        self.unsearched_workloads: list[str] = []  # texts of workloads for whose search no time was left
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
-        self.unsearched_workloads: list[str] = []
 
     def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
-        Args:
-            counts: Number of layers of the model by workload text.
-            deadline: Deadline of the search for workloads that the log does not cover, and of all builds; the most
-                expensive workloads come first. One kernel per workload may still be built until the deadline's cut-off.
-                None for no search and no limit.
-
-        Raises:
-            Error: The log cannot be read or written, or it does not exist and there is no search.
-            DeviceError: The device is lost.
+        `counts` are the numbers of layers by workload text. The deadline is that of the search for workloads that the
+        log does not cover, and of all builds; the most expensive workloads come first. One kernel per workload may
+        still be built until its cut-off. Without a deadline there is no search and no limit. Raises Error if the log
+        cannot be read or written, or does not exist and there is no search.
         """
+        workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
             if deadline is not None:
-                self._search_workloads(counts, deadline)
+                self._search_workloads(workloads, deadline)
             # A search that measured nothing has written no log.
             has_log = self._log is not None and (deadline is None or Path(self._log).exists())
             logs = list_log_files([self._log]) if has_log and self._log is not None else []
-            texts = [
-                workload.text
-                for workload in sort_by_cost({parse(text): count for text, count in counts.items()}, self.device)
-            ]
-            self._build_candidates(texts, RecordIndex([*logs, *packaged_logs()]), deadline)
+            record_index = RecordIndex([*logs, *packaged_logs()])
+            self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
 
-    def list_available_kernels(self, text: str) -> list[AvailableKernel]:
-        """Return the kernels of a workload, the most promising first; the list is empty if none could be built."""
-        return self._available.get(text, [])
-
-    def failure_reason(self, text: str) -> str:
-        """Return the reason why a workload has no kernel."""
-        return self._failure_reasons.get(text, "")
-
-    def _search_workloads(self, counts: Mapping[str, int], deadline: Deadline) -> None:
+    def _search_workloads(self, workloads: Mapping[Workload, int], deadline: Deadline) -> None:
         """Search kernels for the workloads that the log does not cover."""
-        log = DEFAULT_LOG if self._log is None else self._log
-        self._log = log
-        workloads = {parse(text): count for text, count in counts.items()}
-        log_records = RecordIndex([log]) if Path(log).exists() else None
+        log = self._log = DEFAULT_LOG if self._log is None else self._log
+        index = RecordIndex([log]) if Path(log).exists() else None
         remaining = {
             workload: count
             for workload, count in workloads.items()
-            if not (log_records and self._find_measured_record(workload, log_records))
+            if not (index and self._find_measured_record(workload, index))
         }
         if not remaining:
             return
@@ -194,104 +159,86 @@ class KernelProvider:
             if trial.executable is not None:
                 self._built_programs[_config_key(workload, trial.schedule, trial.config)] = trial.executable
 
-    def _build_candidates(self, texts: list[str], record_index: RecordIndex, deadline: Deadline | None) -> None:
+    def _build_candidates(
+        self, workloads: list[Workload], record_index: RecordIndex, deadline: Deadline | None
+    ) -> None:
         """Build the first candidates of each workload, and further ones where all of them fail."""
-        remaining: dict[str, Iterator[Candidate]] = {
-            text: iterate_candidates(record_index, parse(text), self.device)
-            for text in texts
-            if not self._load_cached(text, record_index)
+        remaining = {
+            workload: iterate_candidates(record_index, workload, self.device)
+            for workload in workloads
+            if not self._load_cached(workload, record_index)
         }
         while remaining:
             # Predictions take a while for each workload, so half of the time is reserved for builds.
-            prediction_deadline = (
-                deadline.cut_off.reserve_seconds(deadline.cut_off.remaining_seconds / 2) if deadline else Deadline()
-            )
-            ranked_candidates: list[tuple[int, str, Candidate]] = []
-            for text, candidate_iterator in remaining.items():
+            cut_off = deadline.cut_off if deadline else Deadline()
+            prediction_deadline = cut_off.reserve_seconds(cut_off.remaining_seconds / 2) if deadline else cut_off
+            batch: list[tuple[int, Workload, Candidate]] = []  # with the candidate's rank
+            for workload, candidates in remaining.items():
                 if prediction_deadline.has_passed:
-                    self._failure_reasons[text] = NO_TIME_MESSAGE
+                    self.failure_reasons[workload.text] = NO_TIME_MESSAGE
                 else:
-                    ranked_candidates += [
-                        (candidate_rank, text, candidate)
-                        for candidate_rank, candidate in enumerate(self._next_candidates(text, candidate_iterator))
-                    ]
-            batch = [
-                (text, candidate)
-                for _, text, candidate in sorted(ranked_candidates, key=lambda ranked_candidate: ranked_candidate[0])
-            ]
+                    next_candidates = self._next_candidates(workload, candidates)
+                    batch += [(rank, workload, candidate) for rank, candidate in enumerate(next_candidates)]
+            batch.sort(key=lambda entry: entry[0])
+            self._build_batch([(workload, candidate) for _, workload, candidate in batch], deadline)
+            tried_workloads = {workload for _, workload, _ in batch}
             remaining = {
-                text: candidate_iterator
-                for text, candidate_iterator in remaining.items()
-                if any(text == other_text for other_text, _ in batch)
+                workload: candidates
+                for workload, candidates in remaining.items()
+                if workload in tried_workloads and workload.text not in self.available
             }
-            builder_inputs = [
-                BuilderInput(parse(text), candidate.schedule, candidate.config) for text, candidate in batch
-            ]
-            progress_suffix = f"of {len(builder_inputs)} kernels built"
-            results = build_all(
-                builder_inputs,
-                self.device,
-                on_progress=lambda num_built, progress_suffix=progress_suffix: self._on_progress(
-                    f"{num_built} {progress_suffix}"
-                ),  # type: ignore[misc]
-                deadline=deadline,
-                num_needed=sum(candidate_rank == 0 for candidate_rank, _, _ in ranked_candidates),
-            )
-            for (text, candidate), builder_result in zip(batch, results, strict=True):
-                if builder_result.executable is None:
-                    self._failure_reasons[text] = builder_result.message
-                else:
-                    kernel = AvailableKernel(
-                        text, candidate.schedule.name, candidate.config_source, builder_result.executable
-                    )
-                    self._available.setdefault(text, []).append(kernel)
-                    if candidate.config_source == TUNED:
-                        kernel_cache.store(
-                            parse(text), candidate.schedule, candidate.config, self.device, builder_result.executable
-                        )
-            remaining = {
-                text: candidate_iterator
-                for text, candidate_iterator in remaining.items()
-                if text not in self._available
-            }
+
+    def _build_batch(self, batch: list[tuple[Workload, Candidate]], deadline: Deadline | None) -> None:
+        """Build candidates; the first one of each workload may be built until the deadline's cut-off."""
+        results = build_all(
+            [BuilderInput(workload, candidate.schedule, candidate.config) for workload, candidate in batch],
+            self.device,
+            on_progress=lambda num_built: self._on_progress(f"{num_built} of {len(batch)} kernels built"),
+            deadline=deadline,
+            num_needed=len({workload for workload, _ in batch}),
+        )
+        for (workload, candidate), result in zip(batch, results, strict=True):
+            if result.executable is None:
+                self.failure_reasons[workload.text] = result.message
+                continue
+            self._add_kernel(workload, candidate.schedule.name, candidate.config_source, result.executable)
+            if candidate.config_source == TUNED:
+                kernel_cache.store(workload, candidate.schedule, candidate.config, self.device, result.executable)
+
+    def _add_kernel(self, workload: Workload, schedule: str, config_source: str, program: Executable) -> None:
+        kernel = AvailableKernel(workload.text, schedule, config_source, program, self.device, self.torch_device)
+        self.available.setdefault(workload.text, []).append(kernel)
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
         """Return the fastest record of a workload on this device; None if there is none."""
         device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
         return record if device_match is DeviceMatch.DEVICE else None
 
-    def _load_cached(self, text: str, record_index: RecordIndex) -> bool:
+    def _load_cached(self, workload: Workload, record_index: RecordIndex) -> bool:
         """Load the fastest measured kernel from the search's results or the cache; return whether it was there."""
-        workload = parse(text)
         record = self._find_measured_record(workload, record_index)
         if record is None:
             return False
         program = self._built_programs.get(_config_key(workload, record.schedule, record.config))
         if program is not None:
-            kernel_cache.store(
-                workload, registry.find_schedule(workload, record.schedule), record.config, self.device, program
-            )
+            schedule = registry.find_schedule(workload, record.schedule)
+            kernel_cache.store(workload, schedule, record.config, self.device, program)
         else:
             program = kernel_cache.lookup(workload, record.schedule, record.config, self.device)
         if program is not None:
-            self._available[text] = [AvailableKernel(text, record.schedule, TUNED, program)]
+            self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
 
-    def _next_candidates(self, text: str, candidate_iterator: Iterator[Candidate]) -> list[Candidate]:
+    def _next_candidates(self, workload: Workload, candidates: Iterator[Candidate]) -> list[Candidate]:
         """Return the candidates to build next: the measured one, or a few predicted ones."""
         try:
-            first_candidate = next(candidate_iterator, None)
-            if first_candidate is None or first_candidate.config_source == TUNED:
-                return [first_candidate] if first_candidate else []
-            return [
-                first_candidate,
-                *islice(
-                    (candidate for candidate in candidate_iterator if candidate.config_source != TUNED),
-                    MAX_CANDIDATES - 1,
-                ),
-            ]
+            first = next(candidates, None)
+            if first is None or first.config_source == TUNED:
+                return [first] if first else []
+            others = (candidate for candidate in candidates if candidate.config_source != TUNED)
+            return [first, *islice(others, MAX_CANDIDATES - 1)]
         except Error as error:  # no schedule computes it on this device
-            self._failure_reasons[text] = str(error)
+            self.failure_reasons[workload.text] = str(error)
             return []
 
 

@@ -27,17 +27,10 @@ MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their a
 def make_launcher(
     signature: ConvSignature, program: Executable, device: Device, torch_device: torch.device
 ) -> operator.Launcher:
-    """Return a launcher of an executable.
+    """Return a launcher of an executable on tvmconv's device, for tensors on the same GPU, or on the CPU for OpenCL.
 
-    Args:
-        signature: Signature of the workload's tensors.
-        program: Executable of the workload for the device.
-        device: tvmconv's device.
-        torch_device: PyTorch's device of the tensors: the same GPU, or the CPU for an OpenCL device.
-
-    Raises:
-        DeviceError: The executable cannot be loaded, or reads constant memory or a texture, which PyTorch's tensors
-            cannot be.
+    Raises DeviceError if the executable cannot be loaded, or reads constant memory or a texture, which tensors of
+    PyTorch cannot be.
     """
     if any(kernel.constants or kernel.textures for kernel in program.kernels):
         raise DeviceError(
@@ -54,18 +47,16 @@ class OpenclLauncher:
     def __init__(self, signature: ConvSignature, program: Executable, device: Device) -> None:
         self._signature, self.program, self.device = signature, program, device
         self._loaded = device.load(program)
-        self._epilogue_order = tuple(name for name in signature.workload.argument_names[2:-1])
+        self._epilogue_order = signature.workload.argument_names[2:-1]
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
     ) -> torch.Tensor:
         """Run the executable on tensors in the signature's memory format and return the output."""
-        epilogue_arguments = {"bias": bias, "add": add}
-        arguments = [x, weight, *(epilogue_arguments[name] for name in self._epilogue_order)]
-        result = self._loaded.run([self._to_array(tensor) for tensor in arguments if tensor is not None])
-        output = self._signature.allocate_output(x.device)
-        output.copy_(self._to_tensor(result))
-        return output
+        tensors: dict[str, Any] = {"bias": bias, "add": add}
+        arguments = [x, weight, *(tensors[name] for name in self._epilogue_order)]
+        result = self._to_tensor(self._loaded.run([self._to_array(tensor) for tensor in arguments]))
+        return self._signature.allocate_output(x.device).copy_(result)
 
     def _to_array(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor as an array whose axes are in memory order."""
@@ -96,16 +87,10 @@ class CudaLauncher:
         self._signature, self.program, self.device = signature, program, device
         self._torch_device, self._index = torch_device, int(device.index)
         self._workspace_bytes = [array.nbytes for array in program.workspace]
-        num_arrays, prepack_kernels = len(program.arrays), program.kernels[: program.num_prepack_kernels]
-        self._packed_workspaces = sorted(
-            {
-                argument - num_arrays
-                for kernel in prepack_kernels
-                for argument in kernel.arguments
-                if argument >= num_arrays
-            }
-        )
-        self._epilogue_order = tuple(name for name in signature.workload.argument_names[2:-1])
+        num_arrays = len(program.arrays)
+        prepack_arguments = {i for kernel in program.kernels[: program.num_prepack_kernels] for i in kernel.arguments}
+        self._packed_workspaces = sorted(i - num_arrays for i in prepack_arguments if i >= num_arrays)
+        self._epilogue_order = signature.workload.argument_names[2:-1]
         torch.cuda.init()
         with torch.cuda.device(torch_device), translate_errors(device):
             self._functions = [_LoadedFunction(kernel) for kernel in program.kernels]
@@ -199,12 +184,9 @@ class _LoadedFunction:
         except IndexError:
             params = PackedParams(len(self._arguments))
         for parameter_index, pointer_index in enumerate(self._arguments):
-            params.set_param(
-                parameter_index,
-                self._encode_map(parameter_index, pointers[pointer_index])
-                if parameter_index in self._tensor_maps
-                else pointers[pointer_index],
-            )
+            pointer = pointers[pointer_index]
+            is_map = parameter_index in self._tensor_maps
+            params.set_param(parameter_index, self._encode_map(parameter_index, pointer) if is_map else pointer)
         launch_on_stream = self._stream_launchers.get(stream)
         if launch_on_stream is None:
             launch_on_stream = self._stream_launchers[stream] = self._function.make_launcher(

@@ -26,9 +26,8 @@ InputKey = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 def make_input_key(x: torch.Tensor) -> InputKey:
     """Return the properties of an input, and of PyTorch's settings, that select a kernel.
 
-    Returns:
-        The shape, the dtype in which PyTorch computes the convolution (its own or autocast's), the device, and whether
-        PyTorch may round float32 operands to TF32.
+    They are the shape, the dtype in which PyTorch computes the convolution (its own or autocast's), the device, and
+    whether PyTorch may round float32 operands to TF32.
     """
     dtype, device_type = x.dtype, x.device.type
     if dtype.is_floating_point and torch.is_autocast_enabled(device_type):
@@ -50,17 +49,14 @@ class TunedConv(torch.nn.Module):
 
     If a weight is written to or replaced, it is packed again before the next launch. PyTorch does not report writes
     through `.data`.
-
-    Args:
-        conv: The model's convolution.
-        norm: The batch normalization after it; in evaluation mode it is a factor and a summand per channel.
-        followed_by: Names of the operations that follow, in order: activations, and `add` for a residual.
+    A batch normalization after it is a factor and a summand per channel in evaluation mode. The epilogue's names are
+    activations, and `add` for a residual.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: Any, followed_by: Sequence[str]) -> None:
+    def __init__(self, conv: torch.nn.Module, norm: Any, epilogue_names: Sequence[str]) -> None:
         super().__init__()
         self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
-        self.epilogue_names = tuple(followed_by)
+        self.epilogue_names = tuple(epilogue_names)
         self.kernels: dict[InputKey, str] = {}  # names of kernels
         self._buffer_names: dict[str, tuple[str, str]] = {}  # buffers of packed weight and bias by kernel name
         self._formats: dict[str, torch.memory_format] = {}
@@ -78,12 +74,7 @@ class TunedConv(torch.nn.Module):
         return self._conv_and_norm[1]
 
     def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the output.
-
-        Args:
-            x: Input of the convolution.
-            add: Residual, if the epilogue has one.
-        """
+        """Compute the output from the input of the convolution, and from the residual if the epilogue has one."""
         key = make_input_key(x)
         kernel = self.kernels.get(key)
         if (
@@ -115,16 +106,7 @@ class TunedConv(torch.nn.Module):
         )
 
     def _is_gradient_needed(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
-        conv, norm = self._conv_and_norm
-        return (
-            x.requires_grad
-            or (add is not None and add.requires_grad)
-            or any(parameter is not None and parameter.requires_grad for parameter in conv._parameters.values())
-            or (
-                norm is not None
-                and any(parameter is not None and parameter.requires_grad for parameter in norm._parameters.values())
-            )
-        )
+        return any(t is not None and t.requires_grad for t in (x, add, *self.weight_sources()))
 
     def run_eager(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the output by PyTorch."""
@@ -136,13 +118,7 @@ class TunedConv(torch.nn.Module):
         return y
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
-        """Compute inputs with this key by a kernel, which must be installed.
-
-        Args:
-            key: Key of the inputs.
-            kernel: Name of the kernel.
-            truncates: Whether the kernel truncates its inputs to TF32.
-        """
+        """Compute inputs with this key by an installed kernel, given whether it truncates its inputs to TF32."""
         if kernel not in self._buffer_names:
             self._formats[kernel], self._truncates[kernel] = parse_signature(kernel).memory_format, truncates
             number = next(number for number in itertools.count() if f"weight{number}" not in self._buffers)

@@ -18,15 +18,10 @@ MEMORY_FORMAT_BY_NAME = {"channels last": torch.channels_last, "channels first":
 
 
 def choose_memory_format(model: torch.nn.Module, arguments: Sequence[Any], torch_device: torch.device) -> str | None:
-    """Return the memory format, a name of `MEMORY_FORMAT_BY_NAME`, to which a model should be converted.
+    """Return the memory format, a name of `MEMORY_FORMAT_BY_NAME`, to which a model on a device should be converted.
 
-    Args:
-        model: Model whose two-dimensional convolutions decide.
-        arguments: Arguments of the model.
-        torch_device: Device of the model; on the CPU no format is faster.
-
-    Returns:
-        The name, or None if the model has that format already or no format is faster.
+    Its two-dimensional convolutions decide. The result is None if the model has that format already, or no format is
+    faster, as on the CPU.
     """
     convolutions = [module for module in model.modules() if type(module) is torch.nn.Conv2d]
     if torch_device.type != "cuda" or not convolutions:

@@ -27,6 +27,10 @@ class Optimized(torch.nn.Module):
             model that cannot be traced; its parts are then optimized one by one.
         static_values: Arguments for which the graph was traced, as `static_arguments` returns them; calls with other
             values run the model itself.
+
+    Attributes:
+        interpreter: Callable that runs in place of the graph, if there is one.
+        uses_eager: Whether PyTorch runs everything.
     """
 
     def __init__(
@@ -42,8 +46,8 @@ class Optimized(torch.nn.Module):
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._forward_defaults = {} if static_values is None else get_forward_defaults(model)
         self._static_arguments = None if static_values is None else dict(static_values)
-        self._interpreter: Callable[..., Any] | None = None
-        self._uses_eager = False
+        self.interpreter: Callable[..., Any] | None = None
+        self.uses_eager = False
         self._inner_format: torch.memory_format | None = None
         self._outer_format: torch.memory_format | None = None
         # Dropout alone may be set to training mode, in order to draw samples.
@@ -62,14 +66,10 @@ class Optimized(torch.nn.Module):
         """The traced graph, whose convolutions run on tvmconv's kernels."""
         return self._graph[0]
 
-    def set_interpreter(self, interpreter: Callable[..., Any] | None) -> None:
-        """Run the graph through another callable; None runs the graph itself again."""
-        self._interpreter = interpreter
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model's result from the model's arguments."""
-        if self._interpreter is None and (
-            self.training or self._uses_eager or any(module.training for module in self._mode_dependent_modules)
+        if self.interpreter is None and (
+            self.training or self.uses_eager or any(module.training for module in self._mode_dependent_modules)
         ):
             return self._plain[0](*args, **kwargs)
         if (
@@ -77,19 +77,14 @@ class Optimized(torch.nn.Module):
             and static_arguments(self._forward_defaults, args, kwargs) != self._static_arguments
         ):
             return self._plain[0](*args, **kwargs)
-        call = self._interpreter or (self._graph or self._plain)[0]
+        call = self.interpreter or (self._graph or self._plain)[0]
         if self._inner_format is None:
             return call(*args, **kwargs)
         result = call(*to_memory_format(args, self._inner_format), **to_memory_format(kwargs, self._inner_format))
         return result if self._outer_format is None else to_memory_format(result, self._outer_format)
 
     def set_memory_format(self, inner_format: torch.memory_format, outer_format: torch.memory_format | None) -> None:
-        """Convert weights and images to a memory format inside the model.
-
-        Args:
-            inner_format: Memory format of images and weights inside.
-            outer_format: Memory format of the resulting images; None leaves results as they are.
-        """
+        """Convert weights and images inside the model to `inner_format`, and resulting images to `outer_format`."""
         convert_weight_memory_format(self.original, {2: inner_format})
         self._inner_format, self._outer_format = inner_format, outer_format
 
@@ -97,14 +92,9 @@ class Optimized(torch.nn.Module):
         """Undo `set_memory_format`."""
         if self._inner_format is not None:
             is_channels_last = self._inner_format is torch.channels_last
-            convert_weight_memory_format(
-                self.original, {2: torch.contiguous_format if is_channels_last else torch.channels_last}
-            )
+            former_format = torch.contiguous_format if is_channels_last else torch.channels_last
+            convert_weight_memory_format(self.original, {2: former_format})
             self._inner_format = self._outer_format = None
-
-    def use_eager(self, enabled: bool = True) -> None:
-        """Run everything by PyTorch, or stop that if `enabled` is false."""
-        self._uses_eager = enabled
 
     def report(self) -> Report:
         """Return the report of what runs for each layer, and how long it takes."""
@@ -128,40 +118,26 @@ class Optimized(torch.nn.Module):
             ModelError: `torch.export` does not accept the model.
             Error: The file cannot be written.
         """
-        for convolution in self._list_tuned_convs():
-            convolution.refresh()  # the export launches nothing, so weights are packed here
-        save(self, self._example, self._list_kernel_names(), self._torch_device, path)
+        kernel_names: dict[str, None] = {}  # in order
+        for part in self._list_traced_parts():
+            for convolution in part.list_tuned_convs():
+                convolution.refresh()  # the export launches nothing, so weights are packed here
+                if not part.uses_eager:
+                    kernel_names.update(dict.fromkeys(convolution.kernels.values()))
+        save(self, self._example, list(kernel_names), self._torch_device, path)
 
-    def _list_kernel_names(self) -> list[str]:
-        """Return the names of the kernels that run."""
-        tuned_convs = [
-            tuned_conv
-            for traced_part in self._list_traced_parts()
-            if not traced_part._uses_eager
-            for tuned_conv in traced_part._list_tuned_convs()
-        ]
-        return list(dict.fromkeys(name for tuned_conv in tuned_convs for name in tuned_conv.kernels.values()))
-
-    def _list_tuned_convs(self) -> list[TunedConv]:
-        return [
-            module
-            for traced_part in self._list_traced_parts()
-            for module in traced_part.graph.modules()
-            if isinstance(module, TunedConv)
-        ]
+    def list_tuned_convs(self) -> list[TunedConv]:
+        """Return the tuned convolutions of all graphs."""
+        modules = [module for part in self._list_traced_parts() for module in part.graph.modules()]
+        return [module for module in modules if isinstance(module, TunedConv)]
 
     def _list_traced_parts(self) -> list[Optimized]:
         """Return the parts that are traced graphs: the whole model, or modules of it."""
-        return [module for module in self.modules() if isinstance(module, Optimized) and module.is_traced]
+        return [module for module in self.modules() if isinstance(module, Optimized) and module._graph]
 
     def graph_code(self) -> list[str]:
         """Return the Python code of the graphs."""
         return [traced_part.graph.code for traced_part in self._list_traced_parts()]
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the model as a whole is a traced graph."""
-        return bool(self._graph)
 
     def train(self, mode: bool = True) -> Optimized:
         """Set the training mode of the model and of this module."""
@@ -171,7 +147,7 @@ class Optimized(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         self._plain[0]._apply(fn, recurse)  # the model owns the same tensors
-        for convolution in self._list_tuned_convs():
+        for convolution in self.list_tuned_convs():
             convolution.invalidate_packed_weights()
         return self
 
@@ -197,12 +173,9 @@ def get_forward_defaults(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def static_arguments(defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that decide what a model computes: flags, strings, and None for those left out.
+    """Return the arguments of a call that decide what a model computes: flags, strings, and None for those left out.
 
-    Args:
-        defaults: Names and defaults of the parameters of `forward`.
-        args: Positional arguments of a call.
-        kwargs: Keyword arguments of the call.
+    `defaults` are the names and defaults of the parameters of `forward`.
     """
     arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
     return {name: value for name, value in arguments.items() if value is None or type(value) in (bool, str)}

@@ -7,7 +7,7 @@ microseconds. It launches on PyTorch's current stream, allocates all memory from
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,12 +24,7 @@ Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.T
 
 
 class _TrackedWeight:
-    """The callbacks and packed copies of a weight whose lifetime is tracked.
-
-    Attributes:
-        refresh_callbacks: Functions that update the weight.
-        packed_by_launcher: Packed copies by launcher, with the version of the weight from which each was made.
-    """
+    """The callbacks that update a weight whose lifetime is tracked, and packed copies with the weight's version."""
 
     def __init__(self) -> None:
         self.refresh_callbacks: list[Callable[[], None]] = []
@@ -43,12 +38,9 @@ _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_
 
 
 def install_kernel(name: str, device: torch.device, launcher_function: Launcher) -> None:
-    """Install a kernel, which the operator runs on a device from now on in the whole process.
+    """Install a kernel, which the operator runs on PyTorch's device from now on in the whole process.
 
-    Args:
-        name: Name of the kernel: the text of its workload, `KERNEL_NAME_SEPARATOR` and a digest.
-        device: PyTorch's device.
-        launcher_function: Launcher of the kernel.
+    Its name is the text of its workload, `KERNEL_NAME_SEPARATOR` and a digest.
     """
     _launchers[name, device] = launcher_function, parse_signature(name)
 
@@ -125,15 +117,12 @@ def _check_tensors(
         )
     ):
         return
-    tensors: Mapping[str, Any] = {"x": x, "weight": weight, "bias": bias, "add": add}
     description = ", ".join(
-        f"{name} {_describe_tensor(tensor)}" for name, tensor in tensors.items() if tensor is not None
+        f"{name} {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+        for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("add", add))
+        if tensor is not None
     )
     raise Error(f"{signature.workload.text} does not take {description}: expected the workload's shapes and dtypes")
-
-
-def _describe_tensor(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
 def _make_fake_output(

@@ -7,8 +7,7 @@ import copy
 import os
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,23 +20,22 @@ from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_t
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.measure.workers.prestart import prestart_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.match import ConvMatch, match_convolutions
+from tvmconv.torch.match import match_convolutions
 from tvmconv.torch.memory_format import MEMORY_FORMAT_BY_NAME, choose_memory_format, find_memory_format
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import clone_tensors, partition_model, record_calls
-from tvmconv.torch.report import LayerReport, Report
+from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
     ChooseMode,
     KernelSelector,
     compute_relative_error,
+    count_workloads,
     kernels_deadline,
     validate_choice,
 )
-from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
-from tvmconv.workloads import parse
+from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
 
 CPU_MODEL_WARNING = (
     "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
@@ -87,7 +85,7 @@ def optimize(
     """
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds)
-    if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and is_cpu_model(model):
+    if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and _is_cpu_model(model):
         warnings.warn(CPU_MODEL_WARNING, FallbackWarning, stacklevel=2)
     return optimize_within(deadline, model, example, log=log, device=device, choose=choose, progress=progress)
 
@@ -102,34 +100,20 @@ def optimize_within(
     choose: ChooseMode = "fastest",
     progress: Callable[[str], None] | None = None,
 ) -> Optimized:
-    """Optimize a model as `optimize` does, until a deadline.
-
-    Args:
-        deadline: Deadline of the whole call with a search; None for no search and no limit.
-        model: Model, as of `optimize`.
-        example: Input of the model, as of `optimize`.
-        log: Path of a tuning log, as of `optimize`.
-        device: Device to tune on and run on, as of `optimize`.
-        choose: "fastest" or "tuned".
-        progress: Callback that receives a line of text now and then.
-
-    Raises:
-        Error: As `optimize` does.
-    """
-    _check_model(model)
+    """Optimize a model as `optimize` does, until a deadline of the whole call; None for no search and no limit."""
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, (torch.jit.ScriptModule, Optimized)):
+        raise ModelError(f"{type(model).__name__} cannot be optimized: expected the module that it was made from")
     validate_choice(choose)
     arguments = example if isinstance(example, tuple) else (example,)
     torch_device = _find_torch_device(model, arguments)
     target_device = find_device_for(torch_device, device)
     provider = KernelProvider(target_device, torch_device, log, progress or (lambda text: None))
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # inference tensors have no version counter
-        if torch_device.type != "cuda":
-            return _optimize_on_device(model, tuple(arguments), provider, deadline, choose)
-        with torch.cuda.device(torch_device):
-            return _optimize_on_device(model, tuple(arguments), provider, deadline, choose)
+    gpu_index = torch_device.index if torch_device.type == "cuda" else -1  # the device -1 changes nothing
+    # Inference tensors have no version counter.
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(gpu_index):
+        return _optimize_on_device(model, arguments, provider, deadline, choose)
 
 
 def _optimize_on_device(
@@ -144,7 +128,8 @@ def _optimize_on_device(
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_workers(None, [provider.device])
-            model_copy = _copy_model(model)
+            with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
+                model_copy = copy.deepcopy(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
                 expected = _run_model(model_copy, example)
             optimized, partitions = partition_model(model_copy, static_calls, example)
@@ -159,86 +144,26 @@ def _optimize_on_device(
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
             notes = [*_set_fastest_format(optimized, torch_device, example, expected), OTHER_INPUTS_NOTE]
             with use_cudnn_heuristics():
-                matches = match_convolutions(optimized, partitions, clone_tensors(example))
-            counts = Counter(conv_match.workload_text for conv_match in matches if conv_match.workload_text)
-            selection_deadline = None if deadline is None else deadline.shift_earlier(whole_seconds)
+                sites = match_convolutions(optimized, partitions, clone_tensors(example))
+            counts = count_workloads(sites)
+            selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
             provider.find_kernels(
                 counts, selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline)
             )
-        timing_cache.mark_idle()
+        timing_cache.is_awake = False
         kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
-        layer_reports = select_kernels(kernel_selector, matches, counts, provider.device)
+        layer_reports = kernel_selector.select_all(sites, counts)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
         report = kernel_selector.select_whole_model(optimized, partitions, arguments, report, has_time=has_time)
     difference = _find_largest_difference(_run_model(optimized, example), expected)
-    notes = [
-        *report.notes,
-        *describe_omissions(len(provider.unsearched_workloads), len(counts), kernel_selector.num_omitted),
-    ]
+    notes = [*report.notes, *kernel_selector.describe_omissions(len(counts))]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
 
 
-def select_kernels(
-    kernel_selector: KernelSelector, matches: Sequence[ConvMatch], counts: Mapping[str, int], device: Device
-) -> tuple[LayerReport, ...]:
-    """Select what runs each convolution; convolutions that cost most are decided first.
-
-    Args:
-        kernel_selector: Selector that decides.
-        matches: Convolutions of the model.
-        counts: Number of layers by workload text.
-        device: tvmconv's device.
-
-    Returns:
-        One report per convolution, in the order of `matches`.
-    """
-    cost_ranks = {
-        workload.text: cost_rank
-        for cost_rank, workload in enumerate(
-            sort_by_cost({parse(text): count for text, count in counts.items()}, device)
-        )
-    }
-    order = sorted(
-        range(len(matches)), key=lambda match_index: cost_ranks.get(matches[match_index].workload_text, len(cost_ranks))
-    )
-    layer_reports = {match_index: kernel_selector.select(matches[match_index]) for match_index in order}
-    return tuple(layer_reports[match_index] for match_index in range(len(matches)))
-
-
-def describe_omissions(num_unsearched: int, num_workloads: int, num_not_compared: int) -> list[str]:
-    """Return sentences about the work for which no time was left.
-
-    Args:
-        num_unsearched: Number of workloads that were not searched.
-        num_workloads: Number of workloads of the model.
-        num_not_compared: Number of layers that were not compared with PyTorch.
-    """
-    sentences = []
-    if num_unsearched:
-        sentences.append(f"No time was left for the search of {num_unsearched} of {num_workloads} workloads.")
-    if num_not_compared:
-        sentences.append(f"No time was left to compare {num_not_compared} layers with PyTorch, which computes them.")
-    return sentences
-
-
-def _copy_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a model in evaluation mode and without gradients.
-
-    Raises:
-        ModelError: The model cannot be copied, for example because it keeps a tensor with a gradient history.
-    """
-    with translate_to_model_error("the model cannot be copied"):
-        return copy.deepcopy(model).eval().requires_grad_(False)
-
-
 def _run_model(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
-    """Run a model and return the values in its result as a flat list.
-
-    Raises:
-        ModelError: The model does not run on the arguments.
-    """
+    """Run a model and return the values in its result as a flat list; raise ModelError if it does not run."""
     with translate_to_model_error("the model does not run on the example"), use_cudnn_heuristics():
         return _flatten_values(model(*clone_tensors(arguments)))
 
@@ -250,8 +175,7 @@ def _set_fastest_format(
     name = choose_memory_format(model, arguments, torch_device)
     if name is None:
         return []
-    outer_format = find_memory_format(expected)
-    model.set_memory_format(MEMORY_FORMAT_BY_NAME[name], outer_format)
+    model.set_memory_format(MEMORY_FORMAT_BY_NAME[name], find_memory_format(expected))
     try:
         _run_model(model, arguments)
     except ModelError as error:  # a `view`, for example, needs the model's own format
@@ -262,72 +186,51 @@ def _set_fastest_format(
 
 def _flatten_values(result: Any) -> list[Any]:
     """Return the values in nested tuples, lists and dictionaries as a flat list."""
+    if isinstance(result, dict):
+        result = list(result.values())
     if isinstance(result, (tuple, list)):
         return [value for item in result for value in _flatten_values(item)]
-    return (
-        [value for item in result.values() for value in _flatten_values(item)] if isinstance(result, dict) else [result]
-    )
+    return [result]
 
 
 def _find_largest_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float | None:
     """Return the largest relative L2 difference of corresponding tensors; None if there are none."""
-    pairs = [
+    differences = [
         compute_relative_error(output, expected_output)
         for output, expected_output in zip(outputs, expected, strict=False)
         if isinstance(output, torch.Tensor)
         and isinstance(expected_output, torch.Tensor)
         and expected_output.is_floating_point()
     ]
-    return max(pairs, default=None)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, (torch.jit.ScriptModule, Optimized)):
-        raise ModelError(f"{type(model).__name__} cannot be optimized: expected the module that it was made from")
+    return max(differences, default=None)
 
 
 def _find_torch_device(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
     """Return the one device of all tensors; raise ModelError if there are several or none."""
-    tensors = [
-        *model.parameters(),
-        *model.buffers(),
-        *(argument for argument in arguments if isinstance(argument, torch.Tensor)),
-    ]
+    tensors = [*model.parameters(), *model.buffers(), *(arg for arg in arguments if isinstance(arg, torch.Tensor))]
     torch_devices = {tensor.device for tensor in tensors}
     if len(torch_devices) != 1:
-        raise ModelError(
-            "the model and its example are on "
-            f"{', '.join(sorted(map(str, torch_devices))) or 'no device'}: expected one"
-        )
+        names = ", ".join(sorted(map(str, torch_devices))) or "no device"
+        raise ModelError(f"the model and its example are on {names}: expected one")
     (torch_device,) = torch_devices
     if torch_device.type not in ("cpu", "cuda"):
         raise ModelError(f"the model is on {torch_device}: expected a GPU or the CPU")
     return torch_device
 
 
-def is_cpu_model(model: torch.nn.Module) -> bool:
-    """Return whether a model's parameters are on the CPU."""
+def _is_cpu_model(model: torch.nn.Module) -> bool:
     parameter = next(model.parameters(), None)
     return parameter is not None and parameter.device.type == "cpu"
 
 
 def find_device_for(torch_device: torch.device, device_text: str | None) -> Device:
-    """Return tvmconv's device for a PyTorch device.
+    """Return tvmconv's device of a text, by default the same GPU as PyTorch's, or the first OpenCL device for the CPU.
 
-    Args:
-        torch_device: PyTorch's device.
-        device_text: Text of tvmconv's device; by default the same GPU, and the first OpenCL device for the CPU.
-
-    Raises:
-        DeviceError: The device does not exist, or it is another one than PyTorch's.
+    Raises DeviceError if it does not exist, or is another one than PyTorch's.
     """
-    requested = device_text or (f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0")
-    found_device = devices.find_device(requested)
-    expected_kind = "cuda" if torch_device.type == "cuda" else "opencl"
-    if found_device.kind != expected_kind or (
-        expected_kind == "cuda" and found_device.text != f"cuda:{torch_device.index}"
-    ):
+    own_text = f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0"
+    found_device = devices.find_device(device_text or own_text)
+    is_same = found_device.text == own_text if torch_device.type == "cuda" else found_device.kind == "opencl"
+    if not is_same:
         raise DeviceError(f"the model is on {torch_device}, whose kernels do not run on {found_device.text}")
     return found_device

@@ -23,15 +23,10 @@ StaticCalls = dict[torch.nn.Module, dict[str, Any]]  # called modules with the r
 
 @dataclass(frozen=True)
 class GraphPartition:
-    """A traced part of a model, or the whole model if it can be traced.
+    """A traced part of a model, or the whole model if it can be traced."""
 
-    Attributes:
-        path: Path of the part in the model.
-        module: Module with the graph, which replaces the part.
-    """
-
-    path: str
-    module: Optimized
+    path: str  # path of the part in the model
+    module: Optimized  # module with the graph, which replaces the part
 
 
 @contextlib.contextmanager
@@ -64,15 +59,8 @@ def partition_model(
     """Trace a model as one graph, or each part of it that can be traced as a graph of its own.
 
     A graph is discarded if its result differs from its module's, as for a module that tests the type of its input. In a
-    model that cannot be traced, the traced parts replace the original ones.
-
-    Args:
-        model: Model to trace.
-        static_calls: Calls of its modules in a run on the arguments.
-        arguments: Arguments of the model.
-
-    Returns:
-        The optimized model and its traced parts.
+    model that cannot be traced, the traced parts replace the original ones. `static_calls` are the calls of the model's
+    modules in a run on the arguments.
     """
     remaining_calls = dict(static_calls)
     while True:
@@ -97,17 +85,15 @@ def _partition_module(
     if not any(type(submodule) in CONVOLUTIONS for submodule in module.modules()):
         return module
     try:
-        partition = GraphPartition(
-            path, Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
-        )
+        traced = Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
     except Exception:  # user code may raise anything on proxies; KeyError if the module was not called
         for name, child in list(module.named_children()):
             traced_child = _partition_module(child, f"{path}.{name}".removeprefix("."), static_calls, partitions)
             if traced_child is not child:
                 module._modules[name] = traced_child
         return module
-    partitions.append(partition)
-    return partition.module
+    partitions.append(GraphPartition(path, traced))
+    return traced
 
 
 def _find_mismatching(
@@ -129,11 +115,11 @@ def _find_mismatching(
         return expected
 
     for partition in partitions:
-        partition.module.set_interpreter(functools.partial(run_and_compare, partition))
+        partition.module.interpreter = functools.partial(run_and_compare, partition)
     with torch.no_grad():
         whole_model(*clone_tensors(arguments))
     for partition in partitions:
-        partition.module.set_interpreter(None)
+        partition.module.interpreter = None
     return mismatching
 
 
@@ -153,7 +139,7 @@ def _are_close(result: Any, expected: Any) -> bool:
         return type(result) is type(expected)
     if result.shape != expected.shape or result.dtype is not expected.dtype:
         return False
-    max_magnitude = (
-        float(expected.abs().nan_to_num(posinf=0).max()) if expected.is_floating_point() and expected.numel() else 0
-    )
+    max_magnitude = 0.0
+    if expected.is_floating_point() and expected.numel():
+        max_magnitude = float(expected.abs().nan_to_num(posinf=0).max())
     return torch.allclose(result, expected, rtol=0, atol=EQUAL_TOLERANCE * max_magnitude, equal_nan=True)

@@ -74,6 +74,7 @@ class Report:
     def table(self) -> Table:
         """Table with one row per convolution and the whole model in the last row."""
         headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "config, or why")
+        whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [
             (
                 line.path,
@@ -82,18 +83,8 @@ class Report:
                 *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
                 line.explanation or EMPTY_CELL,
             )
-            for line in self.lines
+            for line in (*self.lines, *([] if self.pytorch_seconds is None else [whole]))
         ]
-        if self.pytorch_seconds is not None:
-            rows.append(
-                (
-                    WHOLE_MODEL,
-                    EMPTY_CELL,
-                    EMPTY_CELL,
-                    *_format_times(self.pytorch_seconds, self.tvmconv_seconds),
-                    EMPTY_CELL,
-                )
-            )
         return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:
@@ -104,10 +95,8 @@ class Report:
 
 
 def _format_times(pytorch_seconds: float | None, tvmconv_seconds: float | None) -> Sequence[str]:
-    times = [
-        EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
-        for seconds in (pytorch_seconds, tvmconv_seconds)
-    ]
-    return *times, format_significant(
-        pytorch_seconds / tvmconv_seconds
-    ) if pytorch_seconds and tvmconv_seconds else EMPTY_CELL
+    times = (pytorch_seconds, tvmconv_seconds)
+    cells = [EMPTY_CELL if seconds is None else format_significant(seconds * 1e6) for seconds in times]
+    if not (pytorch_seconds and tvmconv_seconds):
+        return *cells, EMPTY_CELL
+    return *cells, format_significant(pytorch_seconds / tvmconv_seconds)

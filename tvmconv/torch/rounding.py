@@ -40,11 +40,6 @@ def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_d
     """Return whether a TF32 kernel truncates its inputs; schedules without tensor cores compute in float32.
 
     One run decides it: the input is slightly above a TF32 number, and the weight is an identity.
-
-    Args:
-        signature: Signature of the kernel's tensors.
-        launcher_function: Launcher of the kernel.
-        torch_device: PyTorch's device.
     """
     representable, unrepresentable = 0.25, 0.25 * (1 + 2.0**-11 + 2.0**-12)  # rounding would increase it
     x = torch.full(signature.x_shape, unrepresentable, device=torch_device)
@@ -53,14 +48,10 @@ def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_d
     weight[tuple([slice(None), 0, *centre])] = 1
     bias = torch.zeros(signature.workload.O, device=torch_device) if signature.takes_bias else None
     add = signature.allocate_output(torch_device).zero_() if signature.takes_add else None
-    result = (
-        launcher_function(signature.to_kernel_layout(x), signature.to_kernel_layout(weight), bias, add)
-        .max()
-        .double()
-        .cpu()
-    )
-    distance_below, distance_above = (
+    y = launcher_function(signature.to_kernel_layout(x), signature.to_kernel_layout(weight), bias, add)
+    result = y.max().double().cpu()
+    truncated, exact = (
         signature.apply_activations(torch.tensor(value, dtype=torch.float64))
         for value in (representable, unrepresentable)
     )
-    return bool((result - distance_below).abs() < (result - distance_above).abs())
+    return bool((result - truncated).abs() < (result - exact).abs())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -12,16 +13,16 @@ import torch
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, TuningError
+from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.torch import operator
+from tvmconv.torch.fusion import ConvSite
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
-from tvmconv.torch.layer import InputKey, TunedConv
-from tvmconv.torch.match import ConvMatch
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.signature import parse_signature
-from tvmconv.torch.timing_cache import TimingCache, use_cudnn_heuristics
-from tvmconv.workloads import dtypes
+from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
+from tvmconv.workloads import dtypes, parse
 
 OTHER_INPUTS_NOTE = (
     "PyTorch computes inputs of other shapes and dtypes, on other devices, in training mode, or with gradients."
@@ -42,12 +43,7 @@ def validate_choice(choose: str) -> ChooseMode:
 def kernels_deadline(num_workloads: int, torch_device: torch.device, deadline: Deadline) -> Deadline:
     """Return the deadline for finding kernels, which leaves time to compare the layers with PyTorch.
 
-    At most half of the time until the deadline, and until its cut-off, is reserved for the comparison.
-
-    Args:
-        num_workloads: Number of distinct layers.
-        torch_device: PyTorch's device.
-        deadline: Deadline of the comparison.
+    At most half of the time until the deadline of the comparison, and until its cut-off, is reserved for it.
     """
     comparison_seconds = num_workloads * COMPARE_SECONDS[torch_device.type]
     end = deadline.end_time - min(comparison_seconds, deadline.remaining_seconds / 2)
@@ -68,15 +64,8 @@ class _Selection:
 class KernelSelector:
     """A selector that decides what runs each layer.
 
-    Args:
-        provider: Kernels of the model's workloads.
-        timing_cache: Times of the model's parts.
-        choose: "fastest" selects what is measured to be faster, "tuned" selects every correct kernel.
-        deadline: Deadline of all decisions. After it, only the most promising kernel of each layer is compared; layers
-            that would pass its cut-off are left to PyTorch.
-
-    Attributes:
-        num_omitted: Number of layers for which no time was left.
+    The mode "fastest" selects what is measured to be faster, "tuned" selects every correct kernel. After the deadline,
+    only the most promising kernel of each layer is compared; layers that would pass its cut-off are left to PyTorch.
     """
 
     def __init__(
@@ -84,126 +73,116 @@ class KernelSelector:
     ) -> None:
         self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
         self._deadline = deadline or Deadline()
-        self._selection_seconds: list[float] = []  # one per workload
-        self.num_omitted = 0
-        self._assigned: list[tuple[TunedConv, InputKey]] = []
+        # Seconds of the longest selection of a workload, at first an estimate.
+        self._selection_seconds = COMPARE_SECONDS[provider.torch_device.type]
+        self.num_omitted = 0  # layers for which no time was left
+        self._tuned_ids: set[int] = set()  # of the modules that kernels compute
         self._kernel_digests: list[str] = []
         self._selections: dict[str, _Selection] = {}
 
-    def select(self, conv_match: ConvMatch) -> LayerReport:
+    def select_all(self, sites: Sequence[ConvSite], counts: Mapping[str, int]) -> tuple[LayerReport, ...]:
+        """Decide what runs each convolution, those that cost most first; return their reports in the given order.
+
+        `counts` are the numbers of layers by workload text.
+        """
+        by_cost = sort_by_cost({parse(text): count for text, count in counts.items()}, self._provider.device)
+        ranks = {workload.text: rank for rank, workload in enumerate(by_cost)}
+        order = sorted(range(len(sites)), key=lambda index: ranks.get(sites[index].workload_text, len(ranks)))
+        reports = {index: self._select(sites[index]) for index in order}
+        return tuple(reports[index] for index in range(len(sites)))
+
+    def describe_omissions(self, num_workloads: int) -> list[str]:
+        """Return sentences about the work for which no time was left, given the number of the model's workloads."""
+        num_unsearched, sentences = len(self._provider.unsearched_workloads), []
+        if num_unsearched:
+            sentences.append(f"No time was left for the search of {num_unsearched} of {num_workloads} workloads.")
+        if self.num_omitted:
+            sentences.append(
+                f"No time was left to compare {self.num_omitted} layers with PyTorch, which computes them."
+            )
+        return sentences
+
+    def _select(self, site: ConvSite) -> LayerReport:
         """Decide what runs one convolution, and return its report."""
-        followed_by = conv_match.site.followed_by if conv_match.site else ""
-        layer_report = LayerReport(
-            conv_match.path, conv_match.workload_text, PYTORCH_NAME, conv_match.reason, followed_by=followed_by
-        )
-        if conv_match.module is None or conv_match.input_metadata is None:
-            return layer_report
-        if not self._provider.list_available_kernels(conv_match.workload_text):
-            return replace(layer_report, reason=self._provider.failure_reason(conv_match.workload_text))
-        module, key = conv_match.module, conv_match.input_metadata.key
+        text, module = site.workload_text, site.module
+        report = LayerReport(site.path, text, PYTORCH_NAME, site.reason, followed_by=site.followed_by)
+        if module is None:
+            return report
+        if text not in self._provider.available:
+            return replace(report, reason=self._provider.failure_reasons.get(text, ""))
         started_at = time.monotonic()
-        arguments = [
-            conv_match.input_metadata.make_random_like(),
-            *([conv_match.residual.make_random_like()] if conv_match.residual else []),
-        ]
-        selection_key = (
-            f"{conv_match.workload_text}, {conv_match.input_metadata}, "
-            f"{conv_match.residual}, {'no ' if module.norm is None else ''}normalisation"
-        )
-        layer_selection = self._selections.get(selection_key)
-        if self._deadline.cut_off.remaining_seconds <= (
-            0.0
-            if layer_selection
-            else max(self._selection_seconds, default=COMPARE_SECONDS[self._provider.torch_device.type])
-        ):
+        metadata = [site.input_metadata, *([site.residual_metadata] if site.residual_metadata else [])]
+        arguments = [tensor_metadata.make_random_like() for tensor_metadata in metadata]
+        normalization = f"{'no ' if module.norm is None else ''}normalisation"
+        key = f"{text}, {site.input_metadata}, {site.residual_metadata}, {normalization}"
+        selection = self._selections.get(key)
+        if self._deadline.cut_off.remaining_seconds <= (0.0 if selection else self._selection_seconds):
             self.num_omitted += 1
-            return replace(layer_report, reason=NO_TIME_REASON)
+            return replace(report, reason=NO_TIME_REASON)
         with torch.no_grad():
             with use_cudnn_heuristics():
                 expected = module(*arguments)
-            if layer_selection is None:
-                layer_selection = self._selections[selection_key] = self._measure(
-                    conv_match, selection_key, arguments, expected
-                )
-                self._selection_seconds.append(time.monotonic() - started_at)
-            layer_report = replace(
-                layer_report,
-                pytorch_seconds=layer_selection.pytorch_seconds,
-                tvmconv_seconds=layer_selection.tvmconv_seconds,
-                reason=layer_selection.reason,
+            if selection is None:
+                is_first = not self._selections
+                selection = self._selections[key] = self._measure(site, key, arguments, expected)
+                elapsed = time.monotonic() - started_at
+                self._selection_seconds = elapsed if is_first else max(self._selection_seconds, elapsed)
+            report = replace(
+                report,
+                pytorch_seconds=selection.pytorch_seconds,
+                tvmconv_seconds=selection.tvmconv_seconds,
+                reason=selection.reason,
             )
-            if layer_selection.kernel is None:
-                return layer_report
-            problem = self._try_kernel(conv_match, layer_selection.kernel, arguments, expected)
-        if problem:
-            module.clear_kernel(key)
-            return replace(layer_report, reason=problem)
-        self._assigned.append((module, key))
-        self._kernel_digests.append(f"{conv_match.path} {layer_selection.kernel.digest}")
-        return replace(
-            layer_report,
-            implementation=layer_selection.kernel.schedule,
-            config_source=layer_selection.kernel.config_source,
-        )
+            kernel = selection.kernel
+            if kernel is None:
+                return report
+            if problem := self._try_kernel(site, kernel, arguments, expected):
+                module.clear_kernel(site.input_metadata.key)
+                return replace(report, reason=problem)
+        self._tuned_ids.add(id(module))
+        self._kernel_digests.append(f"{site.path} {kernel.digest}")
+        return replace(report, implementation=kernel.schedule, config_source=kernel.config_source)
 
     def _measure(
-        self, conv_match: ConvMatch, selection_key: str, arguments: Sequence[torch.Tensor], expected: torch.Tensor
+        self, site: ConvSite, key: str, arguments: Sequence[torch.Tensor], expected: torch.Tensor
     ) -> _Selection:
         """Time PyTorch and the kernels of a layer; select the fastest kernel that is correct."""
-        module, x = conv_match.module, conv_match.input_metadata
-        assert x is not None
-        layer_selection = _Selection(
-            self._timing_cache.get_seconds(f"PyTorch: {selection_key}", lambda: module(*arguments))
-        )
-        for kernel_number, kernel in enumerate(self._provider.list_available_kernels(conv_match.workload_text)):
-            if self._deadline.cut_off.has_passed or (kernel_number and self._deadline.has_passed):
+        module, torch_device = site.module, self._provider.torch_device
+        selection = _Selection(self._timing_cache.get_seconds(f"PyTorch: {key}", lambda: module(*arguments)))
+        for number, kernel in enumerate(self._provider.available[site.workload_text]):
+            if self._deadline.cut_off.has_passed or (number and self._deadline.has_passed):
                 break
-            was_installed = operator.is_kernel_installed(kernel.name, self._provider.torch_device)
-            problem = self._try_kernel(conv_match, kernel, arguments, expected)
+            was_installed = operator.is_kernel_installed(kernel.name, torch_device)
+            problem = self._try_kernel(site, kernel, arguments, expected)
             if not problem:
-                tvmconv_seconds = self._timing_cache.get_seconds(
-                    f"{kernel.digest}: {selection_key}", lambda: module(*arguments)
-                )
-                if layer_selection.tvmconv_seconds is None or tvmconv_seconds < layer_selection.tvmconv_seconds:
-                    layer_selection.tvmconv_seconds, layer_selection.kernel, layer_selection.reason = (
-                        tvmconv_seconds,
-                        kernel,
-                        "",
-                    )
-            elif layer_selection.kernel is None:
-                layer_selection.reason = problem
-            module.clear_kernel(x.key)
+                seconds = self._timing_cache.get_seconds(f"{kernel.digest}: {key}", lambda: module(*arguments))
+                if selection.tvmconv_seconds is None or seconds < selection.tvmconv_seconds:
+                    selection.tvmconv_seconds, selection.kernel, selection.reason = seconds, kernel, ""
+            elif selection.kernel is None:
+                selection.reason = problem
+            module.clear_kernel(site.input_metadata.key)
             if not was_installed:
-                operator.remove_kernel(kernel.name, self._provider.torch_device)
-        if layer_selection.kernel is None and not layer_selection.reason:
-            self.num_omitted, layer_selection.reason = self.num_omitted + 1, NO_TIME_REASON
-        if (
-            self._choose_mode == "fastest"
-            and layer_selection.tvmconv_seconds is not None
-            and layer_selection.tvmconv_seconds >= layer_selection.pytorch_seconds
-        ):
-            layer_selection.kernel, layer_selection.reason = None, "PyTorch is no slower"
-        return layer_selection
+                operator.remove_kernel(kernel.name, torch_device)
+        if selection.kernel is None and not selection.reason:
+            self.num_omitted, selection.reason = self.num_omitted + 1, NO_TIME_REASON
+        tvmconv_seconds = selection.tvmconv_seconds
+        is_slower = tvmconv_seconds is not None and tvmconv_seconds >= selection.pytorch_seconds
+        if is_slower and self._choose_mode == "fastest":
+            selection.kernel, selection.reason = None, "PyTorch is no slower"
+        return selection
 
     def _try_kernel(
-        self, conv_match: ConvMatch, kernel: AvailableKernel, arguments: Sequence[torch.Tensor], expected: torch.Tensor
+        self, site: ConvSite, kernel: AvailableKernel, arguments: Sequence[torch.Tensor], expected: torch.Tensor
     ) -> str:
         """Compute a layer by a kernel and return the problem with it; "" if there is none."""
-        assert conv_match.input_metadata is not None
         try:
-            launcher = kernel.load_launcher(self._provider.device, self._provider.torch_device)
-            operator.install_kernel(kernel.name, self._provider.torch_device, launcher)
-            conv_match.module.assign_kernel(
-                conv_match.input_metadata.key,
-                kernel.name,
-                truncates=kernel.is_truncating(self._provider.device, self._provider.torch_device),
-            )
-            error, tolerance = (
-                compute_relative_error(conv_match.module(*arguments), expected),
-                _find_tolerance(conv_match.workload_text),
-            )
+            operator.install_kernel(kernel.name, kernel.torch_device, kernel.launcher)
+            site.module.assign_kernel(site.input_metadata.key, kernel.name, truncates=kernel.truncates)
+            error = compute_relative_error(site.module(*arguments), expected)
         except (Error, RuntimeError) as failure:
             return str(failure).splitlines()[0]
+        dtype = parse_signature(site.workload_text).workload.dtype
+        tolerance = TOLERANCE_FACTOR * dtypes.DTYPES[dtype].tolerance
         return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
 
     def select_whole_model(
@@ -217,45 +196,26 @@ class KernelSelector:
     ) -> Report:
         """Time the whole model, and restore PyTorch if the kernels do not make it faster.
 
-        Args:
-            model: The whole model.
-            partitions: Its traced parts.
-            arguments: Arguments of the model.
-            report: Report of the layers, with the time of the unchanged model.
-            has_time: Whether there is time for the timing; otherwise all selected kernels stay.
-
-        Returns:
-            The report with the time of the optimized model.
+        Without time for that, all selected kernels stay. The report of the layers, with the time of the unchanged
+        model, is returned with the time of the optimized one.
         """
-        assigned_ids = {id(module) for module, _ in self._assigned}
-        tuned_modules = [
-            partition.module
-            for partition in partitions
-            if assigned_ids & {id(module) for module in partition.module.graph.modules()}
-        ]
         for partition in partitions:
-            partition.module.use_eager(partition.module not in tuned_modules)
-        pytorch_seconds = report.pytorch_seconds
-        digest_of_kernels = hashlib.sha256("\n".join(self._kernel_digests).encode()).hexdigest()
-        if tuned_modules and not has_time:
+            is_tuned = any(id(module) in self._tuned_ids for module in partition.module.graph.modules())
+            partition.module.uses_eager = not is_tuned
+        if self._tuned_ids and not has_time:
             note = "No time was left to time the whole model with tvmconv's kernels."
             return replace(report, notes=(*report.notes, note))
-        tvmconv_seconds = (
-            self._timing_cache.get_seconds(f"the whole by {digest_of_kernels}", lambda: model(*arguments))
-            if tuned_modules
-            else pytorch_seconds
-        )
-        if tuned_modules and (
-            self._choose_mode == "tuned"
-            or pytorch_seconds is None
-            or tvmconv_seconds is None
-            or tvmconv_seconds < pytorch_seconds
-        ):
-            return replace(report, tvmconv_seconds=tvmconv_seconds)
+        pytorch_seconds = report.pytorch_seconds
+        if self._tuned_ids:
+            digest_of_kernels = hashlib.sha256("\n".join(self._kernel_digests).encode()).hexdigest()
+            name = f"the whole by {digest_of_kernels}"
+            tvmconv_seconds = self._timing_cache.get_seconds(name, lambda: model(*arguments))
+            if self._choose_mode == "tuned" or pytorch_seconds is None or tvmconv_seconds < pytorch_seconds:
+                return replace(report, tvmconv_seconds=tvmconv_seconds)
         for partition in partitions:
-            partition.module.use_eager()
+            partition.module.uses_eager = True
         model.restore_memory_format()
-        if not tuned_modules:
+        if not self._tuned_ids:
             return replace(report, tvmconv_seconds=pytorch_seconds)
         reason = "the whole model is no faster"
         lines = [replace(line, implementation=PYTORCH_NAME, reason=line.reason or reason) for line in report.lines]
@@ -263,8 +223,9 @@ class KernelSelector:
         return Report(tuple(lines), pytorch_seconds, pytorch_seconds, notes=(OTHER_INPUTS_NOTE, note))
 
 
-def _find_tolerance(text: str) -> float:
-    return TOLERANCE_FACTOR * dtypes.DTYPES[parse_signature(text).workload.dtype].tolerance
+def count_workloads(sites: Sequence[ConvSite]) -> Counter[str]:
+    """Return the number of convolutions by the text of their workload."""
+    return Counter(site.workload_text for site in sites if site.workload_text)
 
 
 def compute_relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:

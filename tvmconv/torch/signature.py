@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
-from tvmconv.workloads.epilogues.leaky_relu import SLOPES
+from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -30,39 +30,23 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
     **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
 }
-MEMORY_FORMATS = {
-    2: torch.channels_last,
-    3: torch.channels_last_3d,
-}  # of NHWC, by number of spatial axes
+MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
 
 @dataclass(frozen=True)
 class ConvSignature:
-    """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space.
-
-    Attributes:
-        workload: The convolution.
-        dtype: Dtype of all tensors except the bias.
-        bias_dtype: Dtype of the bias.
-        memory_format: Memory format of all tensors except the bias.
-        x_shape: Shape of the input.
-        weight_shape: Shape of the weight.
-        output_shape: Shape of the output and of a residual.
-        output_stride: Strides of a new output.
-        takes_bias: Whether there is a bias.
-        takes_add: Whether there is a residual.
-    """
+    """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space."""
 
     workload: Conv
-    dtype: torch.dtype
+    dtype: torch.dtype  # of all tensors except the bias
     bias_dtype: torch.dtype
-    memory_format: torch.memory_format
+    memory_format: torch.memory_format  # of all tensors except the bias
     x_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    output_stride: tuple[int, ...]
+    output_shape: tuple[int, ...]  # also of a residual
+    output_stride: tuple[int, ...]  # of a new output
     takes_bias: bool
     takes_add: bool
 
@@ -87,13 +71,9 @@ class ConvSignature:
 
 @functools.cache
 def parse_signature(name: str) -> ConvSignature:
-    """Return the signature of a kernel's tensors.
+    """Return the signature of the tensors of a kernel, by its name or the text of its workload.
 
-    Args:
-        name: Name of a kernel, or the text of its workload.
-
-    Raises:
-        WorkloadError: The workload is not a convolution, or PyTorch has no such tensors.
+    Raises WorkloadError if the workload is not a convolution, or PyTorch has no such tensors.
     """
     text = name.partition(KERNEL_NAME_SEPARATOR)[0]
     workload = parse(text)
@@ -103,16 +83,15 @@ def parse_signature(name: str) -> ConvSignature:
     if is_channels_last and workload.spatial_ndim not in MEMORY_FORMATS:
         raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")
     memory_format = MEMORY_FORMATS[workload.spatial_ndim] if is_channels_last else torch.contiguous_format
-    output_shape = (workload.N, workload.O, *workload.output_size)
     return ConvSignature(
         workload=workload,
         dtype=getattr(torch, workload.storage),
         bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
         memory_format=memory_format,
-        x_shape=(workload.N, workload.C, *workload.input_size),
-        weight_shape=(workload.O, workload.C // workload.groups, *workload.kernel),
-        output_shape=output_shape,
-        output_stride=torch.empty(output_shape, device="meta", memory_format=memory_format).stride(),
+        x_shape=workload.input_shape,
+        weight_shape=workload.weight_shape,
+        output_shape=workload.output_shape,
+        output_stride=torch.empty(workload.output_shape, device="meta", memory_format=memory_format).stride(),
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
     )

@@ -1,15 +1,26 @@
-"""Timing of PyTorch calls: CUDA graphs between events on a GPU, wall-clock time elsewhere."""
+"""Timing of PyTorch calls: CUDA graphs between events on a GPU, wall-clock time elsewhere; and a cache of times."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
+from tvmconv import jsonfile
+from tvmconv.checksummed_file import read_checked, write_checked
 from tvmconv.devices.cuda.graphs import time_between_events
+from tvmconv.jsonfile import JsonError
+from tvmconv.measure import kernel_cache
+from tvmconv.torch.layer import is_tf32_allowed
+from tvmconv.torch.model import Optimized
 
 NUM_WARM_UP_CALLS = 3
 TIMING_SECONDS = 0.05  # duration of one timing
@@ -18,19 +29,15 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 200
 SLICE_SECONDS = 0.1  # waiting for scheduler time slices does not explain a longer call
 STEADY_SPREAD = 0.2  # largest interquartile range relative to the median; beyond it more samples are taken
 MAX_LAUNCHES_PER_GRAPH = 10
-WAKE_SECONDS = 0.1
+WAKE_SECONDS = 0.1  # an idle GPU takes as long to raise its clocks
 WARM_SECONDS, GRAPH_SECONDS = 0.004, 0.01  # duration of replays; short, as timings of many layers keep clocks high
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a call in seconds.
+    """Return the median time of a call on PyTorch's device in seconds.
 
     On a GPU, calls are captured in a CUDA graph, which excludes the time of the host between launches. A call that
     cannot be captured is timed with that time included.
-
-    Args:
-        call: Function to time.
-        device: PyTorch's device on which it runs.
     """
     with torch.no_grad():
         if device.type != "cuda":
@@ -71,7 +78,9 @@ def _time_on_gpu(call: Callable[[], object]) -> float:
                 for _ in range(num_launches):
                     call()
         except RuntimeError:
-            _end_capture(stream)
+            # A failed capture leaves the random number generator in a capturing state, which a valid capture ends.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+                torch.zeros(1, device=stream.device)
             return time_wall_clock(call, torch.cuda.synchronize)
         replay_seconds, started_at = 0.0, time.perf_counter()
         while not replay_seconds or time.perf_counter() - started_at < WARM_SECONDS:
@@ -108,33 +117,13 @@ def _is_synchronizing(call: Callable[[], object]) -> bool:
     return False
 
 
-def _end_capture(stream: torch.cuda.Stream) -> None:
-    """Capture a valid call, because a failed capture leaves the random number generator in a capturing state."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
-        torch.zeros(1, device=stream.device)
-
-
-def raise_clocks(call: Callable[[], object], device: torch.device) -> None:
-    """Repeat a call for as long as an idle GPU takes to raise its clocks."""
-    if device.type == "cuda":
-        started_at = time.perf_counter()
-        while time.perf_counter() - started_at < WAKE_SECONDS:
-            call()
-            torch.cuda.synchronize(device)
-
-
 def make_waiter(device: torch.device) -> Callable[[], None]:
     """Return a function that waits until a device has finished all queued work."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def time_wall_clock(call: Callable[[], object], wait_for_device: Callable[[], None]) -> float:
-    """Return the lower quartile of the seconds of a call and a wait, because disturbances only lengthen a timing.
-
-    Args:
-        call: Function to time.
-        wait_for_device: Function that waits for the end of the call.
-    """
+    """Return the lower quartile of the seconds of a call and a wait, because disturbances only lengthen a timing."""
     _warm_up(call, wait_for_device)
     times: list[float] = []
     started_at = time.perf_counter()
@@ -143,17 +132,78 @@ def time_wall_clock(call: Callable[[], object], wait_for_device: Callable[[], No
         call()
         wait_for_device()
         times.append(time.perf_counter() - start)
-        max_seconds = TIMING_SECONDS if len(times) >= MIN_SAMPLES and _is_steady(times) else MAX_TIMING_SECONDS
-        if time.perf_counter() - started_at > max_seconds:
+        low, middle, high = np.percentile(times, (25, 50, 75))
+        is_steady = len(times) >= MIN_SAMPLES and high - low <= STEADY_SPREAD * middle
+        if time.perf_counter() - started_at > (TIMING_SECONDS if is_steady else MAX_TIMING_SECONDS):
             break
-    return _quartiles(times)[0]
+    return float(low)
 
 
-def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [*times] * 3
-    return low, middle, high
+@contextlib.contextmanager
+def use_cudnn_heuristics() -> Iterator[None]:
+    """Have cuDNN choose algorithms by heuristics; trying them would take seconds for a network."""
+    previous = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = previous
 
 
-def _is_steady(times: Sequence[float]) -> bool:
-    low, middle, high = _quartiles(times)
-    return high - low <= STEADY_SPREAD * middle
+class TimingCache:
+    """Times of a model's parts by name, which are measured once and kept on disk for the choice in later runs.
+
+    The file is in the folder of the kernel cache. Its name depends on the model's graphs and shapes, its arguments, the
+    device's name, the sources of this package, the versions of PyTorch and cuDNN, and the settings that decide what
+    PyTorch runs.
+    """
+
+    def __init__(
+        self, model: Optimized, arguments: Sequence[Any], torch_device: torch.device, device_name: str
+    ) -> None:
+        self._model, self._arguments, self._torch_device = model, arguments, torch_device
+        self.is_awake = False  # false after the GPU was idle and may have lowered its clocks
+        self._seconds_by_name: dict[str, float] = {}
+        self._has_new = False
+        folder = kernel_cache.find_cache_folder()
+        self._file = folder and folder / f"times-{_hash_settings(model, arguments, device_name)}.json"
+        content = read_checked(self._file) if self._file else None
+        if content is not None:
+            with contextlib.suppress(JsonError):
+                cached_seconds = jsonfile.parse_json(content).decode(dict[str, float])
+                self._seconds_by_name = {key: seconds for key, seconds in cached_seconds.items() if seconds > 0}
+
+    def get_seconds(self, name: str, call: Callable[[], object]) -> float:
+        """Return the seconds of a call from the cache by its name, or measure them."""
+        if name not in self._seconds_by_name:
+            if not self.is_awake and self._torch_device.type == "cuda":
+                started_at = time.perf_counter()
+                while time.perf_counter() - started_at < WAKE_SECONDS:
+                    self._model(*self._arguments)
+                    torch.cuda.synchronize(self._torch_device)
+            self.is_awake = self._has_new = True
+            self._seconds_by_name[name] = time_call(call, self._torch_device)
+        return self._seconds_by_name[name]
+
+    def save(self) -> None:
+        """Write new times to the file, if the cache has a folder."""
+        if self._has_new and self._file:
+            write_checked(self._file, json.dumps(self._seconds_by_name, indent=0).encode())
+
+
+def _hash_settings(model: Optimized, arguments: Sequence[Any], device_name: str) -> str:
+    """Return a hash of everything that decides what PyTorch runs for a model, and how fast."""
+    tensors = [*model.state_dict().items(), *((str(number), value) for number, value in enumerate(arguments))]
+    tensor_keys = [
+        (key, str(value.dtype), tuple(value.shape), value.stride())
+        for key, value in tensors
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+    ]
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
+    cudnn = torch.backends.cudnn
+    pytorch_settings = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, is_tf32_allowed(), autocast)
+    versions = (torch.__version__, cudnn.version(), kernel_cache.hash_sources())
+    name = type(model.original).__qualname__
+    key = [name, str(model), model.graph_code(), tensor_keys, device_name, pytorch_settings, versions]
+    return hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from tvmconv.workloads import dtypes
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -13,17 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputSample:
-    """A sample of a workload's correct outputs, against which a kernel is verified.
+    """A sample of a workload's correct outputs, against which a kernel is verified."""
 
-    Attributes:
-        positions: Flat index of each output in the output tensor's memory, in elements.
-        values: Correct values, in float64.
-        max_errors: Largest absolute error of a correct kernel at each position, positive, in float32.
-    """
-
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int64]  # flat index of each output in the output tensor's memory, in elements
     values: NDArray[np.float64]
-    max_errors: NDArray[np.float32]
+    max_errors: NDArray[np.float32]  # largest absolute error of a correct kernel at each position, positive
 
 
 class Workload(Protocol):
@@ -36,7 +32,10 @@ class Workload(Protocol):
     EXAMPLE: ClassVar[str]  # text of a workload, quoted in error messages
 
     def __hash__(self) -> int:
-        """Return a hash that is the same for equal workloads."""
+        return hash(self.text)
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def dtype(self) -> str:
@@ -45,10 +44,12 @@ class Workload(Protocol):
     @property
     def storage(self) -> str:
         """Element type in memory of the output, and of each input without an element type of its own."""
+        return dtypes.DTYPES[self.dtype].storage
 
     @property
     def tolerance(self) -> float:
         """Largest relative L2 error of a correct result against `reference`."""
+        return dtypes.DTYPES[self.dtype].tolerance
 
     @property
     def epilogue(self) -> tuple[str, ...]:
@@ -77,27 +78,27 @@ class Workload(Protocol):
     @property
     def arithmetic_intensity(self) -> float:
         """`flops` divided by `min_bytes`, in FLOP per byte: the x axis of a roofline plot."""
+        return self.flops / self.min_bytes
 
     @property
     def text(self) -> str:
         """Canonical text, from which `parse` returns an equal workload."""
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
-        """Draw standard normal inputs from `seed`: C-contiguous arrays of the arguments' shapes and dtypes."""
+        """Draw standard normal inputs from a seed (not negative): arrays of the arguments' shapes and dtypes."""
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the correct output for these inputs, computed in float64."""
+        """Return the correct output for these inputs in memory order, computed in float64."""
 
     def declare(self) -> tuple[te.Tensor, ...]:
         """Declare the computation in tensor expressions and return one tensor for each of `argument_names`."""
 
     def prim_func(self) -> tirx.PrimFunc:
         """Return the declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
+        from tvm import te
+
+        return te.create_prim_func(list(self.declare()))
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """Read the text of a workload of this class.
-
-        Raises:
-            WorkloadError: The text is malformed, or its numbers contradict each other.
-        """
+        """Read the text of a workload of this class; raise WorkloadError if it is malformed or contradictory."""

@@ -15,7 +15,7 @@ from tvmconv.workloads.text import describe_count, join_sizes, parse_integers, q
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from tvm import te, tirx
+    from tvm import te
     from typing_extensions import Self
 
 SIGMA_FACTOR = 8.0  # largest error of a single sum, in units of the tolerance of the relative L2 error
@@ -27,10 +27,7 @@ class Conv(ConvGeometry):
 
     @property
     def text(self) -> str:
-        """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`.
-
-        The options d1, g1, f32 and nchw are defaults and do not appear in the text.
-        """
+        """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`; without the defaults d1, g1, f32 and nchw."""
         padding = _format_sizes(self.pad_low) if self.pad_low == self.pad_high else join_sizes(self.padding)
         pieces = [
             join_sizes(self.input_shape),
@@ -47,9 +44,6 @@ class Conv(ConvGeometry):
         if self.layout != layout.CHANNELS_FIRST:
             pieces.append(self.layout)
         return f"{self.operator}:{','.join([*pieces, *self.epilogue])}"
-
-    def __str__(self) -> str:
-        return self.text
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -82,7 +76,7 @@ class Conv(ConvGeometry):
         weight = parse_integers(parts[1], lengths, f"the weight's Ox(C/groups)x{taps}, as in {cls.EXAMPLE}")
         filters, channels, *kernel = weight
         named = dict(zip(("N", "C", *cls.SPACE, "O", *cls.KERNEL), (*input_sizes, filters, *kernel), strict=True))
-        workload = cls(**named, **_parse_options(cls, parts[2:]))
+        workload = cls(**named, **cls._parse_options(parts[2:]))
         if channels != workload.weight_shape[1]:
             raise WorkloadError(
                 f"weight {quote(parts[1])} has {channels} input channels: {workload.C} channels in {workload.groups} "
@@ -90,44 +84,64 @@ class Conv(ConvGeometry):
             )
         return workload
 
+    @classmethod
+    def _parse_options(cls, pieces: list[str]) -> dict[str, Any]:
+        """Parse `s2`, `p1x2`, `g4`, `f16`, `nhwc`, `relu` and so on into keyword arguments."""
+        options: dict[str, Any] = {}
+        operations: list[str] = []
+        for piece in pieces:
+            if piece in epilogue.load_ops():
+                operations.append(piece)
+                continue
+            name, value = cls._parse_option(piece)
+            if name in options:
+                raise WorkloadError(f"{quote(piece)}: expected {name} at most once")
+            options[name] = value
+        return {**options, "epilogue": tuple(operations)}
+
+    @classmethod
+    def _parse_option(cls, piece: str) -> tuple[str, Any]:
+        """Return the name of the keyword argument that an option sets, and its value."""
+        if piece in dtypes.DTYPES_BY_TEXT:
+            return "dtype", dtypes.DTYPES_BY_TEXT[piece].name
+        if piece in layout.LAYOUTS:
+            return "layout", piece
+        names = {name[0]: name for name in OPTION_NAMES}
+        if piece[:1] not in names or not piece[1:2].isdigit():
+            words = ", ".join([*dtypes.DTYPES_BY_TEXT, *layout.LAYOUTS, *epilogue.load_ops()])
+            raise WorkloadError(f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}")
+        name = names[piece[0]]
+        lengths = cls.allowed_lengths(name)
+        return name, parse_integers(
+            piece[1:], lengths, f"{describe_count(lengths)} after the {piece[0]} of {name}, as in {piece[0]}1"
+        )
+
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
         """Draw all arguments except Y from the standard normal distribution, in memory order.
 
         X and K are rounded to the workload's dtype, also for TF32, whose elements are stored as float32.
-
-        Args:
-            seed: Seed of the random number generator, not negative.
-
-        Returns:
-            One array for each argument before Y, of its shape and element type.
         """
         rounding_dtypes = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
         return random_inputs.draw_normal(seed, list(zip(self.argument_shapes, rounding_dtypes, strict=False)))
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Compute the correct Y in float64.
-
-        Args:
-            inputs: All arguments before Y, in memory order.
-
-        Returns:
-            Y in the workload's layout, in float64.
-        """
+        """Compute the correct Y in float64 from all other arguments, in memory order."""
         x, k = (layout.move_channels_second(self.layout, array) for array in inputs[:2])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
-        epilogue_arguments = {}
+        arguments = {}
         for operation, array in zip(self.argument_ops, inputs[2:], strict=True):
             widened = array.astype(np.float64)
-            is_per_channel = operation.argument_kind == "channel"
-            epilogue_arguments[operation.name] = (
+            arguments[operation.name] = (
                 widened.reshape(-1, *(1,) * self.spatial_ndim)
-                if is_per_channel
+                if operation.argument_kind == "channel"
                 else layout.move_channels_second(self.layout, widened)
             )
-        return layout.to_storage_layout(self.layout, epilogue.apply_to_array(self.epilogue, y, epilogue_arguments))
+        return layout.to_storage_layout(self.layout, epilogue.apply_to_array(self.epilogue, y, arguments))
 
     def sample_outputs(self, cell: int, seed: int, *inputs: NDArray[Any]) -> OutputSample:
         """Compute the outputs of a random sample of pixels in float64, with the error that rounding allows for each.
+
+        About one in cell / 2 pixels is chosen; see `tvmconv.workloads.pixel_sample`. All O channels of it are computed.
 
         Let s be the typical size of a sum (see `convolve_pixels`). The sum of a correct kernel errs by less than
         `SIGMA_FACTOR` times the dtype's tolerance times s. The tolerance limits the root mean square of all errors, and
@@ -136,14 +150,6 @@ class Conv(ConvGeometry):
         tolerance times the output. Evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel
         that computes something else errs by about s, which is 100,000 times the allowed error in float32 and 8 times in
         bfloat16.
-
-        Args:
-            cell: Sampling parameter: about one in cell / 2 pixels is chosen; see `tvmconv.workloads.pixel_sample`.
-            seed: Seed of the random choice.
-            inputs: All arguments except Y, in memory order.
-
-        Returns:
-            The outputs of all O channels at the chosen pixels.
         """
         pixels = pixel_sample.choose_pixels(self, cell, seed)
         is_channels_last = self.layout == layout.CHANNELS_LAST
@@ -187,55 +193,12 @@ class Conv(ConvGeometry):
         - `Y`: the output in its layout and dtype, with the epilogue applied to each element of `sum`.
 
         `padded` and `weight` can be inlined into the sum, and `Y` into a `cache_write` of it.
-
-        Returns:
-            One tensor for each of `argument_names`.
         """
         from tvmconv.workloads import conv_te
 
         return conv_te.declare(self)
 
-    def prim_func(self) -> tirx.PrimFunc:
-        """Return the declaration as an unscheduled TIR function of the arguments."""
-        from tvm import te
-
-        return te.create_prim_func(list(self.declare()))
-
 
 def _format_sizes(numbers: Sizes) -> str:
     """Return (2, 2) as `2` and (2, 1) as `2x1`."""
     return str(numbers[0]) if len(set(numbers)) == 1 else join_sizes(numbers)
-
-
-def _parse_options(operator: type[Conv], pieces: list[str]) -> dict[str, Any]:
-    """Parse `s2`, `p1x2`, `g4`, `f16`, `nhwc`, `relu` and so on into keyword arguments of an operator."""
-    options: dict[str, Any] = {}
-    epilogues: list[str] = []
-    for piece in pieces:
-        name, value = _parse_option(operator, piece)
-        if name == "epilogue":
-            epilogues.append(value)
-            continue
-        if name in options:
-            raise WorkloadError(f"{quote(piece)}: expected {name} at most once")
-        options[name] = value
-    return {**options, "epilogue": tuple(epilogues)}
-
-
-def _parse_option(operator: type[Conv], piece: str) -> tuple[str, Any]:
-    """Return the name of the keyword argument that an option sets, and its value."""
-    if piece in dtypes.DTYPES_BY_TEXT:
-        return "dtype", dtypes.DTYPES_BY_TEXT[piece].name
-    if piece in layout.LAYOUTS:
-        return "layout", piece
-    if piece in epilogue.load_ops():
-        return "epilogue", piece
-    names = {name[0]: name for name in OPTION_NAMES}
-    if piece[:1] not in names or not piece[1:2].isdigit():
-        words = ", ".join([*dtypes.DTYPES_BY_TEXT, *layout.LAYOUTS, *epilogue.load_ops()])
-        raise WorkloadError(f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}")
-    name = names[piece[0]]
-    lengths = operator.allowed_lengths(name)
-    return name, parse_integers(
-        piece[1:], lengths, f"{describe_count(lengths)} after the {piece[0]} of {name}, as in {piece[0]}1"
-    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes, epilogue, layout
+from tvmconv.workloads.base import Workload
 from tvmconv.workloads.text import check_elements, join_sizes, validate_integers
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Sizes = tuple[int, ...]
 OPTION_NAMES = ("stride", "padding", "dilation", "groups")  # in a text: the first letter, then integers
 
 
-class ConvGeometry(ABC):
+class ConvGeometry(Workload):
     """The geometry of a convolution Y of images X with kernels K over `spatial_ndim` spatial axes.
 
     Y[n, o, p] is the sum over c and r of X[n, c, p·stride + r·dilation - before] · K[o, c, r], followed by the
@@ -51,8 +51,6 @@ class ConvGeometry(ABC):
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
     """
 
-    operator: ClassVar[str]
-    EXAMPLE: ClassVar[str]
     SPACE: ClassVar[tuple[str, ...]]  # field names of the input's spatial sizes
     KERNEL: ClassVar[tuple[str, ...]]  # field names of the kernel's sizes
 
@@ -75,7 +73,18 @@ class ConvGeometry(ABC):
         dtypes.validate_dtype(self.dtype)
         layout.validate_layout(self.layout)
         object.__setattr__(self, "epilogue", epilogue.validate_epilogue(self.epilogue))
-        self._validate()
+        if self.C % self.groups or self.O % self.groups:
+            raise WorkloadError(
+                f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
+            )
+        if min(self.output_size) < 1:
+            raise WorkloadError(
+                f"the kernel, {join_sizes(self.window)} with its dilation, is larger than the padded image, "
+                f"{join_sizes(self.padded_shape[2:])}: expected more padding or a smaller kernel"
+            )
+        for name, shape in zip(self.argument_names, self.argument_shapes, strict=True):
+            check_elements(name, shape)
+        check_elements("the padded X", self.padded_shape)
 
     @classmethod
     def allowed_lengths(cls, option: str) -> tuple[int, ...]:
@@ -92,21 +101,6 @@ class ConvGeometry(ABC):
         numbers = values * (lengths[-1] // len(values))
         is_scalar = name not in OPTION_NAMES or name == "groups"
         object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
-
-    def _validate(self) -> None:
-        """Check that the normalized fields are consistent with each other."""
-        if self.C % self.groups or self.O % self.groups:
-            raise WorkloadError(
-                f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
-            )
-        if min(self.output_size) < 1:
-            raise WorkloadError(
-                f"the kernel, {join_sizes(self.window)} with its dilation, is larger than the padded image, "
-                f"{join_sizes(self.padded_shape[2:])}: expected more padding or a smaller kernel"
-            )
-        named = [*zip(self.argument_names, self.argument_shapes, strict=True), ("the padded X", self.padded_shape)]
-        for name, shape in named:
-            check_elements(name, shape)
 
     @property
     def spatial_ndim(self) -> int:
@@ -147,6 +141,16 @@ class ConvGeometry(ABC):
         )
 
     @property
+    def P(self) -> int:  # noqa: N802  the field's own letter
+        """Output height."""
+        return self.output_size[-2]
+
+    @property
+    def Q(self) -> int:  # noqa: N802  the field's own letter
+        """Output width, or number of output samples."""
+        return self.output_size[-1]
+
+    @property
     def input_shape(self) -> Sizes:
         """Shape of X: (N, C, space)."""
         return self.N, self.C, *self.input_size
@@ -165,16 +169,6 @@ class ConvGeometry(ABC):
     def output_shape(self) -> Sizes:
         """Shape of Y: (N, O, out)."""
         return self.N, self.O, *self.output_size
-
-    @property
-    def storage(self) -> str:
-        """Element type of X, K, Y and a residual in memory."""
-        return dtypes.DTYPES[self.dtype].storage
-
-    @property
-    def tolerance(self) -> float:
-        """Largest relative L2 error of a correct result."""
-        return dtypes.DTYPES[self.dtype].tolerance
 
     @property
     def argument_ops(self) -> list[EpilogueOp]:
@@ -233,11 +227,6 @@ class ConvGeometry(ABC):
         elements = [*num_used_elements, *map(math.prod, self.argument_shapes[2:])]
         sizes = (dtypes.get_numpy_dtype(dtype).itemsize for dtype in self.argument_dtypes)
         return sum(count * size for count, size in zip(elements, sizes, strict=True))
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """`flops` divided by `min_bytes`, in FLOP per byte."""
-        return self.flops / self.min_bytes
 
 
 def _count_used(size: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int) -> tuple[int, int]:

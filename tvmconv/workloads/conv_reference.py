@@ -32,17 +32,7 @@ def convolve(
 
     Source: Chellapilla, Puri, Simard, "High Performance Convolutional Neural Networks for Document Processing", 2006.
     The columns are made in chunks, because all of them take as many times the input's memory as the kernel has taps.
-
-    Args:
-        x: Input (N, C, space).
-        k: Weight (O, C / groups, kernel).
-        stride: One number for each spatial axis.
-        padding: Zeros before each axis, then after each.
-        dilation: One number for each spatial axis.
-        groups: Number of groups.
-
-    Returns:
-        Output (N, O, out), in float64.
+    The input is (N, C, space), the weight (O, C / groups, kernel), and the output (N, O, out).
     """
     spatial_ndim, (filters, _, *kernel) = len(stride), k.shape
     sides = [(0, 0), (0, 0), *zip(padding[:spatial_ndim], padding[spatial_ndim:], strict=True)]
@@ -83,8 +73,7 @@ def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
     other.
     """
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(chunks), NUM_THREADS)) as threads:
-        for _ in threads.map(work, chunks):
-            pass
+        list(threads.map(work, chunks))
 
 
 def _split_output(output_size: Sizes, column_elements: int) -> itertools.product[tuple[slice, ...]]:
@@ -115,20 +104,10 @@ def convolve_pixels(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Convolve at some pixels: gather their windows in chunks and multiply them by all filters.
 
-    Args:
-        x: Input in memory order, (N, C, space) or (N, space, C).
-        k: Weight in memory order, (O, C / groups, kernel) or (O, kernel, C / groups).
-        pixels: Numbers of output positions (n, p), ascending.
-        output_size: Sizes of the output along the spatial axes.
-        stride: One number for each spatial axis.
-        pad_low: Zeros before each spatial axis.
-        dilation: One number for each spatial axis.
-        groups: Number of groups.
-        channels_last: Whether the tensors are in channels-last order.
+    Input and weight are in memory order. Pixels are ascending numbers of output positions (n, p).
 
-    Returns:
-        The sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean square of the sum over
-        all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
+    Returns the sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean square of the sum
+    over all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
     """
     spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
     space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
@@ -147,8 +126,12 @@ def convolve_pixels(
             position = start[:, None] + tap_indices[axis] * dilation[axis]
             is_inside &= (position >= 0) & (position < space[axis])
             flat_positions = flat_positions * space[axis] + position.clip(0, space[axis] - 1)
-        gather = _gather_channels_last if channels_last else _gather_channels_first
-        windows = gather(x, image, flat_positions, is_inside, groups)  # (groups, length, pixels)
+        if channels_last:
+            windows = _gather_channels_last(x, image, flat_positions, is_inside)
+            windows = windows.reshape(len(image), taps, groups, -1).transpose(2, 1, 3, 0)
+        else:
+            windows = _gather_channels_first(x, image, flat_positions, is_inside)
+        windows = windows.reshape(groups, length, len(image))
         sums[chunk] = (weight @ windows).reshape(filters, -1).T
         sizes = np.sqrt(np.einsum("glp,glp->gp", windows, windows))
         scales[chunk] = sizes.repeat(filters // groups, axis=0).T * norms
@@ -160,20 +143,12 @@ def convolve_pixels(
 
 
 def _gather_channels_first(
-    x: NDArray[Any],
-    image: NDArray[np.int64],
-    flat_positions: NDArray[np.int64],
-    is_inside: NDArray[np.bool_],
-    groups: int,
+    x: NDArray[Any], image: NDArray[np.int64], flat_positions: NDArray[np.int64], is_inside: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return the windows of pixels of a tensor (N, C, space) as (groups, C / groups * taps, pixels).
+    """Return the windows of pixels of a tensor (N, C, space) as (C, taps, pixels).
 
-    Args:
-        x: The tensor.
-        image: Index n of each pixel, ascending.
-        flat_positions: Flat position in the image's space, (pixels, taps).
-        is_inside: Whether the position lies in the image; windows are zero elsewhere.
-        groups: Number of groups.
+    `image` has the index n of each pixel, ascending. `flat_positions` (pixels, taps) has positions in the image's
+    space, and `is_inside` tells which lie in the image; windows are zero elsewhere.
     """
     channels, (pixels, taps) = x.shape[1], flat_positions.shape
     windows = np.empty((channels, taps, pixels))
@@ -183,25 +158,19 @@ def _gather_channels_first(
         values = _take_raw(x[image[first]].reshape(channels, -1), positions.ravel(), axis=1)
         windows[:, :, first:last] = widen_to_float64(values).reshape(channels, *positions.shape)
     windows[:, ~is_inside.T] = 0
-    return windows.reshape(groups, -1, pixels)
+    return windows
 
 
 def _gather_channels_last(
-    x: NDArray[Any],
-    image: NDArray[np.int64],
-    flat_positions: NDArray[np.int64],
-    is_inside: NDArray[np.bool_],
-    groups: int,
+    x: NDArray[Any], image: NDArray[np.int64], flat_positions: NDArray[np.int64], is_inside: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return windows as `_gather_channels_first` does, of a tensor (N, space, C), as (groups, taps * C / groups,
-    pixels).
-    """
-    channels, (pixels, taps) = x.shape[-1], flat_positions.shape
+    """Return windows as `_gather_channels_first` does, of a tensor (N, space, C), as (pixels, taps, C)."""
+    channels = x.shape[-1]
     row_indices = image[:, None] * math.prod(x.shape[1:-1]) + flat_positions
     values = _take_raw(x.reshape(-1, channels), row_indices.ravel(), axis=0)
-    windows = widen_to_float64(values).reshape(pixels, taps, groups, channels // groups)
+    windows = widen_to_float64(values).reshape(*flat_positions.shape, channels)
     windows[~is_inside] = 0
-    return windows.transpose(2, 1, 3, 0).reshape(groups, -1, pixels)
+    return windows
 
 
 def _take_raw(array: NDArray[Any], indices: NDArray[np.int64], axis: int) -> NDArray[Any]:

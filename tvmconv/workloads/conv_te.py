@@ -25,14 +25,9 @@ TAP_AXES = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
 
 
 def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te.Tensor, ...]:
-    """Declare the arguments; `Conv.declare` describes the stages.
+    """Declare one tensor for each of `argument_names`; `Conv.declare` describes the stages.
 
-    Args:
-        w: The workload.
-        convolve: Function from X and K to another declaration of the sums, with the indices of `sum`.
-
-    Returns:
-        One tensor for each of `argument_names`.
+    `convolve` is a function from X and K to another declaration of the sums, with the indices of `sum`.
     """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
@@ -84,12 +79,11 @@ def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
         value = X(*to_storage_order(w.layout, (n, g * channels + c, *unpadded_position)))
         return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
 
-    names = ["n", "g", "c", *INPUT_AXES[w.spatial_ndim]]
     return te.compute(
         (w.N, w.groups, channels, *padded_size),
         lambda *indices: read_input(*indices),
         name="padded",
-        varargs_names=names,
+        varargs_names=["n", "g", "c", *INPUT_AXES[w.spatial_ndim]],
     )
 
 

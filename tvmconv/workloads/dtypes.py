@@ -21,17 +21,13 @@ SUM_TOLERANCE = 1e-5  # relative L2 error; float32 sums of 5,000 products err by
 class Dtype:
     """A data type in which a workload is computed.
 
-    Attributes:
-        name: Value of `Workload.dtype`.
-        text: Name in a workload's text.
-        storage: Element type of the tensors in memory.
-        unit_roundoff: Unit roundoff 2^-p for p bits of precision, the leading bit included; the larger one of an
-            element before it is multiplied and of a result as it is stored.
+    The unit roundoff is 2^-p for p bits of precision, the leading bit included: the larger one of an element before it
+    is multiplied and of a result as it is stored.
     """
 
-    name: str
-    text: str
-    storage: str
+    name: str  # value of `Workload.dtype`
+    text: str  # name in a workload's text
+    storage: str  # element type of the tensors in memory
     unit_roundoff: float
 
     @property
@@ -57,13 +53,6 @@ def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
     """Round finite numbers to an operand's data type, to nearest even.
 
     Elements of TF32 are stored as float32 with the lower 13 of the 23 bits of their mantissa set to zero.
-
-    Args:
-        name: One of `DTYPES`.
-        array: Finite numbers in float32.
-
-    Returns:
-        The rounded numbers, in the data type's storage type.
     """
     if name not in (TF32.name, BFLOAT16.name):
         return array.astype(get_numpy_dtype(DTYPES[name].storage), copy=False)

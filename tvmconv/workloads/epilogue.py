@@ -1,7 +1,7 @@
 """Epilogues: operations on each output between its sum and its store, available in every schedule.
 
-An epilogue is a list of operations in the order in which they are applied. Each file in `tvmconv/workloads/epilogues/`
-defines one operation: its text, its tensor expression and its float64 reference. An operation that reads a tensor (a
+An epilogue is a list of operations in the order in which they are applied. The files in `tvmconv/workloads/epilogues/`
+define the operations: text, tensor expression and float64 reference. An operation that reads a tensor (a
 bias, a residual) adds an argument of its name to the kernel.
 """
 
@@ -49,14 +49,7 @@ _registry: dict[str, EpilogueOp] = {}
 
 
 def register_op(op: EpilogueOp) -> None:
-    """Register an operation, also one that a user defines.
-
-    Args:
-        op: The operation.
-
-    Raises:
-        WorkloadError: Another file has registered an operation of that name.
-    """
+    """Register an operation; raise WorkloadError if another file has registered one of that name."""
     existing = _registry.get(op.name)
     if existing and existing.compute.__code__.co_filename != op.compute.__code__.co_filename:
         raise WorkloadError(f"epilogue {quote(op.name)} is registered already: expected a new name")
@@ -76,13 +69,9 @@ def load_ops() -> dict[str, EpilogueOp]:
 
 
 def validate_epilogue(names: object) -> tuple[str, ...]:
-    """Return the names of an epilogue's operations, in order.
+    """Return the operations' names of an epilogue, which is one name, or a tuple or list of names.
 
-    Args:
-        names: One name, or a tuple or list of names.
-
-    Raises:
-        WorkloadError: A name is unknown or occurs twice, or the argument has another type.
+    Raises WorkloadError for an unknown or repeated name, or another type.
     """
     op_names = (names,) if isinstance(names, str) else names
     if not isinstance(op_names, (tuple, list)):
@@ -101,15 +90,9 @@ def get_ops(names: Sequence[str]) -> list[EpilogueOp]:
 
 
 def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.Expr]) -> tirx.Expr:
-    """Apply an epilogue in tensor expressions.
+    """Apply an epilogue to a sum in tensor expressions of the accumulator's type.
 
-    Args:
-        names: Names of the operations, in order.
-        value: A sum in the accumulator's type.
-        read: Function from an operation's name to its argument's element for this output, in the accumulator's type.
-
-    Returns:
-        The output, in the accumulator's type.
+    `read` returns the element of an operation's argument for this output, in the accumulator's type.
     """
     for op in get_ops(names):
         value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
@@ -117,16 +100,7 @@ def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[
 
 
 def apply_to_array(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
-    """Apply an epilogue to an array in float64.
-
-    Args:
-        names: Names of the operations, in order.
-        y: The sums.
-        arguments: Arguments of the operations by name, in float64; they broadcast against `y`.
-
-    Returns:
-        The outputs.
-    """
+    """Apply an epilogue to sums in float64, with the operations' arguments by name, which broadcast against them."""
     for op in get_ops(names):
         y = op.reference(y, arguments[op.name]) if op.argument_kind else op.reference(y)
     return y

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import dtypes
+from tvmconv.workloads.base import Workload
 from tvmconv.workloads.text import check_elements, join_sizes, quote, validate_integers
 
 CLAMP = "clamp"
 
 
-class FilterGeometry(ABC):
+class FilterGeometry(Workload):
     """The geometry of a one- or two-dimensional filter.
 
     An interleaved image (height, width, channels) in C order is filtered by a mask (rows, columns). A signal is an
     image of one row and one channel, and its mask has one row.
     """
 
-    operator: ClassVar[str]
-    EXAMPLE: ClassVar[str]
     argument_names: ClassVar[tuple[str, ...]] = ("X", "K", "Y")
     dtype: ClassVar[str] = "float32"
 
@@ -41,14 +39,14 @@ class FilterGeometry(ABC):
         """Height and width of the mask."""
 
     @property
-    @abstractmethod
     def signal_shape(self) -> tuple[int, ...]:
         """Shape of X and Y."""
+        return self.image
 
     @property
-    @abstractmethod
     def mask_shape(self) -> tuple[int, ...]:
         """Shape of K."""
+        return self.mask
 
     def __post_init__(self) -> None:
         for spec in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
@@ -66,7 +64,10 @@ class FilterGeometry(ABC):
 
     @abstractmethod
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Return the index in X and Y of an element of an image row; arguments are ints or TVM expressions."""
+        """Return the index in X and Y of an element of a row with `width · channels` elements.
+
+        The arguments are ints or TVM expressions.
+        """
 
     @abstractmethod
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
@@ -91,16 +92,6 @@ class FilterGeometry(ABC):
         return (CLAMP,) if self.clamp else ()
 
     @property
-    def storage(self) -> str:
-        """Element type of X, K and Y in memory."""
-        return dtypes.DTYPES[self.dtype].storage
-
-    @property
-    def tolerance(self) -> float:
-        """Largest relative L2 error of a correct result."""
-        return dtypes.DTYPES[self.dtype].tolerance
-
-    @property
     def argument_dtypes(self) -> tuple[str, ...]:
         """Element types of X, K and Y in memory."""
         return (self.storage,) * len(self.argument_names)
@@ -120,8 +111,3 @@ class FilterGeometry(ABC):
         """Minimum memory traffic in bytes: X, Y and the taps that meet the signal move once each."""
         taps = (min(taps, 2 * size - 1) for taps, size in zip(self.mask, self.image, strict=False))
         return (2 * math.prod(self.signal_shape) + math.prod(taps)) * np.dtype(self.dtype).itemsize
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """`flops` divided by `min_bytes`, in FLOP per byte."""
-        return self.flops / self.min_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,49 +12,27 @@ import numpy as np
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.filter_geometry import CLAMP, FilterGeometry
-from tvmconv.workloads.filters_reference import correlate
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from tvm import te, tirx
-    from typing_extensions import Self
+    from tvm import te
+
+PIECE_ELEMENTS = 1 << 17  # float64 elements of the reference per work item of a thread, which fit a processor's cache
 
 
 class Filter(FilterGeometry):
     """The methods that one- and two-dimensional filters share."""
 
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """Canonical text, from which `parse` returns an equal workload."""
-
     def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw X and K from the standard normal distribution as C-contiguous float32 arrays.
-
-        Args:
-            seed: Seed of the random number generator, not negative.
-
-        Returns:
-            X of shape `signal_shape` and K of shape `mask_shape`.
-        """
+        """Draw X and K from the standard normal distribution as C-contiguous float32 arrays."""
         rng = np.random.default_rng(seed)
         return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Correlate, and clamp if the filter does, in float64.
-
-        Args:
-            inputs: A signal of shape `signal_shape` and a mask of shape `mask_shape`.
-
-        Returns:
-            The filtered signal, of shape `signal_shape`.
-        """
+        """Correlate X with K, and clamp if the filter does, in float64."""
         x, k = inputs
-        y = correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
+        y = _correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
         return epilogue.apply_to_array(self.epilogue, y, {})
 
     def declare(self) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
@@ -63,37 +43,13 @@ class Filter(FilterGeometry):
         - `padded`: X with its halo of zeros, of shape `padded_shape`.
         - `sum`: the sum of the products of `padded` and K, of Y's shape.
         - `Y`: the output, of X's shape, with the epilogue applied to each element of `sum`.
-
-        Returns:
-            The tensors X, K and Y.
         """
         from tvmconv.workloads import filters_te
 
         return filters_te.declare(self)
 
-    def prim_func(self) -> tirx.PrimFunc:
-        """Return the declaration as an unscheduled TIR function of X, K and Y."""
-        from tvm import te
-
-        return te.create_prim_func(list(self.declare()))
-
     def _format_text(self, signal: str, mask: str) -> str:
         return ",".join([f"{self.operator}:{signal}", mask, *([CLAMP] if self.clamp else [])])
-
-    @classmethod
-    @abstractmethod
-    def parse(cls, text: str) -> Self:
-        """Read a filter from its text.
-
-        Args:
-            text: Text of a workload, such as `EXAMPLE`.
-
-        Returns:
-            The workload.
-
-        Raises:
-            WorkloadError: The text is malformed, or a number is out of range.
-        """
 
     @classmethod
     def _split_text(cls, text: str) -> tuple[str, str, bool]:
@@ -107,3 +63,49 @@ class Filter(FilterGeometry):
                 f"{quote(','.join(pieces[2:]))}: expected nothing or {CLAMP!r} after the mask, as in {cls.EXAMPLE}"
             )
         return pieces[0], pieces[1], len(pieces) > 2
+
+
+def _correlate(x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
+    """Slide a mask (rows, columns) over each channel of an image (height, width, channels), with zeros outside.
+
+    Shifted copies of the image are added, piece by piece. Taps that only meet zeros, because they are further from the
+    mask's center than the image is long, are left out.
+    """
+    y = np.empty(x.shape, np.float64)
+    middles = [size // 2 for size in k.shape]
+    used_taps = tuple(slice(max(middle - n + 1, 0), middle + n) for middle, n in zip(middles, x.shape, strict=False))
+    mask = k[used_taps].astype(np.float64)
+    with ThreadPoolExecutor() as threads:  # NumPy releases the GIL
+        list(threads.map(lambda piece: _correlate_piece(y, piece, x, mask), _split_image(x.shape)))
+    return y
+
+
+def _split_image(image: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yield the image's rows and columns in pieces of about `PIECE_ELEMENTS` elements."""
+    height, width, channels = image
+    columns = max(1, min(width, PIECE_ELEMENTS // channels))
+    rows = max(1, PIECE_ELEMENTS // (columns * channels))
+    for top, left in product(range(0, height, rows), range(0, width, columns)):
+        yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
+
+
+def _correlate_piece(
+    y: NDArray[np.float64], piece: tuple[slice, slice], x: NDArray[Any], k: NDArray[np.float64]
+) -> None:
+    """Compute one piece of `y` from the same piece of `x` and its halo."""
+    (rows, row_padding), (columns, column_padding) = (
+        _clip_halo(piece_slice, taps // 2, size)
+        for piece_slice, taps, size in zip(piece, k.shape, x.shape, strict=False)
+    )
+    padded = np.pad(x[rows, columns].astype(np.float64), (row_padding, column_padding, (0, 0)))
+    out = y[piece]
+    height, width, _ = out.shape
+    out[:] = 0
+    for (r, s), tap in np.ndenumerate(k):
+        out += tap * padded[r : r + height, s : s + width]
+
+
+def _clip_halo(piece_slice: slice, radius: int, size: int) -> tuple[slice, tuple[int, int]]:
+    """Return the part of a piece and its halo inside the image, and the number of zeros missing before and after it."""
+    first, last = piece_slice.start - radius, piece_slice.stop + radius
+    return slice(max(first, 0), min(last, size)), (max(-first, 0), max(last - size, 0))

@@ -31,13 +31,7 @@ def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 def declare_correlation(
     w: FilterGeometry, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
-    """Declare `sum` and Y, and return Y.
-
-    Args:
-        w: The workload.
-        K: The mask.
-        read: Function of an index of Y and an index of K that returns the input element that this tap multiplies.
-    """
+    """Declare `sum` and Y, and return Y; `read` maps an index of Y and one of K to the input element of that tap."""
     names = ("r", "s")[-len(w.mask_shape) :]
     axes = tuple(te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, names, strict=True))
     taps = tuple(axis.var for axis in axes)
@@ -49,11 +43,9 @@ def declare_correlation(
 
 def apply_epilogue(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
     """Return a sum with the filter's epilogue, whose operations read no arguments."""
-
-    def read(name: str) -> tirx.Expr:
-        raise ValueError(f"{w.operator} has no argument {name}")
-
-    return epilogue.apply_to_expression(w.epilogue, value, read)
+    for op in epilogue.get_ops(w.epilogue):
+        value = op.compute(value)
+    return value
 
 
 def _read_padded(X: te.Tensor, radius: tuple[int, ...], indices: tuple[tirx.Var, ...]) -> tirx.Expr:

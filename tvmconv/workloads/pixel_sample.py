@@ -53,16 +53,7 @@ def choose_cell(w: ConvGeometry) -> int:
 
 
 def choose_pixels(w: ConvGeometry, cell: int, seed: int) -> NDArray[np.int64]:
-    """Choose the pixels of a sample; the module's docstring describes how.
-
-    Args:
-        w: The convolution.
-        cell: A power of two; about one in `cell / 2` pixels is chosen.
-        seed: Seed of the random choices.
-
-    Returns:
-        Unique numbers of pixels in ascending order.
-    """
+    """Choose about one in `cell / 2` pixels, as the module's docstring describes; return ascending numbers."""
     rng = np.random.default_rng([seed, cell])
     sizes = (w.N, *w.output_size)
     chosen = [_sample_strata(math.prod(sizes), cell, rng), _sample_net(sizes, cell, rng), _list_corners(sizes)]

@@ -23,18 +23,10 @@ NUM_THREADS = min(16, len(os.sched_getaffinity(0)))
 def draw_normal(
     seed: int, arrays: Sequence[tuple[tuple[int, ...], str]], large_elements: int = LARGE_ELEMENTS
 ) -> tuple[NDArray[Any], ...]:
-    """Draw arrays of standard normal numbers, rounded to their dtypes.
+    """Draw standard normal numbers of each shape, rounded to its dtype (one of `dtypes.DTYPES`).
 
     Small arrays are drawn from one stream in order. An array of more than `large_elements` elements is drawn in blocks.
     `SeedSequence` derives the stream of each block from the seed, the array's index and the block's index.
-
-    Args:
-        seed: Seed of the generator, not negative.
-        arrays: Shape and dtype (one of `dtypes.DTYPES`) of each array.
-        large_elements: Largest number of elements of an array that is drawn from the common stream.
-
-    Returns:
-        One array for each entry of `arrays`.
     """
     rng = np.random.default_rng(seed)
     return tuple(
@@ -56,6 +48,5 @@ def _draw_blocks(seed: np.random.SeedSequence, shape: tuple[int, ...], dtype: st
         block.view(f"u{block.itemsize}")[:] = dtypes.round_operand(dtype, numbers).view(f"u{block.itemsize}")
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:  # NumPy draws and rounds without the GIL
-        for _ in threads.map(draw_block, starts, seed.spawn(len(starts))):
-            pass
+        list(threads.map(draw_block, starts, seed.spawn(len(starts))))
     return values.reshape(shape)

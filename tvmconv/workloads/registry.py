@@ -7,8 +7,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, TypeVar
 
+import tvmconv.workloads.operators as folder
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import operators as folder
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
@@ -20,16 +20,9 @@ W = TypeVar("W", bound="type[Workload]")
 
 
 def operator(workload: W) -> W:
-    """Register a class of workloads under the name in its `operator` attribute.
+    """Register a class of workloads under the name in its `operator` attribute, as a class decorator.
 
-    Args:
-        workload: A class that implements `tvmconv.workloads.base.Workload`.
-
-    Returns:
-        The same class, so that this function is a class decorator.
-
-    Raises:
-        WorkloadError: Another module has registered an operator of that name.
+    Raises WorkloadError if another module has registered an operator of that name.
     """
     existing = _registry.get(workload.operator)
     if existing and existing.__module__ != workload.__module__:
@@ -82,11 +75,7 @@ def parse(text: str) -> Workload:
 
 
 def as_workload(workload: Workload | str) -> Workload:
-    """Return a workload unchanged, or read it from its text.
-
-    Raises:
-        WorkloadError: The text is malformed, or the argument is neither a text nor a workload.
-    """
+    """Return a workload unchanged, or read it from its text; raise WorkloadError for anything else."""
     if isinstance(workload, str):
         return parse(workload)
     if not isinstance(getattr(workload, "operator", None), str) or not hasattr(workload, "prim_func"):

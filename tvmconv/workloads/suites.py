@@ -16,7 +16,7 @@ from tvmconv.workloads import dtypes
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.networks import SUITES
-from tvmconv.workloads.operators.conv2d import Conv2d
+from tvmconv.workloads.operators.convolutions import Conv2d
 from tvmconv.workloads.registry import parse
 from tvmconv.workloads.text import quote
 
@@ -43,14 +43,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SuiteVariant:
-    """Options that replace those of all convolutions of a suite; None keeps what each convolution has.
-
-    Attributes:
-        batch: Batch size N.
-        dtype: One of `dtypes.DTYPES`.
-        layout: One of `layout.LAYOUTS`.
-        epilogue: Names of operations, in order.
-    """
+    """Options that replace those of all convolutions of a suite; None keeps what each convolution has."""
 
     batch: int | None = None
     dtype: str | None = None
@@ -127,13 +120,7 @@ def suite(
 def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Layer, ...]:
     """Return all layers of a suite in the network's order, repeated ones included; layers of a file keep their counts.
 
-    Args:
-        name: One of `SUITES`, or the path of a JSON file as `read_suite` reads it.
-        variant: Options that replace those of the layers.
-
-    Raises:
-        WorkloadError: As `suite` does.
-        OSError: The file cannot be read.
+    The name and the errors are those of `suite`.
     """
     suite_variant = variant or SuiteVariant()
     if name in SUITES:
@@ -161,17 +148,8 @@ def is_suite_file(name: str) -> bool:
 def read_suite(file: Path) -> tuple[Layer, ...]:
     """Read the layers in a JSON file such as `FILE_EXAMPLE`.
 
-    Each layer has a name, a workload's text and a count (by default 1); other keys are ignored.
-
-    Args:
-        file: Path of the file.
-
-    Returns:
-        The layers in the order of the file.
-
-    Raises:
-        WorkloadError: The file or one of its layers is malformed.
-        OSError: The file cannot be read.
+    Each layer has a name, a workload's text and a count (by default 1); other keys are ignored. Raises WorkloadError if
+    the file or one of its layers is malformed, and OSError if it cannot be read.
     """
     try:
         data = jsonfile.read_json(file).value
@@ -207,10 +185,8 @@ def _parse_layer(data: Any) -> Layer:
         raise WorkloadError(f"name={quote(name)}: expected up to {MAX_NAME_LENGTH} printable characters without |")
     if not isinstance(text, str):
         raise WorkloadError(f"text={quote(text)}: expected the text of a workload, as in {Conv2d.EXAMPLE}")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise WorkloadError(f"count={quote(count)}: expected an integer that is at least 1")
-    if count > MAX_COUNT:
-        raise WorkloadError(f"count={quote(count)}: expected at most {MAX_COUNT:,}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
+        raise WorkloadError(f"count={quote(count)}: expected an integer from 1 to {MAX_COUNT:,}")
     return Layer(name, parse(text), count)
 
 

@@ -27,16 +27,7 @@ def quote(value: object) -> str:
 
 
 def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[int, ...]:
-    """Read integers joined by `x`, such as `1x64x56x56`.
-
-    Args:
-        text: The text to read.
-        lengths: Accepted numbers of integers.
-        expected: Description of what is accepted, for the error message.
-
-    Raises:
-        WorkloadError: `text` has characters other than ASCII digits and `x`, or another number of integers.
-    """
+    """Read integers joined by `x`, such as `1x64x56x56`; raise WorkloadError saying what is expected."""
     fields = text.split("x")
     if len(fields) not in lengths or not all(field.isascii() and field.isdigit() for field in fields):
         raise WorkloadError(f"{quote(text)}: expected {expected}")
@@ -46,16 +37,9 @@ def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[i
 
 
 def validate_integers(name: str, value: object, lengths: Sequence[int] = (1,), minimum: int = 1) -> tuple[int, ...]:
-    """Return the integers of a workload's field as plain ints.
+    """Return an integer (Python's or NumPy's), or a tuple or list of integers, of a workload's field as plain ints.
 
-    Args:
-        name: Name of the field, for the error message.
-        value: An integer (Python's or NumPy's), or a tuple or list of integers.
-        lengths: Accepted numbers of integers, in ascending order.
-        minimum: Smallest accepted integer.
-
-    Raises:
-        WorkloadError: The value has another type or length, or a number is out of range.
+    Raises WorkloadError if the value has another type, a length not in `lengths`, or a number out of range.
     """
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):

@@ -1,1 +1,1 @@
-"""The operations of epilogues, one per file; every file in this folder is loaded."""
+"""The operations of epilogues; every file in this folder is loaded."""

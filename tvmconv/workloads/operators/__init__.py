@@ -1,1 +1,1 @@
-"""The operators, one per file; every file in this folder is loaded."""
+"""The operators; every file in this folder is loaded."""

@@ -1,0 +1,148 @@
+"""Convolutions along one, two and three spatial axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.registry import operator
+
+
+@operator
+@dataclass(frozen=True)
+class Conv1d(Conv):
+    """A convolution Y of signals X with kernels K.
+
+    Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X,
+    followed by the epilogue. `ConvGeometry` documents the other fields.
+
+    Attributes:
+        W: Number of input samples.
+        S: Number of kernel taps.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv1d
+        >>> Conv1d(N=1, C=64, W=16000, O=64, S=9, padding=4).text
+        'conv1d:1x64x16000,64x64x9,s1,p4'
+    """
+
+    operator: ClassVar[str] = "conv1d"
+    EXAMPLE: ClassVar[str] = "conv1d:1x64x16000,64x64x9,s1,p4"
+    SPACE: ClassVar[tuple[str, ...]] = ("W",)
+    KERNEL: ClassVar[tuple[str, ...]] = ("S",)
+
+    N: int
+    C: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+
+@operator
+@dataclass(frozen=True)
+class Conv2d(Conv):
+    """A convolution Y of images X with kernels K.
+
+    Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] · K[o,
+    c, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry` documents the other fields.
+
+    Attributes:
+        H: Input height.
+        W: Input width.
+        R: Kernel height.
+        S: Kernel width.
+        padding: Zeros above, left of, below and right of the input.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv2d
+        >>> Conv2d(N=1, C=64, H=56, W=56, O=64, R=3, S=3, padding=1, dtype="float16", epilogue=("relu",)).text
+        'conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,relu'
+    """
+
+    operator: ClassVar[str] = "conv2d"
+    EXAMPLE: ClassVar[str] = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
+    SPACE: ClassVar[tuple[str, ...]] = ("H", "W")
+    KERNEL: ClassVar[tuple[str, ...]] = ("R", "S")
+
+    N: int
+    C: int
+    H: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    R: int
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+
+@operator
+@dataclass(frozen=True)
+class Conv3d(Conv):
+    """A convolution Y of volumes X with kernels K.
+
+    Y[n, o, z, p, q] is the sum over c, t, r, s of X[n, c, z·stride + t·dilation - front, p·stride + r·dilation - top,
+    q·stride + s·dilation - left] · K[o, c, t, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry`
+    documents the other fields.
+
+    Attributes:
+        D: Input depth.
+        H: Input height.
+        W: Input width.
+        T: Kernel depth.
+        R: Kernel height.
+        S: Kernel width.
+
+    Raises:
+        WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
+
+    Example:
+        >>> from tvmconv import Conv3d
+        >>> Conv3d(N=1, C=64, D=8, H=56, W=56, O=64, T=3, R=3, S=3, padding=1).output_size
+        (8, 56, 56)
+    """
+
+    operator: ClassVar[str] = "conv3d"
+    EXAMPLE: ClassVar[str] = "conv3d:1x64x8x56x56,64x64x3x3x3,s1,p1"
+    SPACE: ClassVar[tuple[str, ...]] = ("D", "H", "W")
+    KERNEL: ClassVar[tuple[str, ...]] = ("T", "R", "S")
+
+    N: int
+    C: int
+    D: int
+    H: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    T: int
+    R: int
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+    @property
+    def Z(self) -> int:  # noqa: N802  the field's own letter
+        """Output depth."""
+        return self.output_size[0]
