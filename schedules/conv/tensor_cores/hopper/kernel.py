@@ -31,6 +31,7 @@ from ....tir_builder import (
 )
 from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
+from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
@@ -104,18 +105,21 @@ def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: Ho
     )
 
 
-def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
+def emit_kernel(
+    w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer], output: ChannelsFirstOutput | None = None
+) -> None:
     """Emit the kernel.
 
     Args:
         w: The convolution, as TMA views it.
         config: The tile config.
         arguments: Argument buffers by name.
+        output: The output and residuals, if these are channels first; the config does not split the reduction then.
     """
     problem, ops, stores_by_tma = (
         make_problem(w, config),
         EpilogueOps.from_workload(w),
-        not config.uses_smem_reduction(w),
+        output is None and not config.uses_smem_reduction(w),
     )
     shape, mainloop = problem.shape, make_mainloop(problem, w, config)
     residuals = ops.residuals if stores_by_tma else []
@@ -142,10 +146,14 @@ def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer])
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
         emit_prologue(pipelines, (*operand_maps, *output_maps[::-1]), thread, consumer_threads)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-        epilogue: TmaEpilogue | None = None
-        if stores_by_tma:
+        epilogue: TmaEpilogue | ChannelsFirstEpilogue | None = None
+        if stores_by_tma or output:
             channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
-            epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
+            if output:
+                buffers, nbytes = epilogue_pipeline.buffers, epilogue_pipeline.stage_bytes
+                epilogue = ChannelsFirstEpilogue(epilogue_tile, output, ops, channels, arguments, buffers, nbytes)
+            else:
+                epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
 
         with if_(thread.warp < consumer_threads // WARP_SIZE):  # consumer warpgroups
             descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
@@ -155,17 +163,17 @@ def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer])
                 mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
                 if epilogue:
                     epilogue.store(accumulators, tile, epilogue_state, thread)
-            if epilogue:
+            if stores_by_tma:
                 with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
                     tma_store_wait(0)
         with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE)):  # producer
             k = TapIterator(problem.taps, int(config.k_tiles_per_tap(shape)), mainloop.block_k)
             with tiles.work_tiles(cta.index) as tile:
                 mainloop.produce(tile, k_range, operand_maps, pipeline, state, k)
-        if epilogue and residuals:
+        if isinstance(epilogue, TmaEpilogue) and residuals:
             with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE + 1)), tiles.work_tiles(cta.index) as tile:
                 epilogue.load_residual(tile, epilogue_state)
-        if not stores_by_tma:
+        if not epilogue:
             reduction = make_reduction(mainloop, shape, config)
             tile = tiles.tile_at(cta.index)
             reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)

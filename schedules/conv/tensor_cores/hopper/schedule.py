@@ -33,22 +33,23 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ....tir_builder import build_schedule
+from ...layout_conversion import build_channels_last_schedule, to_channels_last
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs
-from .tma_requirements import can_load_by_tma, is_promising
+from .tma_requirements import can_load_by_tma, can_store_by_tma, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def view_for_tma(w: Conv) -> Conv:
     """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap."""
-    return split_filter_height(fold_filter_row_into_channels(w))
+    return split_filter_height(fold_filter_row_into_channels(to_channels_last(w)))
 
 
 def can_load_view_by_tma(w: Conv) -> bool:
@@ -60,7 +61,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: compute_usage(view_for_tma(w), c),
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_view_by_tma),
+    condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -70,4 +71,11 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
-    return build_schedule(w, lambda arguments: emit_kernel(viewed_workload, config, arguments))
+    output = None
+    if w.layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload):
+        output = ChannelsFirstOutput.from_workload(viewed_workload)
+    return build_channels_last_schedule(
+        w,
+        lambda arguments: emit_kernel(viewed_workload, config, arguments, output),
+        converts_output=output is None,
+    )
