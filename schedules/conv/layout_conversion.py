@@ -57,19 +57,22 @@ def to_channels_last(w: ConvT) -> ConvT:
     return w if w.layout == CHANNELS_LAST else dataclasses.replace(w, layout=CHANNELS_LAST)
 
 
-def build_channels_last_schedule(w: Conv, emit_kernels: EmitKernels, *, converts_output: bool = True) -> Schedule:
+def build_channels_last_schedule(
+    w: Conv, emit_kernels: EmitKernels, *, converts_input: bool = True, converts_output: bool = True
+) -> Schedule:
     """Return the schedule of kernels that compute `to_channels_last(w)`, with conversions if `w` is channels first.
 
     Args:
         w: The workload.
-        emit_kernels: Function that emits the kernels; it receives buffers by name, which are channels last.
-        converts_output: Whether residuals and the output are converted too; if not, the kernels access them as they are.
+        emit_kernels: Function that emits the kernels; it receives buffers by name. Those that are converted are
+            channels last.
+        converts_input: Whether X is converted.
+        converts_output: Whether residuals and the output are converted.
     """
     if w.layout == CHANNELS_LAST:
         return build_schedule(w, emit_kernels)
-    schedule = build_schedule(
-        w, lambda arguments: _emit_with_conversions(w, arguments, emit_kernels, converts_output=converts_output)
-    )
+    conversions = _Conversions(w, converts_input, converts_output)
+    schedule = build_schedule(w, lambda arguments: conversions.emit(arguments, emit_kernels))
     mark_constant_args(schedule, "K")
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
     return schedule
@@ -89,23 +92,35 @@ def _count_converted(batch: int, rows: int, columns: int) -> int:
     return 0 if min(rows, columns) == 1 else batch * rows * columns
 
 
-def _emit_with_conversions(
-    w: Conv, arguments: dict[str, Buffer], emit_kernels: EmitKernels, *, converts_output: bool
-) -> None:
-    pixels_in, pixels_out = math.prod(w.input_size), math.prod(w.output_size)
-    shapes = {"K": (w.O, w.C // w.groups, math.prod(w.kernel)), "X": (w.N, w.C, pixels_in)}
-    residuals = {op.name: (w.N, w.O, pixels_out) for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"}
-    converted = dict(arguments)
-    for name, (batch, channels, pixels) in (shapes | residuals if converts_output else shapes).items():
-        if min(channels, pixels) > 1:  # otherwise both layouts are the same
-            converted[name] = allocate(f"{name}_last", batch * channels * pixels, w.storage, "global")
-            emit_transpose(arguments[name], converted[name], batch, channels, pixels, waits=name != "K")
-    if not converts_output or min(w.O, pixels_out) == 1:
+@dataclasses.dataclass(frozen=True)
+class _Conversions:
+    """Conversions of a channels-first workload's arrays."""
+
+    w: Conv
+    converts_input: bool
+    converts_output: bool
+
+    def emit(self, arguments: dict[str, Buffer], emit_kernels: EmitKernels) -> None:
+        """Emit the conversions of the arguments, the kernels, and the conversion of the output."""
+        w = self.w
+        pixels_in, pixels_out = math.prod(w.input_size), math.prod(w.output_size)
+        shapes = {"K": (w.O, w.C // w.groups, math.prod(w.kernel))}
+        if self.converts_input:
+            shapes["X"] = (w.N, w.C, pixels_in)
+        if self.converts_output:
+            residuals = [op.name for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"]
+            shapes |= dict.fromkeys(residuals, (w.N, w.O, pixels_out))
+        converted = dict(arguments)
+        for name, (batch, channels, pixels) in shapes.items():
+            if min(channels, pixels) > 1:  # otherwise both layouts are the same
+                converted[name] = allocate(f"{name}_last", batch * channels * pixels, w.storage, "global")
+                emit_transpose(arguments[name], converted[name], batch, channels, pixels, waits=name != "K")
+        if not self.converts_output or min(w.O, pixels_out) == 1:
+            emit_kernels(converted)
+            return
+        converted["Y"] = allocate("Y_last", w.N * w.O * pixels_out, w.storage, "global")
         emit_kernels(converted)
-        return
-    converted["Y"] = allocate("Y_last", w.N * w.O * pixels_out, w.storage, "global")
-    emit_kernels(converted)
-    emit_transpose(converted["Y"], arguments["Y"], w.N, pixels_out, w.O)
+        emit_transpose(converted["Y"], arguments["Y"], w.N, pixels_out, w.O)
 
 
 def emit_transpose(

@@ -87,6 +87,7 @@ class ChannelsFirstEpilogue:
         arguments: Argument buffers by name.
         smem: Shared-memory address of the subtiles of all warpgroups.
         stage_bytes: Bytes from the subtile of a warpgroup to that of the next.
+        is_exact: Whether work tiles have no rows beyond the output, and no columns beyond the channels of a group.
     """
 
     def __init__(
@@ -98,9 +99,11 @@ class ChannelsFirstEpilogue:
         arguments: dict[str, Buffer],
         smem: Expr,
         stage_bytes: int,
+        is_exact: tuple[bool, bool],
     ) -> None:
         self._tile, self._output, self._ops, self.channels = tile, output, ops, channels
         self._arguments, self._smem, self._stage_bytes = arguments, smem, stage_bytes
+        self._has_exact_rows, self._has_exact_columns = is_exact
         self._layout = SmemLayout(tile.n, tile.atom.m * output.itemsize)  # a row has the pixels of a channel
         self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
         self._residuals = {name: allocate(name, tile.n * output.itemsize // 4, "uint32") for name in ops.residuals}
@@ -138,7 +141,7 @@ class ChannelsFirstEpilogue:
         vectors_per_row = self._tile.atom.m // output.vector
         channels_per_pass = WARPGROUP_SIZE // vectors_per_row
         row_bytes = thread.warpgroup_thread % vectors_per_row * (output.vector * output.itemsize)
-        is_image = True if self._rows_are_exact() else image < output.images
+        is_image = True if self._has_exact_rows else image < output.images
         vectors = []
         for first in range(0, self._tile.n, channels_per_pass):
             channel = first + thread.warpgroup_thread // vectors_per_row
@@ -148,15 +151,11 @@ class ChannelsFirstEpilogue:
             is_inside = logical_and(
                 is_image,
                 True if self._tile.n % channels_per_pass == 0 else channel < self._tile.n,
-                True if output.channels % self._tile.atom.n == 0 else first_channel + channel < output.channels,
+                True if self._has_exact_columns else first_channel + channel < output.channels,
             )
             index = output.index(image, group_channel + first_channel + channel, pixel)
             vectors.append((buffer + offset, index, is_inside))
         return vectors
-
-    def _rows_are_exact(self) -> bool:
-        block_m = self._tile.atom.m * self._tile.m_atoms * self._tile.warpgroups
-        return self._output.images * self._output.pixels % block_m == 0
 
     def _load_residual(
         self, name: str, position: tuple[Expr, Expr, Expr, Expr], buffer: Expr, thread: ThreadPosition

@@ -41,19 +41,38 @@ from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
 from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
-from ..gemm.wgmma_mainloop import OperandTile, WgmmaMainloop
+from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import HopperTileConfig
 
 
-def make_problem(w: Conv, config: HopperTileConfig) -> ConvProblem:
+@dataclass(frozen=True)
+class ChannelsFirstAccess:
+    """Which arrays the kernel accesses as they are, channels first; all others are channels last.
+
+    Attributes:
+        input_box_pixels: Pixels of X per box of TMA, which divide those of an image; 0 if X is channels last.
+        output: The output and residuals; None if these are channels last.
+    """
+
+    input_box_pixels: int = 0
+    output: ChannelsFirstOutput | None = None
+
+
+CHANNELS_LAST_ACCESS = ChannelsFirstAccess()
+
+
+def make_problem(w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess) -> ConvProblem:
     """Return the product of a forward convolution, as the config loads it."""
-    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1)
+    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1, access.input_box_pixels > 0)
 
 
-def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> WgmmaMainloop:
+def make_mainloop(
+    problem: ConvProblem, w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess
+) -> WgmmaMainloop:
     """Return the mainloop: the layout of a stage, and the copies that fill it."""
-    atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), int(config.swizzle_bytes)
+    atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major)
+    row_bytes = int(config.swizzle_bytes)
     block_m, rows_per_atom, shares_taps = config.block_m, int(config.smem_rows_per_wgmma), config.taps_per_copy > 1
     num_atoms, boxes_per_tap, box_channels = (
         block_m // atom.m,
@@ -61,21 +80,26 @@ def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> Wg
         row_bytes // atom.itemsize,
     )
     a_layout = SmemLayout(num_atoms * rows_per_atom, row_bytes, boxes_per_tap)
+    a = OperandTile(
+        problem.a,
+        a_layout,
+        0,
+        box_channels,
+        boxes_per_tap,
+        copy_rows=atom.m + config.halo_width if shares_taps else block_m // config.cluster_n,
+        copies=num_atoms if shares_taps else 1,
+        rows_between_copies=atom.m,
+    )
+    if access.input_box_pixels:
+        block_k, box_bytes = config.block_k(atom.itemsize), access.input_box_pixels * atom.itemsize
+        a_layout = SmemLayout(block_k, box_bytes, block_m // access.input_box_pixels, problem.a.major)
+        a = MnMajorTile(problem.a, a_layout, 0, block_k, a_layout.boxes, copy_rows=block_k)
     b_layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     return WgmmaMainloop(
         atom,
         config.wgmma_m_tiles,
         rows_per_atom,
-        a=OperandTile(
-            problem.a,
-            a_layout,
-            0,
-            box_channels,
-            boxes_per_tap,
-            copy_rows=atom.m + config.halo_width if shares_taps else block_m // config.cluster_n,
-            copies=num_atoms if shares_taps else 1,
-            rows_between_copies=atom.m,
-        ),
+        a=a,
         b=OperandTile(
             problem.b,
             b_layout,
@@ -106,7 +130,10 @@ def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: Ho
 
 
 def emit_kernel(
-    w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer], output: ChannelsFirstOutput | None = None
+    w: Conv,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+    access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
 ) -> None:
     """Emit the kernel.
 
@@ -114,14 +141,15 @@ def emit_kernel(
         w: The convolution, as TMA views it.
         config: The tile config.
         arguments: Argument buffers by name.
-        output: The output and residuals, if these are channels first; the config does not split the reduction then.
+        access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
     """
+    output = access.output
     problem, ops, stores_by_tma = (
-        make_problem(w, config),
+        make_problem(w, config, access),
         EpilogueOps.from_workload(w),
         output is None and not config.uses_smem_reduction(w),
     )
-    shape, mainloop = problem.shape, make_mainloop(problem, w, config)
+    shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
     residuals = ops.residuals if stores_by_tma else []
     operand_maps = tuple(declare_operand_map(each, arguments) for each in (mainloop.a, mainloop.b))
     epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
@@ -151,7 +179,13 @@ def emit_kernel(
             channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
             if output:
                 buffers, nbytes = epilogue_pipeline.buffers, epilogue_pipeline.stage_bytes
-                epilogue = ChannelsFirstEpilogue(epilogue_tile, output, ops, channels, arguments, buffers, nbytes)
+                is_exact = (
+                    shape.m % (config.block_m * config.cluster_m) == 0,
+                    shape.n % (config.block_n * config.cluster_n) == 0,
+                )
+                epilogue = ChannelsFirstEpilogue(
+                    epilogue_tile, output, ops, channels, arguments, buffers, nbytes, is_exact
+                )
             else:
                 epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
 

@@ -40,9 +40,10 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 from ...layout_conversion import build_channels_last_schedule, to_channels_last
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
-from .kernel import emit_kernel
+from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
 from .knobs import compute_usage, declare_knobs
-from .tma_requirements import can_load_by_tma, can_store_by_tma, is_promising
+from .tile_config import HopperTileConfig
+from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -71,11 +72,21 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
-    output = None
-    if w.layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload):
-        output = ChannelsFirstOutput.from_workload(viewed_workload)
+    access = _choose_access(w, viewed_workload, config)
     return build_channels_last_schedule(
         w,
-        lambda arguments: emit_kernel(viewed_workload, config, arguments, output),
-        converts_output=output is None,
+        lambda arguments: emit_kernel(viewed_workload, config, arguments, access),
+        converts_input=not access.input_box_pixels,
+        converts_output=access.output is None,
+    )
+
+
+def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
+    """Return the channels-first arrays that the kernel itself accesses; the others are converted."""
+    if w.layout != CHANNELS_FIRST:
+        return CHANNELS_LAST_ACCESS
+    stores_output = config.split_k == 1 and can_store_by_tma(viewed_workload)
+    return ChannelsFirstAccess(
+        choose_box_pixels(viewed_workload) if config.cluster_n == 1 else 0,
+        ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
     )
