@@ -136,14 +136,14 @@ class ThreadPosition:
         return self.warpgroup_thread == 0
 
 
-def ldmatrix_x4(registers: Sequence[Expr], address: Expr) -> None:
+def ldmatrix_x4(registers: Sequence[Expr], address: Expr, *, transposed: bool = False) -> None:
     """Load four 8 × 8 matrices of 16 bits; lane i passes the address of row i % 8 of matrix i / 8."""
-    emit_ptx("ldmatrix.sync.aligned.m8n8.x4.shared.b16", *registers, address)
+    emit_ptx(f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16", *registers, address)
 
 
-def stmatrix_x4(address: Expr, registers: Sequence[Expr]) -> None:
+def stmatrix_x4(address: Expr, registers: Sequence[Expr], *, transposed: bool = False) -> None:
     """Store four 8 × 8 matrices of 16 bits; the counterpart of `ldmatrix_x4`."""
-    emit_ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16", address, *registers)
+    emit_ptx(f"stmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16", address, *registers)
 
 
 def wgmma_fence() -> None:

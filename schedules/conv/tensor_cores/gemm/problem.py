@@ -21,7 +21,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import Major
-from .tma_loaders import FilterMatrix, Im2colImage, ImageLines, PixelMatrix, TmaLoader
+from .tma_loaders import ChannelsFirstPixels, FilterMatrix, Im2colImage, ImageLines, PixelMatrix, TmaLoader
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,16 @@ class ConvProblem:
     taps: tuple[int, ...]
 
 
-def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> ConvProblem:
+def make_fprop(
+    w: Conv, rows_per_copy: int, shares_taps: bool = False, channels_first_input: bool = False
+) -> ConvProblem:
     """Return the product of a forward convolution.
 
     Args:
         w: The convolution.
         rows_per_copy: Pixels per copy, which TMA limits in tiled mode.
         shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
+        channels_first_input: Whether X is channels first, for filters of one tap.
     """
     shape = ImplicitGemmShape.from_workload(w)
     is_pixel_matrix = (
@@ -83,10 +86,13 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False) -> ConvPr
         loader = ImageLines(w)
     elif is_pixel_matrix:
         loader = PixelMatrix(w.storage, shape.m, w.C)
+    major = Major.K
+    if channels_first_input:
+        loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, math.prod(w.input_size)), Major.MN
     filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
     return ConvProblem(
         shape,
-        a=Operand("X", w.dtype, loader, channels_per_group=shape.channels_per_group),
+        a=Operand("X", w.dtype, loader, major, channels_per_group=shape.channels_per_group),
         b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,

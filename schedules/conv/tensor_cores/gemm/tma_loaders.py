@@ -229,3 +229,39 @@ class FilterMatrix:
         for axis, tap in enumerate(taps):
             tap_idx = tap_idx * self.kernel[axis] + tap
         tma_load(destination, tensor_map, (channel, tap_idx, *position), barrier, (), mask)
+
+
+@dataclass(frozen=True)
+class ChannelsFirstPixels:
+    """Channels-first images (N, channels, pixels) for filters of one tap: neighbouring pixels are contiguous.
+
+    Attributes:
+        dtype: Dtype of the elements.
+        images: Number of images.
+        channels: Number of channels.
+        pixels: Pixels of an image; a row of them is a multiple of 16 bytes.
+    """
+
+    dtype: str
+    images: int
+    channels: int
+    pixels: int
+
+    def tensor_map(self, box_pixels: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels × pixels; `box_pixels` divides the pixels of an image."""
+        extents, strides = (self.pixels, self.channels, self.images), (self.pixels, self.pixels * self.channels)
+        box, itemsize = (box_pixels, box_channels, 1), get_itemsize(self.dtype)
+        return maps.make_tiled_map(self.dtype, itemsize, extents, strides, box, swizzle_bytes)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Compute the pixel and the image of a row of the product."""
+        pixel = Register(f"{name}_pixel", value=row % self.pixels)
+        image = Register(f"{name}_image", value=row // self.pixels)
+        return (pixel.value, image.value)
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy neighbouring pixels of neighbouring channels."""
+        pixel, image = position
+        tma_load(destination, tensor_map, (pixel, k[0], image), barrier, (), mask)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvmconv import tensor_map as maps
 
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
-from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
+from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .pipelines import PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
@@ -87,6 +87,45 @@ class OperandTile:
                     position,
                     (first_channel + channel_box * self.box_channels, *outer_taps, last_tap + tap_in_copy),
                 )
+
+
+@dataclass(frozen=True)
+class MnMajorTile(OperandTile):
+    """The tile of an MN-major operand: a box has some rows of the operand, which are contiguous, and all channels."""
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of the operand per box."""
+        return self.layout.row_bytes // ELEMENT_BYTES[self.operand.dtype]
+
+    def tensor_map(self) -> maps.TensorMap:
+        """Return the tensor map of the copies, one per box."""
+        return self.operand.loader.tensor_map(self.box_rows, self.layout.rows, self.layout.row_bytes)
+
+    def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
+        """Compute the position of each box of a work tile from the operand's first row in it."""
+        operand, name = self.operand, self.operand.tensor
+        return [
+            operand.loader.locate(first_row + box * self.box_rows, f"{name}{box}") for box in range(self.layout.boxes)
+        ]
+
+    def load(
+        self,
+        stage: Expr,
+        tensor_map: Expr,
+        full_barrier: Expr,
+        positions: list[Position],
+        group: Expr,
+        slice_idx: Expr,
+        multicast_mask: Expr,
+        k: TapIterator,
+    ) -> None:
+        """Issue the copies of a K tile to a stage."""
+        operand = self.operand
+        channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
+        for box, position in enumerate(positions):
+            destination = stage + to_uint32(self.offset + box * self.layout.box_bytes)
+            operand.loader.load(destination, tensor_map, full_barrier, multicast_mask, position, (channel,))
 
 
 @dataclass(frozen=True)
@@ -177,7 +216,7 @@ class WgmmaMainloop:
         a_descriptor, b_descriptor = descriptors
         a_layout, b_layout, atom = self.a.layout, self.b.layout, self.atom
         rows_per_warpgroup = self.m_atoms * self.rows_per_atom
-        a_descriptor.set_address(stage + to_uint32(warpgroup * a_layout.operand_offset(rows_per_warpgroup, 0, 1)))
+        a_descriptor.set_address(stage + to_uint32(warpgroup * a_layout.operand_offset(rows_per_warpgroup, 0, atom.itemsize)))
         b_descriptor.set_address(stage + to_uint32(self.b.offset))
         wgmma_fence()
         for k in range(0, self.taps_per_copy * self.block_k, atom.k):

@@ -31,6 +31,7 @@ from ....tir_builder import (
 )
 from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
+from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
@@ -40,19 +41,38 @@ from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
 from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
-from ..gemm.wgmma_mainloop import OperandTile, WgmmaMainloop
+from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import HopperTileConfig
 
 
-def make_problem(w: Conv, config: HopperTileConfig) -> ConvProblem:
+@dataclass(frozen=True)
+class ChannelsFirstAccess:
+    """Which arrays the kernel accesses as they are, channels first; all others are channels last.
+
+    Attributes:
+        input_box_pixels: Pixels of X per box of TMA, which divide those of an image; 0 if X is channels last.
+        output: The output and residuals; None if these are channels last.
+    """
+
+    input_box_pixels: int = 0
+    output: ChannelsFirstOutput | None = None
+
+
+CHANNELS_LAST_ACCESS = ChannelsFirstAccess()
+
+
+def make_problem(w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess) -> ConvProblem:
     """Return the product of a forward convolution, as the config loads it."""
-    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1)
+    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1, access.input_box_pixels > 0)
 
 
-def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> WgmmaMainloop:
+def make_mainloop(
+    problem: ConvProblem, w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess
+) -> WgmmaMainloop:
     """Return the mainloop: the layout of a stage, and the copies that fill it."""
-    atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), int(config.swizzle_bytes)
+    atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major)
+    row_bytes = int(config.swizzle_bytes)
     block_m, rows_per_atom, shares_taps = config.block_m, int(config.smem_rows_per_wgmma), config.taps_per_copy > 1
     num_atoms, boxes_per_tap, box_channels = (
         block_m // atom.m,
@@ -60,21 +80,26 @@ def make_mainloop(problem: ConvProblem, w: Conv, config: HopperTileConfig) -> Wg
         row_bytes // atom.itemsize,
     )
     a_layout = SmemLayout(num_atoms * rows_per_atom, row_bytes, boxes_per_tap)
+    a = OperandTile(
+        problem.a,
+        a_layout,
+        0,
+        box_channels,
+        boxes_per_tap,
+        copy_rows=atom.m + config.halo_width if shares_taps else block_m // config.cluster_n,
+        copies=num_atoms if shares_taps else 1,
+        rows_between_copies=atom.m,
+    )
+    if access.input_box_pixels:
+        block_k, box_bytes = config.block_k(atom.itemsize), access.input_box_pixels * atom.itemsize
+        a_layout = SmemLayout(block_k, box_bytes, block_m // access.input_box_pixels, problem.a.major)
+        a = MnMajorTile(problem.a, a_layout, 0, block_k, a_layout.boxes, copy_rows=block_k)
     b_layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     return WgmmaMainloop(
         atom,
         config.wgmma_m_tiles,
         rows_per_atom,
-        a=OperandTile(
-            problem.a,
-            a_layout,
-            0,
-            box_channels,
-            boxes_per_tap,
-            copy_rows=atom.m + config.halo_width if shares_taps else block_m // config.cluster_n,
-            copies=num_atoms if shares_taps else 1,
-            rows_between_copies=atom.m,
-        ),
+        a=a,
         b=OperandTile(
             problem.b,
             b_layout,
@@ -104,20 +129,27 @@ def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: Ho
     )
 
 
-def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
+def emit_kernel(
+    w: Conv,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+    access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
+) -> None:
     """Emit the kernel.
 
     Args:
         w: The convolution, as TMA views it.
         config: The tile config.
         arguments: Argument buffers by name.
+        access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
     """
+    output = access.output
     problem, ops, stores_by_tma = (
-        make_problem(w, config),
+        make_problem(w, config, access),
         EpilogueOps.from_workload(w),
-        not config.uses_smem_reduction(w),
+        output is None and not config.uses_smem_reduction(w),
     )
-    shape, mainloop = problem.shape, make_mainloop(problem, w, config)
+    shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
     residuals = ops.residuals if stores_by_tma else []
     operand_maps = tuple(declare_operand_map(each, arguments) for each in (mainloop.a, mainloop.b))
     epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
@@ -142,10 +174,20 @@ def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer])
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
         emit_prologue(pipelines, (*operand_maps, *output_maps[::-1]), thread, consumer_threads)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-        epilogue: TmaEpilogue | None = None
-        if stores_by_tma:
+        epilogue: TmaEpilogue | ChannelsFirstEpilogue | None = None
+        if stores_by_tma or output:
             channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
-            epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
+            if output:
+                buffers, nbytes = epilogue_pipeline.buffers, epilogue_pipeline.stage_bytes
+                is_exact = (
+                    shape.m % (config.block_m * config.cluster_m) == 0,
+                    shape.n % (config.block_n * config.cluster_n) == 0,
+                )
+                epilogue = ChannelsFirstEpilogue(
+                    epilogue_tile, output, ops, channels, arguments, buffers, nbytes, is_exact
+                )
+            else:
+                epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
 
         with if_(thread.warp < consumer_threads // WARP_SIZE):  # consumer warpgroups
             descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
@@ -155,17 +197,17 @@ def emit_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer])
                 mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
                 if epilogue:
                     epilogue.store(accumulators, tile, epilogue_state, thread)
-            if epilogue:
+            if stores_by_tma:
                 with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
                     tma_store_wait(0)
         with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE)):  # producer
             k = TapIterator(problem.taps, int(config.k_tiles_per_tap(shape)), mainloop.block_k)
             with tiles.work_tiles(cta.index) as tile:
                 mainloop.produce(tile, k_range, operand_maps, pipeline, state, k)
-        if epilogue and residuals:
+        if isinstance(epilogue, TmaEpilogue) and residuals:
             with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE + 1)), tiles.work_tiles(cta.index) as tile:
                 epilogue.load_residual(tile, epilogue_state)
-        if not stores_by_tma:
+        if not epilogue:
             reduction = make_reduction(mainloop, shape, config)
             tile = tiles.tile_at(cta.index)
             reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)

@@ -33,22 +33,24 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ....tir_builder import build_schedule
+from ...layout_conversion import build_channels_last_schedule, to_channels_last
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
-from .kernel import emit_kernel
+from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
 from .knobs import compute_usage, declare_knobs
-from .tma_requirements import can_load_by_tma, is_promising
+from .tile_config import HopperTileConfig
+from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def view_for_tma(w: Conv) -> Conv:
     """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap."""
-    return split_filter_height(fold_filter_row_into_channels(w))
+    return split_filter_height(fold_filter_row_into_channels(to_channels_last(w)))
 
 
 def can_load_view_by_tma(w: Conv) -> bool:
@@ -60,7 +62,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: compute_usage(view_for_tma(w), c),
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_view_by_tma),
+    condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -70,4 +72,21 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
-    return build_schedule(w, lambda arguments: emit_kernel(viewed_workload, config, arguments))
+    access = _choose_access(w, viewed_workload, config)
+    return build_channels_last_schedule(
+        w,
+        lambda arguments: emit_kernel(viewed_workload, config, arguments, access),
+        converts_input=not access.input_box_pixels,
+        converts_output=access.output is None,
+    )
+
+
+def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
+    """Return the channels-first arrays that the kernel itself accesses; the others are converted."""
+    if w.layout != CHANNELS_FIRST:
+        return CHANNELS_LAST_ACCESS
+    stores_output = config.split_k == 1 and can_store_by_tma(viewed_workload)
+    return ChannelsFirstAccess(
+        choose_box_pixels(viewed_workload) if config.cluster_n == 1 else 0,
+        ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
+    )

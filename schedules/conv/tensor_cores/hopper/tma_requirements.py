@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from tvmconv import tensor_map as maps
 from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 
 WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
+BOX_PIXELS = (64, 32, 16)  # widths of a box of 16-bit pixels: 128, 64 or 32 bytes, those of a swizzle
 WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
 
 
@@ -69,3 +73,15 @@ def find_residual(w: Conv) -> str | None:
         operation.name for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"
     ]
     return residual_names[0] if len(residual_names) == 1 else None
+
+
+def choose_box_pixels(w: Conv) -> int:
+    """Return the pixels per box in which TMA can copy a channels-first input to an MN-major tile; 0 if it cannot.
+
+    Each filter has one tap, elements have 16 bits, and boxes of a swizzle's width do not cross the end of an image.
+    """
+    pixels = math.prod(w.input_size)
+    is_matrix = math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
+    if not is_matrix or get_numpy_dtype(w.storage).itemsize != 2:
+        return 0
+    return next((width for width in BOX_PIXELS if pixels % width == 0), 0)

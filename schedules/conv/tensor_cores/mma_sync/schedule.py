@@ -28,9 +28,8 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
-from tvmconv.workloads.layout import CHANNELS_LAST
 
-from ....tir_builder import build_schedule
+from ...layout_conversion import build_channels_last_schedule, to_channels_last
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
@@ -43,7 +42,7 @@ DTYPES = ("float16", "bfloat16", "tf32")
 def is_promising(w: Conv) -> bool:
     """Return whether there is one group, or each group fills 16-byte chunks and half an mma."""
     gemm = ImplicitGemmShape.from_workload(w)
-    return w.layout == CHANNELS_LAST and (
+    return (
         gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
     )
 
@@ -51,8 +50,7 @@ def is_promising(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(w), c),
-    condition=CHANNELS_LAST_LAYOUT,  # the reduction is contiguous in memory for each tap
+    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(to_channels_last(w)), c),
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -60,6 +58,6 @@ def is_promising(w: Conv) -> bool:
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
-    viewed_workload = fold_filter_row_into_channels(w)
+    viewed_workload = fold_filter_row_into_channels(to_channels_last(w))
     config = declare_knobs(viewed_workload, k)
-    return build_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))
+    return build_channels_last_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))

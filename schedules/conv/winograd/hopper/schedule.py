@@ -20,12 +20,13 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, DILATION_1, ONE_GROUP, STRIDE_1, all_of
+from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 
 from ....primitives import disable_buffer_reuse, mark_constant_args
-from ....tir_builder import Buffer, allocate, build_schedule
+from ....tir_builder import Buffer, allocate
+from ...layout_conversion import build_channels_last_schedule, to_channels_last
 from ...tensor_cores.hopper.kernel import emit_kernel
 from ..knobs import WinogradTileGrid
 from .knobs import (
@@ -43,17 +44,18 @@ from .transform_kernels import transform_filters, transform_inputs, transform_ou
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
-    search_if=is_promising,
+    usage=lambda w, c: compute_usage(to_channels_last(w), c),
+    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, lambda w: is_supported(to_channels_last(w))),
+    search_if=lambda w: is_promising(to_channels_last(w)),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Compute `output_tile`² outputs per tile, `vector` channels per transform thread, with `hopper`'s knobs."""
-    m, vector, config = declare_knobs(k, w)
-    grid, matrices = WinogradTileGrid.from_workload(w, m), get_winograd_matrices(m, w.R)
-    product_workload = make_product_workload(w, m)
+    viewed_workload = to_channels_last(w)
+    m, vector, config = declare_knobs(k, viewed_workload)
+    grid, matrices = WinogradTileGrid.from_workload(viewed_workload, m), get_winograd_matrices(m, w.R)
+    product_workload = make_product_workload(viewed_workload, m)
 
     def emit_kernels(arguments: dict[str, Buffer]) -> None:
         U, V, M = (
@@ -64,12 +66,12 @@ def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
                 ("M", product_workload.O * grid.count),
             )
         )
-        transform_filters(w, grid, matrices.G, arguments["K"], U)
-        transform_inputs(w, grid, matrices.B, vector, arguments["X"], V)
+        transform_filters(viewed_workload, grid, matrices.G, arguments["K"], U)
+        transform_inputs(viewed_workload, grid, matrices.B, vector, arguments["X"], V)
         emit_kernel(product_workload, config, {"X": V, "K": U, "Y": M})
-        transform_outputs(w, grid, matrices.A, vector, arguments, M)
+        transform_outputs(viewed_workload, grid, matrices.A, vector, arguments, M)
 
-    new_schedule = build_schedule(w, emit_kernels)
+    new_schedule = build_channels_last_schedule(w, emit_kernels)
     mark_constant_args(new_schedule, "K")
     disable_buffer_reuse(new_schedule)
     return new_schedule
