@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?: (?P<mark>\w+))?\n(?P<text>.*?)^```$(?:\n<!-- prints: (?P<prints>.*?) -->$)?",
     re.MULTILINE | re.DOTALL,
