@@ -70,12 +70,13 @@ class Block:
 
 
 def blocks(page: Path) -> dict[str, list[Block]]:
-    """The blocks of each section of a page, by the section's title."""
+    """The blocks of each section of a page, by the section's title; a tutorial is read from its top, as one section."""
     text = page.read_text(encoding="utf-8")
     titles = [(match.start(), match[1]) for match in re.finditer(r"^## (.*)$", FENCE.sub(_blank, text), re.MULTILINE)]
     found: dict[str, list[Block]] = {}
     for match in FENCE.finditer(text):
-        title = next((title for start, title in reversed(titles) if start < match.start()), page.name)
+        section = [] if page.parent.name == "tutorials" else reversed(titles)
+        title = next((title for start, title in section if start < match.start()), page.name)
         prints = tuple(part.strip() for part in (match["prints"] or "").split("|") if part.strip())
         line = text.count("\n", 0, match.start()) + 1
         block = Block(str(page.relative_to(ROOT)), line, match["language"], match["mark"] or "", match["text"], prints)
