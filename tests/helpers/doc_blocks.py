@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?: (?P<mark>\w+))?\n(?P<text>.*?)^```$(?:\n<!-- prints: (?P<prints>.*?) -->$)?",
     re.MULTILINE | re.DOTALL,
@@ -70,12 +70,13 @@ class Block:
 
 
 def blocks(page: Path) -> dict[str, list[Block]]:
-    """The blocks of each section of a page, by the section's title."""
+    """The blocks of each section of a page, by the section's title; a tutorial is read from its top, as one section."""
     text = page.read_text(encoding="utf-8")
     titles = [(match.start(), match[1]) for match in re.finditer(r"^## (.*)$", FENCE.sub(_blank, text), re.MULTILINE)]
     found: dict[str, list[Block]] = {}
     for match in FENCE.finditer(text):
-        title = next((title for start, title in reversed(titles) if start < match.start()), page.name)
+        section = [] if page.parent.name == "tutorials" else reversed(titles)
+        title = next((title for start, title in section if start < match.start()), page.name)
         prints = tuple(part.strip() for part in (match["prints"] or "").split("|") if part.strip())
         line = text.count("\n", 0, match.start()) + 1
         block = Block(str(page.relative_to(ROOT)), line, match["language"], match["mark"] or "", match["text"], prints)
