@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule as TirSchedule
 import tvmconv as tc
 from tvmconv import registry
 from tvmconv.devices import find_device
-from tvmconv.experiments import run as experiments
+from tvmconv.experiments import preparation as experiments
 from tvmconv.space.search_space import BlockLimits, ResourceUsage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")

@@ -6,7 +6,7 @@ import pytest
 
 from tvmconv import naive_cost, registry
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.experiments.run import select_schedules
+from tvmconv.experiments.preparation import select_schedules
 from tvmconv.workloads import parse
 
 LARGE = parse("conv3d:1x192x9x240x416,192x192x3x3x3,s1,p1,f16,nhwc")

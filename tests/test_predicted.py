@@ -8,8 +8,9 @@ from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.default_kernel import default_candidate_schedules, estimate_kernel_seconds
 from tvmconv.devices import Timing, find_device
-from tvmconv.experiments.results import ResultRow
-from tvmconv.experiments.run import PREDICTED, UNTUNED, PreparedExperiment, add_untuned_row
+from tvmconv.experiments.preparation import PreparedExperiment
+from tvmconv.experiments.results import PREDICTED, UNTUNED, ResultRow
+from tvmconv.experiments.run import add_untuned_row
 from tvmconv.kernel import build_for_device
 from tvmconv.predicted_kernel import is_plausible
 

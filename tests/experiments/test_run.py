@@ -8,8 +8,9 @@ from tvmconv import jsonfile, registry
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
 from tvmconv.errors import CompileError, DeviceError, KnobError
+from tvmconv.experiments.preparation import list_unsupported_schedules, select_schedules
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import list_unsupported_schedules, run_schedules, select_schedules
+from tvmconv.experiments.run import run_schedules
 from tvmconv.kernel import Kernel
 from tvmconv.reports.tables import format_result
 from tvmconv.workloads import Conv2d, parse

@@ -7,8 +7,12 @@ import pytest
 from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.predictions import make_predictions_table, make_slower_layers_table
-from tvmconv.reports.roofline_headroom import PEAK_RATES, compute_roofline_headroom
+from tvmconv.reports.networks import (
+    PEAK_RATES,
+    compute_roofline_headroom,
+    make_predictions_table,
+    make_slower_layers_table,
+)
 from tvmconv.workloads import Conv, parse
 
 ROOT = Path(__file__).parents[2]

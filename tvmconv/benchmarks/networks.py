@@ -17,8 +17,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli.options import add_page
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.networks import make_networks_table
-from tvmconv.reports.predictions import make_predictions_table, make_slower_layers_table
+from tvmconv.reports.networks import make_networks_table, make_predictions_table, make_slower_layers_table
 
 LEGEND = (
     "Number of distinct layers, and of those that are slower than the library; speed-up over the library; total time "

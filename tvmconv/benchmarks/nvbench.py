@@ -30,8 +30,9 @@ from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel, DeviceArrays
 from tvmconv.devices.device import get_first_line
 from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.experiments.preparation import select_schedules
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.experiments.run import ProgressCallback, select_schedules
+from tvmconv.experiments.run import ProgressCallback
 from tvmconv.optional_packages import format_install_command
 from tvmconv.reports.tables import EMPTY_CELL, format_significant
 from tvmconv.verification import Problem

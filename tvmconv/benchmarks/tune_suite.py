@@ -33,8 +33,7 @@ from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phas
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
-from tvmconv.experiments.results import Result, ResultRow
-from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
+from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record

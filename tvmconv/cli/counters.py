@@ -279,7 +279,7 @@ def _measure(args: argparse.Namespace, device: Device) -> Any:
 def _build_kernels(args: argparse.Namespace, device: Device) -> Iterator[tuple[dict[str, Any], Executable]]:
     """Yield the description, with its counts, and the executable of each selected kernel."""
     from tvmconv.experiments.counter_comparison import describe_kernel
-    from tvmconv.experiments.run import select_schedules
+    from tvmconv.experiments.preparation import select_schedules
     from tvmconv.logs.build import build
 
     parsed_workloads = [workloads.parse(text) for text in args.workloads]

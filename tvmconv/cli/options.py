@@ -16,7 +16,7 @@ from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cost_model import model
 from tvmconv.devices import Arch, Device, DeviceNotFoundError
 from tvmconv.errors import Error, FallbackWarning, WorkloadError
-from tvmconv.experiments.run import list_unsupported_schedules
+from tvmconv.experiments.preparation import list_unsupported_schedules
 from tvmconv.experiments.sweep import LayerSelection, filter_layers, select_layer_sequence, select_layers
 from tvmconv.models.input_spec import InputSpec
 from tvmconv.reports.charts import FORMATS

@@ -24,8 +24,9 @@ from tvmconv.cli.options import (
     timing_kwargs,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.experiments.preparation import find_omitted_naive
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import find_omitted_naive, run_schedules
+from tvmconv.experiments.run import run_schedules
 from tvmconv.experiments.sweep import LayerSelection, Sweep
 from tvmconv.files import open_regular
 from tvmconv.logs.lines import translate_os_errors

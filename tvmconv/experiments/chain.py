@@ -25,41 +25,22 @@ GRAPH, OVERLAPPING, CUDNN_GRAPH = "graph", "overlapping", "cudnn graph"  # names
 
 @dataclass(frozen=True)
 class ChainLayer:
-    """One layer of the chain.
-
-    Attributes:
-        layer: Name of the layer.
-        workload: Text of the workload.
-        schedule: Name of the kernel's schedule.
-        origin: Source of the config.
-        linked: Whether the layer reads the output of the previous layer.
-        overlaps: Whether the kernel may start before the previous one ends.
-        seconds: Seconds of the kernel alone.
-        cudnn: Seconds of cuDNN alone; None if cuDNN was not timed.
-        how: Algorithm and settings of cuDNN.
-    """
+    """One layer of the chain."""
 
     layer: str
     workload: str
     schedule: str
-    origin: str
-    linked: bool
-    overlaps: bool
-    seconds: float
-    cudnn: float | None = None
-    how: str = ""
+    origin: str  # source of the config
+    linked: bool  # whether the layer reads the output of the previous layer
+    overlaps: bool  # whether the kernel may start before the previous one ends
+    seconds: float  # of the kernel alone
+    cudnn: float | None = None  # seconds of cuDNN alone; None if it was not timed
+    how: str = ""  # algorithm and settings of cuDNN
 
 
 @dataclass(frozen=True)
 class ChainKernel:
-    """A kernel for a convolution.
-
-    Attributes:
-        schedule: Name of the schedule.
-        config_source: Source of the config.
-        program: Compiled kernels.
-        versions: Software versions of the host that built it; None for this host.
-    """
+    """A compiled kernel for a convolution, and the software versions of the host that built it; None for this host."""
 
     schedule: str
     config_source: str

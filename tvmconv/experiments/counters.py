@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from tvmconv.analysis.memory.traffic import count_traffic
 from tvmconv.devices import Device
 from tvmconv.errors import AnalysisError
-from tvmconv.experiments.run import TUNED, select_schedules
+from tvmconv.experiments.preparation import select_schedules
+from tvmconv.experiments.results import TUNED
 from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
@@ -66,25 +67,15 @@ STALLS = {
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters of one kernel launch.
-
-    Attributes:
-        workload: Text of the workload.
-        schedule: Name of the schedule, or `tuned` for the best record of a log.
-        outputs: Number of elements of the output.
-        metrics: Values that ncu measured, by the available names of `METRICS`.
-        stalls: Mean number of stalled warps per issued instruction, by the reasons of `STALLS`.
-        code: Number of warp requests per 32 outputs of the busiest block, by `tvmconv.analysis.memory.traffic`.
-        ratio: Floating-point operations per element that is read from global memory; None if none is read.
-    """
+    """The counters of one kernel launch."""
 
     workload: str
-    schedule: str
-    outputs: int
-    metrics: Mapping[str, float]
-    stalls: Mapping[str, float]
-    code: Mapping[str, float]
-    ratio: float | None
+    schedule: str  # name, or `tuned` for the best record of a log
+    outputs: int  # number of elements of the output
+    metrics: Mapping[str, float]  # values that ncu measured, by the available names of `METRICS`
+    stalls: Mapping[str, float]  # mean number of stalled warps per issued instruction, by the reasons of `STALLS`
+    code: Mapping[str, float]  # warp requests per 32 outputs of the busiest block, by `tvmconv.analysis.memory.traffic`
+    ratio: float | None  # floating-point operations per element read from global memory; None if none is read
 
     def __post_init__(self) -> None:
         if self.outputs < 1:
@@ -102,11 +93,7 @@ def iterate_kernels(
 ) -> Iterator[tuple[str, Kernel]]:
     """Yield the name of the schedule and the kernel for each default config, and for the best records of logs.
 
-    Args:
-        workloads: Workloads.
-        schedules: Names of schedules, to which the naive one is added (default: all that apply).
-        device: CUDA device.
-        log: Logs, whose fastest kernel for each workload comes last, with the name `tuned`.
+    The naive schedule is added to the named ones. The fastest kernel in the logs comes last, with the name `tuned`.
     """
     for workload in workloads:
         for schedule in select_schedules(workload, schedules, device):
@@ -116,13 +103,7 @@ def iterate_kernels(
 
 
 def make_counters(schedule: str, kernel: Kernel, metrics: Mapping[str, float]) -> Counters:
-    """Return the counters of a launch, together with counts from the kernel's code.
-
-    Args:
-        schedule: Name of the schedule.
-        kernel: Kernel that was launched.
-        metrics: Measured values, by the names of `METRICS` and `STALLS` that the GPU supports.
-    """
+    """Return the metrics of a launch, by `METRICS` and `STALLS`, together with counts from the kernel's code."""
     predicted_traffic = count_traffic(kernel)
     return Counters(
         workload=kernel.workload.text,

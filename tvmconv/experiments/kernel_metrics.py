@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,48 +15,28 @@ RowT = TypeVar("RowT")  # a dataclass of JSON values
 
 @dataclass(frozen=True)
 class KernelMetricsFile(Generic[RowT]):
-    """The metrics of kernels.
+    """The metrics of kernels."""
 
-    Attributes:
-        name: Name of the files, without a suffix.
-        provenance: Device, versions, date and command of the measurement.
-        kernels: One row per kernel.
-        totals: Numbers that were measured for all kernels together, by name.
-    """
-
-    name: str
-    provenance: str
-    kernels: list[RowT]
-    totals: dict[str, list[float]] = field(default_factory=dict)
+    name: str  # of the files, without a suffix
+    provenance: str  # device, versions, date and command of the measurement
+    kernels: list[RowT]  # one row per kernel
+    totals: dict[str, list[float]] = field(default_factory=dict)  # measured for all kernels together, by name
 
     def write(self, folder: Path, page: str) -> None:
-        """Write NAME.json, with one kernel per line, and NAME.md.
-
-        Args:
-            folder: Folder to write to, which is created if necessary.
-            page: Text of the Markdown page.
-        """
+        """Write NAME.json, with one kernel per line, and the text of `page` as NAME.md; the folder is created."""
         folder.mkdir(parents=True, exist_ok=True)
-        header_fields = {"name": self.name, "provenance": self.provenance} | (
-            {"totals": self.totals} if self.totals else {}
-        )
-        header = json.dumps(header_fields, ensure_ascii=False).removesuffix("}")
+        header = {"name": self.name, "provenance": self.provenance} | ({"totals": self.totals} if self.totals else {})
         rows: list[Any] = self.kernels
-        body = ",\n".join(json.dumps(asdict(row), ensure_ascii=False) for row in rows)
-        (folder / f"{self.name}.json").write_text(f'{header}, "kernels": [\n{body}\n]}}\n', encoding="utf-8")
+        text = format_json_lines(header, "kernels", [asdict(row) for row in rows])
+        (folder / f"{self.name}.json").write_text(text, encoding="utf-8")
         (folder / f"{self.name}.md").write_text(f"{page}\n", encoding="utf-8")
 
     @classmethod
     def read(cls, file: Path, row: type[RowT]) -> KernelMetricsFile[RowT]:
-        """Read a file that `write` wrote.
-
-        Args:
-            file: JSON file, plain or compressed by gzip.
-            row: Dataclass of a row, whose annotations describe the JSON.
+        """Read a file that `write` wrote, plain or compressed; the annotations of the dataclass `row` are its schema.
 
         Raises:
             Error: The file has another format.
-            OSError: The file cannot be read.
         """
         with jsonfile.translate_json_errors(f"{file}: no such readings"):
             data = jsonfile.read_json(file)
@@ -66,6 +47,13 @@ class KernelMetricsFile(Generic[RowT]):
                 [*map(_rename_knobs, data["kernels"].decode(list[row]))],  # type: ignore[valid-type]
                 totals.decode(dict[str, list[float]]) if totals else {},
             )
+
+
+def format_json_lines(header: Mapping[str, Any], key: str, items: Iterable[Any]) -> str:
+    """Return a JSON object with the fields of a header, and a list with one item per line."""
+    first_line = json.dumps(header, ensure_ascii=False).removesuffix("}")
+    lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in items)
+    return f'{first_line}, "{key}": [\n{lines}\n]}}\n'
 
 
 def _rename_knobs(row: Any) -> Any:

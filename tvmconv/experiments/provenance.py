@@ -23,8 +23,7 @@ def describe_provenance(
         device: Device of the measurements.
         command: Command line.
         library: Version and settings of a baseline (`ResultRow.library`).
-        builder_versions: Software versions of each kernel that another host built. By default, they are those of this
-            host.
+        builder_versions: Software versions of each kernel that another host built (default: those of this host).
     """
     versions = _list_builder_versions(list(builder_versions)) or _list_local_versions(device)
     versions += [*_list_driver_versions(device), *([library] if library else [])]

@@ -14,69 +14,42 @@ from tvmconv.errors import KnobError
 from tvmconv.space import JSON_VALUE_TYPES, Config
 from tvmconv.workloads import Workload, parse
 
+TUNED = "tuned"  # name of the row of a log's best record
+PREDICTED = "predicted"  # name of the row of the cost model's prediction
+UNTUNED = "untuned"  # name of the row of the fastest default config
 DEFAULT_RIDGE = 10.0  # FLOP/byte at the ridge of the roofline, if the device's peak rates are unknown
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # range of a launch, in which all results stay finite
-NON_NEGATIVE_FIELDS = (
-    "error",
-    "gflops",
-    "peak_share",
-    "bandwidth",
-    "bandwidth_share",
-    "speedup",
-    "shared_bytes",
-    "registers",
-    "spills",
-    "sampled",
-)
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """The result of one schedule or library for a workload.
+    """The result of one schedule or library for a workload; numbers that are unknown or do not apply are None."""
 
-    Attributes:
-        name: Name of the schedule or the library.
-        verified: Whether the output was compared with float64 results and is correct.
-        error: Relative L2 error of the output; None if the kernel did not run.
-        failure: Reason why there is no time, in one line; None if there is a time.
-        timing: Times of a verified kernel.
-        gflops: GFLOP/s at the median time.
-        peak_share: Fraction of the device's float32 peak rate, 0 to 1; None if the peak is unknown.
-        bandwidth: Bandwidth at the median time in bytes/s, for the workload's minimum number of bytes.
-        bandwidth_share: Fraction of the peak memory bandwidth, which may exceed 1 with a cache; None if it is unknown.
-        speedup: Time of the naive schedule divided by this one's; None without a time of the naive schedule.
-        launch: Sizes of grid and block.
-        shared_bytes: Static shared memory per block, in bytes.
-        registers: Number of registers per thread; None on OpenCL.
-        spills: Bytes of register spills; None on OpenCL.
-        config: Value of every knob.
-        library: Version and settings of a library.
-        schedule: Name of the schedule, if `name` is another one, such as that of the log's best record.
-        rounds: Seconds per launch in each round of the comparison; `timing` is that of the median round.
-        unstable: Whether the rounds deviate by more than 10 % after all repetitions.
-        sampled: Number of outputs that were compared with float64 results; None for all.
-    """
-
-    name: str
-    verified: bool = False
-    error: float | None = None
-    failure: str | None = None
+    name: str  # of the schedule or the library
+    verified: bool = False  # whether the output was compared with float64 results and is correct
+    error: float | None = None  # relative L2 error of the output
+    failure: str | None = None  # reason why there is no time, in one line
     timing: Timing | None = None
-    gflops: float | None = None
-    peak_share: float | None = None
-    bandwidth: float | None = None
-    bandwidth_share: float | None = None
-    speedup: float | None = None
+    gflops: float | None = None  # GFLOP/s at the median time
+    peak_share: float | None = None  # fraction of the device's float32 peak rate
+    bandwidth: float | None = None  # bytes/s at the median time, for the workload's minimum number of bytes
+    bandwidth_share: float | None = None  # fraction of the peak memory bandwidth, which may exceed 1 with a cache
+    speedup: float | None = None  # time of the naive schedule divided by this one's
     launch: LaunchConfig | None = None
-    shared_bytes: int | None = None
-    registers: int | None = None
-    spills: int | None = None
+    shared_bytes: int | None = None  # static shared memory per block
+    registers: int | None = None  # per thread
+    spills: int | None = None  # bytes
     config: Config = field(default_factory=dict)
-    library: str | None = None
-    schedule: str | None = None
-    rounds: tuple[float, ...] = ()
-    unstable: bool = False
-    sampled: int | None = None
+    library: str | None = None  # version and settings of a library
+    schedule: str | None = None  # name of the schedule, if `name` is another one, such as that of the log's best record
+    rounds: tuple[float, ...] = ()  # seconds per launch in each round; `timing` is that of the median round
+    unstable: bool = False  # whether the rounds deviate by more than 10 % after all repetitions
+    sampled: int | None = None  # number of outputs that were compared with float64 results, if not all
+
+    @property
+    def seconds(self) -> float | None:
+        """Median time of a launch."""
+        return self.timing.median if self.timing else None
 
     def with_name(self, name: str) -> ResultRow:
         """Return the row under another name, with the name of its schedule in `schedule`."""
@@ -101,8 +74,8 @@ class ResultRow:
         except KnobError:
             data["config"].check(False, "each knob once, by its former or its current name")
         data["name"].decode_line()
-        for name in NON_NEGATIVE_FIELDS:
-            if getattr(row, name) is not None:
+        for name, value in vars(row).items():
+            if type(value) in (int, float):
                 data[name].decode_number(0)
         for seconds in data["rounds"].elements() if row.rounds else ():
             seconds.decode_number(MIN_SECONDS, MAX_SECONDS)
@@ -114,25 +87,15 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of one workload on one device.
-
-    Attributes:
-        workload: Workload that was computed.
-        device: Text of the device, such as `cuda:0`.
-        device_name: Name of the device by its driver.
-        seed: Seed of the inputs.
-        rows: One row per schedule, the naive one first, then one row per library.
-        peak_flops: Peak rate of the device in float32 FLOP/s; None if it is unknown.
-        peak_bandwidth: Peak memory bandwidth of the device in bytes/s; None if it is unknown.
-    """
+    """The rows of one workload on one device."""
 
     workload: Workload
-    device: str
-    device_name: str
-    seed: int
-    rows: tuple[ResultRow, ...]
-    peak_flops: float | None = None
-    peak_bandwidth: float | None = None
+    device: str  # text of the device, such as `cuda:0`
+    device_name: str  # by its driver
+    seed: int  # of the inputs
+    rows: tuple[ResultRow, ...]  # one per schedule, the naive one first, then one per library
+    peak_flops: float | None = None  # float32 FLOP/s; None if unknown
+    peak_bandwidth: float | None = None  # bytes/s; None if unknown
 
     @property
     def is_memory_bound(self) -> bool:
@@ -151,12 +114,24 @@ class Result:
         """Whether every row is verified and has a time."""
         return all(row.failure is None for row in self.rows)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median times of the rows that have one, by name."""
+        return {row.name: row.timing.median for row in self.rows if row.timing}
+
+    def find_row(self, name: str) -> ResultRow:
+        """Return the row of a schedule or library; an empty row if there is none."""
+        return next((row for row in self.rows if row.name == name), ResultRow(name))
+
+    def compute_speedup(self, name: str, library: str) -> float | None:
+        """Return the speed-up of a row over another one; None if one has no time."""
+        seconds = self.seconds
+        return seconds[library] / seconds[name] if {name, library} <= seconds.keys() else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        rows = [row.to_json() for row in self.rows]
-        device_fields = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
-        peaks = {"peak_flops": self.peak_flops, "peak_bandwidth": self.peak_bandwidth}
-        return {"workload": self.workload.text, **device_fields, **peaks, "rows": rows}
+        values = {**vars(self), "workload": self.workload.text}
+        return values | {"rows": [row.to_json() for row in values.pop("rows")]}
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> Result:

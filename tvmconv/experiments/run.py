@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,25 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvmconv import baselines as libraries
-from tvmconv import compat, naive_cost, registry
+from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
-from tvmconv.cost_model.model import cost_model_for
-from tvmconv.default_kernel import build_fastest_default, default_candidate_schedules, fastest_default_name
+from tvmconv.default_kernel import fastest_default_name
 from tvmconv.devices import Device, Timing
-from tvmconv.errors import Error, KnobError, ScheduleError, get_reason, log_traceback
-from tvmconv.experiments.results import Result, ResultRow
-from tvmconv.kernel import Kernel
-from tvmconv.logs.build import build
+from tvmconv.errors import Error, get_reason, log_traceback
+from tvmconv.experiments.preparation import PreparedExperiment
+from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
 from tvmconv.logs.ranking import LogPaths
 from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds
-from tvmconv.registry import Schedule
-from tvmconv.space import Config, Knob, Value
+from tvmconv.space import Value
 from tvmconv.verification import Problem
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
 
-TUNED = "tuned"  # name of the row of a log's best record
-PREDICTED = "predicted"  # name of the row of the cost model's prediction
-UNTUNED = "untuned"  # name of the row of the fastest default config
 NUM_QUANTILES = 21
 
 ProgressCallback = Callable[[str], None]
@@ -78,9 +71,6 @@ def run_schedules(
         verify: Outputs that are compared with float64 results: "full" for all, "sample" for a random sample, "auto" for
             a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
 
-    Returns:
-        The rows of the schedules and libraries.
-
     Raises:
         ScheduleError: There is no such schedule for this workload, or it does not support the device.
         KnobError: No schedule has such a knob, or accepts the value.
@@ -99,163 +89,34 @@ def run_schedules(
         predicted=predicted,
         verify=verify,
     )
-    schedules_to_run = experiment.schedules
+    num_schedules = len(experiment.schedules)
     is_cold = exceeds_cache(workload, device) if cold is None else cold
-    benchmark = _ExperimentBenchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS)
     on_progress = progress or (lambda message: None)
+    benchmark = _Benchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS, on_progress)
     with ExitStack() as stack:
         # Libraries come first, because they may not support this device.
-        library_rows = [benchmark.prepare_library(name, on_progress, stack) for name in baselines]
-        untimed_rows: list[_UntimedRow] = []
-        for number, schedule in enumerate(schedules_to_run, 1):
-            prefix = f"schedule {number} of {len(schedules_to_run)}, {schedule.name}: "
-            untimed_rows.append(benchmark.prepare_row(experiment, schedule.name, _prefix_progress(on_progress, prefix)))
+        library_entries = [benchmark.prepare_library(name, stack) for name in baselines]
+        entries = [
+            benchmark.prepare_kernel(experiment, schedule.name, f"schedule {number} of {num_schedules}, ")
+            for number, schedule in enumerate(experiment.schedules, 1)
+        ]
         for name in experiment.automatic_rows:
-            untimed_row = benchmark.prepare_row(experiment, name, _prefix_progress(on_progress, f"{name}: "))
-            untimed_rows.append(replace(untimed_row, row=untimed_row.row.with_name(name)))
-        untimed_rows = _time_interleaved([*untimed_rows, *library_rows], benchmark, on_progress)
-    errors = [untimed_row.error for untimed_row in untimed_rows[: len(schedules_to_run)] if untimed_row.error]
-    if len(errors) == len(schedules_to_run) and len({str(error) for error in errors}) == 1:
+            entry = benchmark.prepare_kernel(experiment, name)
+            entry.row = entry.row.with_name(name)
+            entries.append(entry)
+        benchmark.time_in_rounds([*entries, *library_entries])
+    errors = [entry.error for entry in entries[:num_schedules] if entry.error]
+    if len(errors) == num_schedules and len({str(error) for error in errors}) == 1:
         raise errors[0]  # the cause is not a schedule, but for example too little memory
-    rows = [untimed_row.row for untimed_row in untimed_rows]
+    rows = [entry.row for entry in (*entries, *library_entries)]
     if PREDICTED in experiment.automatic_rows:
         rows = add_untuned_row(rows, experiment.default_config_names)
-    return Result(
-        workload,
-        device.text,
-        device.name,
-        benchmark.problem.seed,
-        _add_speedups(rows, naive_schedule=registry.get_baseline_schedule(workload)),
-        device.peak_flops,
-        device.peak_bandwidth,
-    )
-
-
-class PreparedExperiment:
-    """An experiment before it is measured, with the arguments and errors of `run_schedules`.
-
-    Attributes:
-        schedules: Schedules to run.
-        automatic_rows: Names of further rows, of the log's record and of the cost model's prediction.
-        default_config_names: Names of the schedules that run with their default config.
-        problem: Inputs and reference outputs.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        schedules: Sequence[str] | None = None,
-        *,
-        device: Device,
-        config: Mapping[str, Value] | None = None,
-        seed: int | None = None,
-        log: LogPaths | None = None,
-        ladder: bool = True,
-        predicted: bool = False,
-        verify: str = "auto",
-    ) -> None:
-        self.schedules = select_schedules(workload, schedules, device) if ladder else []
-        configs = distribute_config(workload, self.schedules, config or {}, schedule_names=schedules)
-        self.default_config_names = frozenset(name for name, own_config in configs.items() if not own_config)
-        self.problem = Problem(workload, seed, mode=verify)
-        self._results: dict[str, Kernel | Error] = {}
-        self._builders: dict[str, Callable[[], Kernel]] = {}
-        for schedule in self.schedules:
-            own_config = configs[schedule.name]
-            self._builders[schedule.name] = functools.partial(
-                build, workload, schedule, device=device, config=own_config
-            )
-        automatic_builders: dict[str, Callable[[], Kernel]] = {}
-        if predicted and cost_model_for(device.arch) and isinstance(workload, Conv):
-            # The experiment itself compares the prediction with default configs, so that `check` is not needed.
-            automatic_builders[PREDICTED] = functools.partial(build, workload, device=device, check=False)
-            untuned_names = {schedule.name for schedule in default_candidate_schedules(workload, device)}
-            if not untuned_names <= self.default_config_names:  # otherwise all default configs run already
-                automatic_builders[UNTUNED] = functools.partial(build_fastest_default, workload, device)
-        if log is not None:
-            automatic_builders[TUNED] = functools.partial(build, workload, device=device, log=log)
-        self.automatic_rows = [*automatic_builders]
-        self._builders |= automatic_builders
-
-    def get_kernel(self, name: str) -> Kernel:
-        """Return the kernel of a schedule or of an automatic row, which is built at the first call."""
-        if name not in self._results:
-            try:
-                self._results[name] = self._builders[name]()
-            except Error as error:
-                self._results[name] = error
-        result = self._results[name]
-        if isinstance(result, Error):
-            raise result
-        return result
-
-    def build_all_kernels(self) -> PreparedExperiment:
-        """Compute inputs and reference outputs, build all kernels, and return the experiment."""
-        _ = self.problem.expected_output
-        for name in self._builders:
-            with contextlib.suppress(Error):  # `get_kernel` raises the error again
-                _ = self.get_kernel(name).executable
-        return self
-
-
-def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[str]) -> list[ResultRow]:
-    """Return the rows with one row `UNTUNED`, the fastest of all rows with a default config."""
-    timed_rows = {row.name: row for row in rows if row.timing and row.name in (UNTUNED, *default_config_names)}
-    seconds = {name: row.timing.median for name, row in timed_rows.items() if row.timing}
-    if not seconds:
-        return list(rows)
-    fastest = timed_rows[fastest_default_name(seconds)]
-    untuned_row = replace(fastest, name=UNTUNED, schedule=fastest.schedule or fastest.name)
-    insert_index = 1 + next(index for index, row in enumerate(rows) if row.name == PREDICTED)
-    other_rows = [row for row in rows if row.name != UNTUNED]
-    return [*other_rows[:insert_index], untuned_row, *other_rows[insert_index:]]
-
-
-def select_schedules(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
-    """Return the schedules to run, with the naive schedule first.
-
-    A naive schedule that was not named and takes too long is left out if other schedules run (`tvmconv.naive_cost`).
-
-    Args:
-        workload: Workload to compute.
-        names: Names of schedules (default: all that run on the device).
-        device: Device to run on.
-
-    Raises:
-        ScheduleError: There is no such schedule for this workload, or it does not support the device.
-    """
-    available = registry.schedules(workload)
-    if not available:
-        raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
     naive_schedule = registry.get_baseline_schedule(workload)
-    omitted_schedule = find_omitted_naive(workload, names, device)
-    if not names:
-        selected = [schedule for schedule in available if schedule.can_run_on(device.kind, device.arch)]
-        if not selected:
-            available[0].check_runs_on(device.kind, device.arch, device.text)
-        kept_schedules = [schedule for schedule in selected if schedule != omitted_schedule]
-        return sorted(kept_schedules, key=lambda schedule: schedule != naive_schedule)
-    requested = [registry.find_schedule(workload, name) for name in names]
-    for schedule in requested:
-        schedule.check_runs_on(device.kind, device.arch, device.text)
-    selected = [each for each in available if each in (naive_schedule, *requested) and each != omitted_schedule]
-    return sorted(selected, key=lambda schedule: schedule != naive_schedule)
-
-
-def find_omitted_naive(workload: Workload, names: Sequence[str] | None, device: Device) -> Schedule | None:
-    """Return the naive schedule if it was not named and takes too long to run, else None."""
-    naive_schedule = registry.get_baseline_schedule(workload)
-    if naive_schedule is None or naive_schedule.name in (names or ()) or naive_cost.is_affordable(workload, device):
-        return None
-    other_schedules = [schedule for schedule in registry.schedules(workload) if schedule != naive_schedule]
-    if not names and not any(schedule.can_run_on(device.kind, device.arch) for schedule in other_schedules):
-        return None  # no other schedule runs
-    return naive_schedule
-
-
-def list_unsupported_schedules(workload: Workload, device: Device) -> list[Schedule]:
-    """Return the schedules of a workload that do not support the device."""
-    return [schedule for schedule in registry.schedules(workload) if not schedule.can_run_on(device.kind, device.arch)]
+    naive_seconds = next((row.seconds for row in rows if naive_schedule and row.name == naive_schedule.name), None)
+    if naive_seconds:
+        rows = [replace(row, speedup=naive_seconds / row.seconds) if row.seconds else row for row in rows]
+    peaks = device.peak_flops, device.peak_bandwidth
+    return Result(workload, device.text, device.name, experiment.problem.seed, tuple(rows), *peaks)
 
 
 def exceeds_cache(workload: Workload, device: Device) -> bool:
@@ -263,158 +124,125 @@ def exceeds_cache(workload: Workload, device: Device) -> bool:
     return device.l2_bytes is not None and workload.min_bytes > device.l2_bytes
 
 
-def distribute_config(
-    workload: Workload,
-    schedules: Sequence[Schedule],
-    config: Mapping[str, Value],
-    *,
-    schedule_names: Sequence[str] | None = None,
-) -> dict[str, Config]:
-    """Return for each schedule the values of its own knobs.
-
-    Args:
-        workload: Workload to compute.
-        schedules: Schedules to run.
-        config: Values by knob name.
-        schedule_names: Names of the schedules that the config is for (default: all).
-
-    Returns:
-        Configs by the name of the schedule.
-
-    Raises:
-        KnobError: No schedule has such a knob, or accepts the value.
-    """
-    configs: dict[str, Config] = {schedule.name: {} for schedule in schedules}
-    if not config:
-        return configs
-    receivers = [schedule for schedule in schedules if not schedule_names or schedule.name in schedule_names]
-    knobs: dict[str, Mapping[str, Knob]] = {}
-    for schedule in receivers:
-        try:
-            knobs[schedule.name] = schedule.space(workload).knobs
-        except ScheduleError:  # building fails again, and its row gets the reason
-            configs[schedule.name] = dict(config)
-    if not knobs:
-        return configs
-    knob_names = dict.fromkeys(name for own_knobs in knobs.values() for name in own_knobs)
-    for name in config:
-        if not any(compat.rename_knob(schedule, name) in own_knobs for schedule, own_knobs in knobs.items()):
-            raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(knob_names) or 'none'}")
-    for name, own_knobs in knobs.items():
-        configs[name] = compat.rename_requested_config(
-            name, {knob: value for knob, value in config.items() if compat.rename_knob(name, knob) in own_knobs}
-        )
-    _check_values(workload, [schedule for schedule in receivers if schedule.name in knobs], configs)
-    return configs
+def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[str]) -> list[ResultRow]:
+    """Return the rows with one row `UNTUNED` after the prediction, the fastest of all rows with a default config."""
+    default_rows = {row.name: row for row in rows if row.seconds and row.name in (UNTUNED, *default_config_names)}
+    if not default_rows:
+        return list(rows)
+    fastest = default_rows[fastest_default_name({name: row.seconds or 0 for name, row in default_rows.items()})]
+    other_rows = [row for row in rows if row.name != UNTUNED]
+    insert_index = 1 + next(index for index, row in enumerate(other_rows) if row.name == PREDICTED)
+    other_rows.insert(insert_index, replace(fastest, name=UNTUNED, schedule=fastest.schedule or fastest.name))
+    return other_rows
 
 
-def _check_values(workload: Workload, schedules: Sequence[Schedule], configs: Mapping[str, Config]) -> None:
-    """Raise the first schedule's KnobError if no schedule accepts its values."""
-    errors: list[KnobError] = []
-    for schedule in schedules:
-        if configs[schedule.name]:
-            try:
-                schedule.apply(workload, configs[schedule.name])
-            except KnobError as error:
-                errors.append(error)
-            except ScheduleError:  # its cause is not a value
-                return
-            else:
-                return
-    if errors:
-        raise errors[0]
-
-
-@dataclass(frozen=True)
-class _UntimedRow:
-    """A row before it is timed.
-
-    Attributes:
-        row: Row without a time.
-        time: Function that times the row for one round; None if it failed or is wrong.
-        error: Reason of a failure.
-    """
+@dataclass
+class _TimingEntry:
+    """A row, and the function that times it for one round; None if it failed or is wrong."""
 
     row: ResultRow
     time: Callable[[], Timing] | None = None
-    error: Error | None = None
+    error: Error | None = None  # reason of a failure
 
 
 @dataclass(frozen=True)
-class _ExperimentBenchmark:
-    """The settings that all rows of an experiment share; `round_seconds` is the time of a round."""
+class _Benchmark:
+    """The verification and timing of rows, with the settings that all rows of an experiment share."""
 
     problem: Problem
     device: Device
-    uses_cold_cache: bool
-    round_seconds: float
+    is_cold: bool
+    round_seconds: float  # time for timing a row in one round
+    on_progress: ProgressCallback
 
-    def prepare_row(self, experiment: PreparedExperiment, name: str, on_progress: ProgressCallback) -> _UntimedRow:
+    def prepare_kernel(self, experiment: PreparedExperiment, name: str, prefix: str = "") -> _TimingEntry:
         """Build and verify the kernel of a row; an error is the failure of the row."""
         try:
-            return self._verify_kernel(experiment, name, on_progress)
+            self.on_progress(f"{prefix}{name}: building")
+            kernel = experiment.get_kernel(name)
+            _ = kernel.loaded_kernel  # the device's own compiler is part of building, and may fail
+            resources = kernel.resources if self.device.arch else None
+            self.on_progress(f"{prefix}{name}: verifying")
+            verification = kernel.verify(self.problem)
         except Error as error:
-            return _UntimedRow(_make_failed_row(name, error), error=error)
-
-    def _verify_kernel(self, experiment: PreparedExperiment, name: str, on_progress: ProgressCallback) -> _UntimedRow:
-        on_progress("building")
-        built_kernel = experiment.get_kernel(name)
-        _ = built_kernel.loaded_kernel  # the device's own compiler is part of building, and may fail
-        resources = built_kernel.resources if self.device.arch else None
-        on_progress("verifying")
-        verification = built_kernel.verify(self.problem)
+            log_traceback(error)
+            return _TimingEntry(ResultRow(name, failure=get_reason(error)), error=error)
         row = ResultRow(
-            built_kernel.schedule.name,
+            kernel.schedule.name,
             verified=verification.ok,
             error=verification.error,
-            launch=built_kernel.launch,
-            shared_bytes=built_kernel.shared_bytes,
+            launch=kernel.launch,
+            shared_bytes=kernel.shared_bytes,
             registers=resources.registers if resources else None,
             spills=resources.spills if resources else None,
-            config=built_kernel.config,
+            config=kernel.config,
             sampled=verification.sampled,
         )
         if not verification.ok:
-            return _UntimedRow(replace(row, failure=f"wrong result: {verification.fault}"))
-        return _UntimedRow(
-            row,
-            functools.partial(built_kernel.time, self.problem, cold=self.uses_cold_cache, seconds=self.round_seconds),
-        )
+            return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
+        time_kernel = functools.partial(kernel.time, self.problem, cold=self.is_cold, seconds=self.round_seconds)
+        return _TimingEntry(row, time_kernel)
 
-    def prepare_library(self, name: str, on_progress: ProgressCallback, stack: ExitStack) -> _UntimedRow:
-        """Run a library once, and verify its output.
-
-        Args:
-            name: Name of the library.
-            on_progress: Function that is called with a text at each step.
-            stack: Stack whose exit releases the library's memory.
+    def prepare_library(self, name: str, stack: ExitStack) -> _TimingEntry:
+        """Run a library once, and verify its output; the exit of `stack` releases its memory.
 
         Raises:
             UnsupportedDeviceError: The library does not support the device.
         """
-        on_progress(f"{name}: verifying")
-        workload, inputs = self.problem.workload, self.problem.inputs
-        timing_arguments = {"device": self.device, "cold": self.uses_cold_cache, "seconds": self.round_seconds}
-        run_library = functools.partial(libraries.load_baselines()[name], workload, inputs, **timing_arguments)
+        self.on_progress(f"{name}: verifying")
+        run_library = functools.partial(
+            libraries.load_baselines()[name],
+            self.problem.workload,
+            self.problem.inputs,
+            device=self.device,
+            cold=self.is_cold,
+            seconds=self.round_seconds,
+        )
         try:
             library_run = run_library()
         except UnsupportedDeviceError:
             raise
         except Error as error:
-            return _UntimedRow(ResultRow(name, failure=str(error)), error=error)
+            return _TimingEntry(ResultRow(name, failure=str(error)), error=error)
         stack.callback(library_run.close)
         row = ResultRow(name, library=library_run.description)
         if library_run.output is not None:
             verification = self.problem.check(library_run.output)
             row = replace(row, verified=verification.ok, error=verification.error, sampled=verification.sampled)
             if not verification.ok:
-                return _UntimedRow(replace(row, failure=f"wrong result: {verification.fault}"))
-        time_again = library_run.time_again
-        if time_again is None:
-            return _UntimedRow(row, lambda: run_library().timing)
-        return _UntimedRow(row, functools.partial(time_again, self.round_seconds))
+                return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
+        if library_run.time_again is None:
+            return _TimingEntry(row, lambda: run_library().timing)
+        return _TimingEntry(row, functools.partial(library_run.time_again, self.round_seconds))
 
-    def add_timing(self, row: ResultRow, rounds: TimingRounds[Timing | Error]) -> ResultRow:
+    def time_in_rounds(self, entries: Sequence[_TimingEntry]) -> None:
+        """Time all rows that can be timed, in turn."""
+        num_rounds = 0
+
+        def measure(round_entries: Sequence[_TimingEntry]) -> list[Timing | Error]:
+            nonlocal num_rounds
+            num_rounds += 1
+            return [self._time_once(entry, num_rounds) for entry in round_entries]
+
+        timeable_entries = [entry for entry in entries if entry.time]
+        all_rounds = measure_in_rounds(timeable_entries, measure, _get_median_seconds)
+        for entry, rounds in zip(timeable_entries, all_rounds, strict=True):
+            last_measurement = rounds.measurements[-1]
+            if isinstance(last_measurement, Error):
+                entry.row = replace(entry.row, failure=get_reason(last_measurement))
+                entry.error = last_measurement
+            else:
+                entry.row = self._add_timing(entry.row, rounds)
+
+    def _time_once(self, entry: _TimingEntry, round_number: int) -> Timing | Error:
+        assert entry.time
+        self.on_progress(f"round {round_number}, {entry.row.name}: timing")
+        try:
+            return entry.time()
+        except Error as error:
+            return error
+
+    def _add_timing(self, row: ResultRow, rounds: TimingRounds[Timing | Error]) -> ResultRow:
         """Return the row with the time of its median round."""
         timing = rounds.median_measurement
         assert isinstance(timing, Timing)
@@ -434,43 +262,6 @@ class _ExperimentBenchmark:
         )
 
 
-def _time_interleaved(
-    untimed_rows: Sequence[_UntimedRow], benchmark: _ExperimentBenchmark, on_progress: ProgressCallback
-) -> list[_UntimedRow]:
-    """Time all rows that can be timed, in turn, and return all rows."""
-    timeable_rows = [untimed_row for untimed_row in untimed_rows if untimed_row.time]
-    num_rounds = 0
-
-    def measure(rows: Sequence[_UntimedRow]) -> list[Timing | Error]:
-        nonlocal num_rounds
-        num_rounds += 1
-        return [_time_once(untimed_row, _prefix_progress(on_progress, f"round {num_rounds}, ")) for untimed_row in rows]
-
-    measured_rounds = iter(measure_in_rounds(timeable_rows, measure, _get_median_seconds))
-    finished_rows = []
-    for untimed_row in untimed_rows:
-        if untimed_row.time:
-            rounds = next(measured_rounds)
-            last_measurement = rounds.measurements[-1]
-            if isinstance(last_measurement, Error):
-                row = replace(untimed_row.row, failure=get_reason(last_measurement))
-                untimed_row = replace(untimed_row, row=row, error=last_measurement)
-            else:
-                untimed_row = replace(untimed_row, row=benchmark.add_timing(untimed_row.row, rounds))
-        finished_rows.append(untimed_row)
-    return finished_rows
-
-
-def _time_once(untimed_row: _UntimedRow, on_progress: ProgressCallback) -> Timing | Error:
-    """Return the time of one round, or the error that occurred."""
-    assert untimed_row.time
-    on_progress(f"{untimed_row.row.name}: timing")
-    try:
-        return untimed_row.time()
-    except Error as error:
-        return error
-
-
 def _get_median_seconds(measurement: Timing | Error) -> float:
     return math.inf if isinstance(measurement, Error) else measurement.median
 
@@ -481,26 +272,7 @@ def _round_seconds(seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def _reduce_samples(samples: Sequence[float]) -> tuple[float, ...]:
-    """Return at most `NUM_QUANTILES` quantiles of the samples, with five digits, so that files of results stay small.
-
-    They include the median and the quartiles.
-    """
+    """Return at most `NUM_QUANTILES` quantiles of the samples, with the median and the quartiles, for small files."""
     if len(samples) > NUM_QUANTILES:
         samples = np.quantile(samples, np.linspace(0, 1, NUM_QUANTILES)).tolist()
     return _round_seconds(samples)
-
-
-def _make_failed_row(name: str, error: Error) -> ResultRow:
-    log_traceback(error)
-    return ResultRow(name, failure=get_reason(error))
-
-
-def _add_speedups(rows: Sequence[ResultRow], naive_schedule: Schedule | None) -> tuple[ResultRow, ...]:
-    naive_timing = next((row.timing for row in rows if naive_schedule and row.name == naive_schedule.name), None)
-    if naive_timing is None:
-        return tuple(rows)
-    return tuple(replace(row, speedup=naive_timing.median / row.timing.median) if row.timing else row for row in rows)
-
-
-def _prefix_progress(on_progress: ProgressCallback, prefix: str) -> ProgressCallback:
-    return lambda message: on_progress(prefix + message)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,11 @@ from typing import Any
 from tvmconv import jsonfile
 from tvmconv.devices import Device
 from tvmconv.errors import Error
+from tvmconv.experiments.kernel_metrics import format_json_lines
+from tvmconv.experiments.preparation import PreparedExperiment, select_schedules
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.results import Result, find_common_settings, list_libraries
-from tvmconv.experiments.run import PreparedExperiment, ProgressCallback, run_schedules, select_schedules
+from tvmconv.experiments.run import ProgressCallback, run_schedules
 from tvmconv.files import read_bytes
 from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import SuiteVariant, is_suite_file, iterate_layers
@@ -31,21 +32,22 @@ FIXED_EFFORT_BYTES = 10**9  # number of bytes whose verification takes as long a
 
 @dataclass(frozen=True)
 class Sweep:
-    """The results of several workloads.
+    """The results of several workloads, each with a unique label."""
 
-    Attributes:
-        name: Name of the suite with its variant and selection, or of a filter with its mask.
-        labels: Unique label of each workload.
-        results: Result of each workload.
-        provenance: Device, versions, date and command of the measurement.
-        counts: Number of occurrences of each workload in the network; empty if it is not a network.
-    """
-
-    name: str
+    name: str  # of the suite with its variant and selection, or of a filter with its mask
     labels: list[str]
     results: list[Result]
-    provenance: str
-    counts: list[int] = field(default_factory=list)
+    provenance: str  # device, versions, date and command of the measurement
+    counts: list[int] = field(default_factory=list)  # of each workload in the network; empty if it is not a network
+
+    @property
+    def labeled_results(self) -> list[tuple[str, Result]]:
+        """Labels with their results."""
+        return [*zip(self.labels, self.results, strict=True)]
+
+    def has_row(self, name: str) -> bool:
+        """Return whether a result has a row of this name."""
+        return any(row.name == name for result in self.results for row in result.rows)
 
     @property
     def is_size_sweep(self) -> bool:
@@ -70,11 +72,10 @@ class Sweep:
         """Return the sweep as JSON, with one line per layer and numbers of six digits."""
         counts = [{"count": count} for count in self.counts] or [{}] * len(self.labels)
         layers = [
-            json.dumps({"label": label, **count, "result": _round_numbers(result.to_json())}, ensure_ascii=False)
-            for label, count, result in zip(self.labels, counts, self.results, strict=True)
+            {"label": label, **count, "result": _round_numbers(result.to_json())}
+            for (label, result), count in zip(self.labeled_results, counts, strict=True)
         ]
-        header = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False)
-        return header.removesuffix("}") + ', "layers": [\n' + ",\n".join(layers) + "\n]}\n"
+        return format_json_lines({"name": self.name, "provenance": self.provenance}, "layers", layers)
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> Sweep:
@@ -89,12 +90,7 @@ class Sweep:
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
-        """Read a sweep from a file: the JSON of a sweep, or the output of `tvmconv run --json`.
-
-        Raises:
-            Error: The file has another format.
-            OSError: The file cannot be read.
-        """
+        """Read a sweep from a file: the JSON of a sweep, or the output of `tvmconv run --json`."""
         with jsonfile.translate_json_errors(f"{file}: no results of a sweep"):
             data = read_bytes(file, unpack=True)
             parsed = _parse_run_output(data, file.stem) if is_run_output(data) else jsonfile.parse_json(data)
@@ -132,15 +128,9 @@ def split_input_shape(workload: Workload) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Selected layers of a suite in a variant.
+    """Selected layers of a suite in a variant, by the labels of a sweep."""
 
-    Attributes:
-        name: Name of the suite with its selection and variant, such as `resnet50-3x3-f16-nhwc-b32`, which files of
-            results have as well.
-        layers: Layers by the labels of a sweep.
-    """
-
-    name: str
+    name: str  # of the suite with its selection and variant, such as `resnet50-3x3-f16-nhwc-b32`, as of result files
     layers: dict[str, Layer]
 
     @property
@@ -167,44 +157,21 @@ class LayerSelection:
 def select_layers(
     name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
 ) -> LayerSelection:
-    """Select layers of a suite, each distinct one once.
+    """Select layers of a suite, or of a file of layers, each distinct one once.
 
-    Args:
-        name: Name of the suite, or path of a file.
-        variant: Batch size, dtype, layout and epilogue that replace those of the layers.
-        name_filter: Text that the names of selected layers contain (default: all layers).
-        excluded_text: Text that the names of selected layers do not contain.
-
-    Returns:
-        The selected layers.
-
-    Raises:
-        WorkloadError: There is no such suite or variant.
-        Error: No layer has a matching name.
-        OSError: The file cannot be read.
+    The variant's properties replace those of the layers. The layers' names contain `name_filter` and not
+    `excluded_text`, or else Error is raised.
     """
     layer_variant = variant or SuiteVariant()
-    layers = suite(
-        name,
-        layer_variant.batch,
-        dtype=layer_variant.dtype,
-        layout=layer_variant.layout,
-        epilogue=layer_variant.epilogue,
-    )
-    selected_layers = filter_layers(name, layers, name_filter, excluded_text)
-    return LayerSelection(
-        _selection_name(name, layer_variant, name_filter, excluded_text),
-        {_make_label(name, layer): layer for layer in selected_layers},
-    )
+    layers = filter_layers(name, suite(name, **vars(layer_variant)), name_filter, excluded_text)
+    selection_name = _selection_name(name, layer_variant, name_filter, excluded_text)
+    return LayerSelection(selection_name, {_make_label(name, layer): layer for layer in layers})
 
 
 def select_layer_sequence(
     name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
 ) -> tuple[str, list[Layer]]:
-    """Return the name of a selection, and all its layers in the order of the network, with repetitions.
-
-    Arguments and errors are those of `select_layers`.
-    """
+    """Return the name of a selection, as of `select_layers`, and its layers in the order of the network, repeated."""
     layer_variant = variant or SuiteVariant()
     single_layers = [replace(each, count=1) for each in iterate_layers(name, layer_variant) for _ in range(each.count)]
     selected_layers = filter_layers(name, single_layers, name_filter, excluded_text)
@@ -221,13 +188,10 @@ def filter_layers(
         if (name_filter or "") in layer.name and not (excluded_text and excluded_text in layer.name)
     ]
     if not selected:
-        conditions = [
-            f"like {name_filter!r}" if name_filter else "",
-            f"unlike {excluded_text!r}" if excluded_text else "",
-        ]
-        condition = " and ".join(filter(None, conditions))
+        conditions = [f"like {name_filter!r}"] if name_filter else []
+        conditions += [f"unlike {excluded_text!r}"] if excluded_text else []
         layer_names = ", ".join(dict.fromkeys(layer.name for layer in layers))
-        raise Error(f"no layer of {name} is named {condition}; there are {layer_names}")
+        raise Error(f"no layer of {name} is named {' and '.join(conditions)}; there are {layer_names}")
     return selected
 
 
@@ -275,16 +239,12 @@ def _find_suite_counts(sweep: Sweep) -> dict[Workload, int]:
 def find_reusable_part(
     sweep: Sweep, device: Device, schedules: Sequence[str] | None, baselines: Sequence[str]
 ) -> Sweep | None:
-    """Return the part of an earlier sweep that need not be measured again; None if there is none.
+    """Return the part of an earlier sweep, possibly of another device, that need not be measured again; None: nothing.
 
-    Args:
-        sweep: Earlier sweep, possibly of another device.
-        device: Device of the new sweep.
-        schedules: See `run_schedules`.
-        baselines: See `run_schedules`.
+    The other arguments are those of `run_schedules` in the new sweep.
     """
     reusable = []
-    for label, result in zip(sweep.labels, sweep.results, strict=True):
+    for label, result in sweep.labeled_results:
         names = [schedule.name for schedule in select_schedules(result.workload, schedules, device)]
         if result.device_name == device.name and [row.name for row in result.rows] == [*names, *baselines]:
             reusable.append((label, result))
@@ -322,31 +282,35 @@ def measure_sweep(
         workload_arguments: Function from a workload to arguments of `run_schedules` for this workload only.
         extra_provenance: Text that is added to the versions of the provenance.
         how: Arguments of `run_schedules` for all workloads.
-
-    Returns:
-        The sweep.
     """
-    known_results = {result.workload: result for result in previous_sweep.results} if previous_sweep else {}
-    new_workloads = list(dict.fromkeys(workload for workload in workloads.values() if workload not in known_results))
-    time_estimator = _RemainingTimeEstimator(new_workloads)
-    sweep = Sweep(name, [], [], previous_sweep.provenance if previous_sweep else "")
+    results = {result.workload: result for result in previous_sweep.results} if previous_sweep else {}
     arguments = {
-        workload: {**how, **(workload_arguments(workload) if workload_arguments else {})} for workload in new_workloads
+        workload: {**how, **(workload_arguments(workload) if workload_arguments else {})}
+        for workload in workloads.values()
+        if workload not in results
     }
-    prefetcher = _NextExperimentPrefetcher(device, arguments)
+    prepared_experiments = _prepare_ahead(device, arguments)
+    remaining_bytes, finished_bytes = sum(map(_estimate_effort_bytes, arguments)), 0
+    started_at, expected_end = time.monotonic(), None
+    sweep = Sweep(name, [], [], previous_sweep.provenance if previous_sweep else "")
     for number, (label, workload) in enumerate(workloads.items(), 1):
-        result = known_results.get(workload)
-        if result is None:
+        if workload not in results:
             with progress(f"{device.text}: {number} of {len(workloads)}, {label}, ") as on_progress:
-                run_arguments = {**arguments[workload], **prefetcher.take_prepared(workload)}
-                result = run_schedules(
-                    workload, device=device, progress=time_estimator.with_estimate(on_progress), **run_arguments
+                results[workload] = run_schedules(
+                    workload,
+                    device=device,
+                    progress=_add_remaining_time(on_progress, expected_end),
+                    prepared=next(prepared_experiments),
+                    **arguments[workload],
                 )
-            time_estimator.finish(workload)
-        sweep = replace(sweep, labels=[*sweep.labels, label], results=[*sweep.results, result])
+            remaining_bytes -= _estimate_effort_bytes(workload)
+            finished_bytes += _estimate_effort_bytes(workload)
+            now = time.monotonic()
+            expected_end = now + (now - started_at) * remaining_bytes / finished_bytes
+        sweep = replace(sweep, labels=[*sweep.labels, label], results=[*sweep.results, results[workload]])
         if counts is not None:
             sweep = replace(sweep, counts=[*sweep.counts, counts[label]])
-        if workload not in known_results:
+        if workload in arguments:
             libraries = list_libraries(sweep.results)
             settings = [setting for library in libraries for setting in find_common_settings(sweep.results, library)]
             library_text = ", ".join(filter(None, [*settings, extra_provenance]))
@@ -355,61 +319,35 @@ def measure_sweep(
     return sweep
 
 
-class _NextExperimentPrefetcher:
-    """A thread that prepares the next workload while a GPU measures one; it is not used for devices that are CPUs.
+def _prepare_ahead(
+    device: Device, arguments: Mapping[Workload, Mapping[str, Any]]
+) -> Iterator[PreparedExperiment | None]:
+    """Yield the experiment of each workload, which a thread prepares while the GPU measures the one before.
 
-    Args:
-        device: Device to measure on.
-        arguments: Arguments of `run_schedules` for each workload, in their order.
+    The first experiment, and all those on devices that are CPUs, are not prepared.
     """
-
-    def __init__(self, device: Device, arguments: Mapping[Workload, Mapping[str, Any]]) -> None:
-        self._device = device
-        self._arguments = {
-            workload: {name: value for name, value in workload_arguments.items() if name in _PREPARED_ARGUMENTS}
-            for workload, workload_arguments in arguments.items()
-        }
-        self._executor = ThreadPoolExecutor(1, "ahead") if device.kind == "cuda" else None
-        self._futures: dict[Workload, Future[PreparedExperiment]] = {}
-
-    def take_prepared(self, workload: Workload) -> dict[str, PreparedExperiment]:
-        """Return the prepared experiment of a workload as an argument of `run_schedules`, and start the next one."""
-        if not self._executor:
-            return {}
-        future = self._futures.pop(workload, None)
-        self._arguments.pop(workload, None)
+    executor = ThreadPoolExecutor(1, "ahead")
+    future: Future[PreparedExperiment] | None = None
+    for next_workload in (*[*arguments][1:], None):
         experiment = future.result() if future else None
-        for next_workload, next_arguments in [*self._arguments.items()][:1]:
-            self._futures[next_workload] = self._executor.submit(self._prepare, next_workload, next_arguments)
-        return {"prepared": experiment} if experiment else {}
-
-    def _prepare(self, workload: Workload, arguments: Mapping[str, Any]) -> PreparedExperiment:
-        return PreparedExperiment(workload, device=self._device, **arguments).build_all_kernels()
+        future = None
+        if next_workload is not None and device.kind == "cuda":
+            future = executor.submit(_prepare, next_workload, device, arguments[next_workload])
+        yield experiment
 
 
-class _RemainingTimeEstimator:
-    """An estimate of the remaining time of a sweep, from the time of the finished workloads."""
+def _prepare(workload: Workload, device: Device, arguments: Mapping[str, Any]) -> PreparedExperiment:
+    own_arguments = {name: value for name, value in arguments.items() if name in _PREPARED_ARGUMENTS}
+    return PreparedExperiment(workload, device=device, **own_arguments).build_all_kernels()
 
-    def __init__(self, workloads: Iterable[Workload]) -> None:
-        self._remaining_bytes = sum(map(_estimate_effort_bytes, workloads))
-        self._finished_bytes = 0
-        self._started_at = time.monotonic()
-        self._expected_end: float | None = None
 
-    def finish(self, workload: Workload) -> None:
-        """Count a finished workload."""
-        self._remaining_bytes -= _estimate_effort_bytes(workload)
-        self._finished_bytes += _estimate_effort_bytes(workload)
-        now = time.monotonic()
-        self._expected_end = now + (now - self._started_at) * self._remaining_bytes / self._finished_bytes
-
-    def with_estimate(self, on_progress: ProgressCallback) -> ProgressCallback:
-        """Return a function that adds the remaining time, once it is known, to the texts for `on_progress`."""
-        if self._expected_end is None:
-            return on_progress
-        expected_end = self._expected_end
-        return lambda message: on_progress(f"{message}, {max(expected_end - time.monotonic(), 0):,.0f} s left")
+def _add_remaining_time(on_progress: ProgressCallback, expected_end: float | None) -> ProgressCallback:
+    """Return a function that adds the remaining time, once it is known, to the texts for `on_progress`."""
+    if expected_end is None:
+        return on_progress
+    return lambda message: on_progress(f"{message}, {max(expected_end - time.monotonic(), 0):,.0f} s left")
 
 
 def _estimate_effort_bytes(workload: Workload) -> int:
+    """Return a number to which the time for a workload is about proportional."""
     return FIXED_EFFORT_BYTES + workload.min_bytes

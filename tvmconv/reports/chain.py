@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvmconv.experiments.chain import CUDNN_GRAPH, GRAPH, OVERLAPPING, ChainLayer
 from tvmconv.experiments.kernel_metrics import KernelMetricsFile
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Columns, Table, format_micros, format_optional, make_table
 
 SEPARATE_SUM, CUDNN_SEPARATE_SUM = "sum", "cudnn sum"
 TITLES = {
@@ -33,45 +33,34 @@ def make_totals_table(metrics: KernelMetricsFile[ChainLayer]) -> Table:
         seconds[CUDNN_SEPARATE_SUM] = sum(layer.cudnn or 0 for layer in layers)
     seconds |= {name: median for name, (median, _) in metrics.totals.items()}
     rows = []
-    for name, title in TITLES.items():
-        if name not in seconds:
-            continue
-        separate_seconds, library_seconds = (
-            seconds.get(SEPARATE_COUNTERPARTS.get(name, "")),
-            seconds.get(LIBRARY_COUNTERPARTS.get(name, "")),
-        )
-        total = metrics.totals.get(name)
+    for name in filter(seconds.__contains__, TITLES):
+        separate_seconds = seconds.get(SEPARATE_COUNTERPARTS.get(name, ""))
+        library_seconds = seconds.get(LIBRARY_COUNTERPARTS.get(name, ""))
         overlap_note = f" ({sum(layer.overlaps for layer in layers)} of {len(layers)})" if name == OVERLAPPING else ""
+        spread = f" ± {metrics.totals[name][1]:.1%}" if name in metrics.totals else ""
+        difference = separate_seconds and (seconds[name] - separate_seconds) * 1e6 / len(layers)
         rows.append(
             (
-                title + overlap_note,
-                format_significant(seconds[name] * 1e6) + (f" ± {total[1]:.1%}" if total else ""),
-                EMPTY_CELL
-                if separate_seconds is None
-                else f"{(seconds[name] - separate_seconds) * 1e6 / len(layers):+.2f}",
-                EMPTY_CELL if library_seconds is None else format_significant(library_seconds / seconds[name]),
+                TITLES[name] + overlap_note,
+                format_micros(seconds[name]) + spread,
+                EMPTY_CELL if difference is None else f"{difference:+.2f}",
+                format_optional(library_seconds and library_seconds / seconds[name]),
             )
         )
-    return Table(
-        (f"{len(layers)} layers", "time [µs]", "over the sum, per layer [µs]", "× cuDNN"),
-        rows,
-        frozenset([f"{len(layers)} layers"]),
-    )
+    headers = (f"{len(layers)} layers", "time [µs]", "over the sum, per layer [µs]", "× cuDNN")
+    return Table(headers, rows, headers[:1])
 
 
 def make_layers_table(layers: Sequence[ChainLayer]) -> Table:
     """Return a table with one row per layer, in their order."""
-    columns = {
-        "layer": [layer.layer for layer in layers],
-        "schedule": [layer.schedule for layer in layers],
-        "config": [layer.origin for layer in layers],
-        "input": ["the layer before's" if layer.linked else "its own" for layer in layers],
-        "overlaps": ["yes" if layer.overlaps else EMPTY_CELL for layer in layers],
-        "alone [µs]": [format_significant(layer.seconds * 1e6) for layer in layers],
-        "cuDNN [µs]": [
-            EMPTY_CELL if layer.cudnn is None else format_significant(layer.cudnn * 1e6) for layer in layers
-        ],
-        "cuDNN, how": [layer.how or EMPTY_CELL for layer in layers],
+    columns: Columns = {
+        "layer": lambda layer: layer.layer,
+        "schedule": lambda layer: layer.schedule,
+        "config": lambda layer: layer.origin,
+        "input": lambda layer: "the layer before's" if layer.linked else "its own",
+        "overlaps": lambda layer: "yes" if layer.overlaps else None,
+        "alone [µs]": lambda layer: format_micros(layer.seconds),
+        "cuDNN [µs]": lambda layer: format_micros(layer.cudnn),
+        "cuDNN, how": lambda layer: layer.how or None,
     }
-    rows = [*zip(*columns.values(), strict=True)]
-    return Table([*columns], rows, frozenset(("layer", "schedule", "config", "input", "overlaps", "cuDNN, how")))
+    return make_table(layers, columns, {"layer", "schedule", "config", "input", "overlaps", "cuDNN, how"})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.experiments.results import Result, ResultRow
+from tvmconv.experiments.results import Result, ResultRow, list_libraries
 
 if TYPE_CHECKING:
     from tvmconv.reports.history import HistoryInfo
@@ -26,14 +26,7 @@ FLOPS, BYTES = "GFLOP/s", "GB/s"
 
 @dataclass(frozen=True)
 class ChartSeries:
-    """The throughput of one schedule or library.
-
-    Attributes:
-        name: Name of the schedule or library.
-        x: Positions on the x axis.
-        y: Throughput at these positions, in the chart's unit.
-        is_library: Whether this is a library.
-    """
+    """The throughput of one schedule or library, in the chart's unit."""
 
     name: str
     x: tuple[float, ...]
@@ -43,53 +36,33 @@ class ChartSeries:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """The contents of a chart of a sweep.
-
-    Attributes:
-        title: Title of the chart.
-        axis: Label of the x axis, such as "channels".
-        ticks: Positions on the x axis.
-        labels: One label per tick.
-        is_log_x: Whether positions are numbers on a logarithmic axis instead of indices.
-        series: One series per schedule or library.
-        unit: Unit of the throughput, `FLOPS` or `BYTES`.
-        peak_rate: Peak of the device's memory in that unit; None if it is unknown or irrelevant.
-    """
+    """The contents of a chart of a sweep: throughput, in `FLOPS` or `BYTES`, over an axis with one label per tick."""
 
     title: str
     axis: str
     ticks: tuple[float, ...]
     labels: tuple[str, ...]
-    is_log_x: bool
+    is_log_x: bool  # whether positions are numbers on a logarithmic axis instead of indices
     series: tuple[ChartSeries, ...]
     unit: str = FLOPS
-    peak_rate: float | None = None
+    peak_rate: float | None = None  # of the device's memory; None if it is unknown or irrelevant
 
 
 def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
     """Return GFLOP/s over the workloads of a sweep, one series per schedule; rows without a time are left out.
 
-    Args:
-        title: Title of the chart.
-        axis: Meaning of the labels, such as "channels".
-        labels: One label per result; if all are numbers, they are the positions on the axis.
-        results: One result per workload.
+    Labels that are all numbers are the positions on the axis.
     """
     is_log_x = all(label.isdigit() for label in labels)
     ticks = tuple(float(label) if is_log_x else float(index) for index, label in enumerate(labels))
-    return SweepInfo(
-        title, axis, ticks, tuple(labels), is_log_x, _collect_series(ticks, results, lambda row: row.gflops)
-    )
+    series = _collect_series(ticks, results, lambda row: row.gflops)
+    return SweepInfo(title, axis, ticks, tuple(labels), is_log_x, series)
 
 
 def compute_size_info(title: str, results: Sequence[Result]) -> SweepInfo:
     """Return throughput over the elements of the input, one series per schedule; rows without a time are left out.
 
     The throughput is in GB/s, with the memory's peak, if memory bounds all workloads, else in GFLOP/s.
-
-    Args:
-        title: Title of the chart.
-        results: One result per size.
     """
     sorted_results = sorted(results, key=_count_elements)
     ticks = tuple(map(_count_elements, sorted_results))
@@ -98,12 +71,11 @@ def compute_size_info(title: str, results: Sequence[Result]) -> SweepInfo:
     )
     axis = "elements; hot: in the L2 cache, cold: not"
     if not all(result.is_memory_bound for result in results):
-        return SweepInfo(
-            title, axis, ticks, labels, True, _collect_series(ticks, sorted_results, lambda row: row.gflops)
-        )
-    lines = _collect_series(ticks, sorted_results, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
+        series = _collect_series(ticks, sorted_results, lambda row: row.gflops)
+        return SweepInfo(title, axis, ticks, labels, True, series)
+    series = _collect_series(ticks, sorted_results, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
     peak = results[0].peak_bandwidth
-    return SweepInfo(title, axis, ticks, labels, True, lines, BYTES, peak / 1e9 if peak else None)
+    return SweepInfo(title, axis, ticks, labels, True, series, BYTES, peak / 1e9 if peak else None)
 
 
 def _count_elements(result: Result) -> float:
@@ -120,54 +92,33 @@ def _collect_series(
     ticks: Sequence[float], results: Sequence[Result], rate: Callable[[ResultRow], float | None]
 ) -> tuple[ChartSeries, ...]:
     points: dict[str, list[tuple[float, float]]] = {}
-    libraries = set()
     for tick, result in zip(ticks, results, strict=True):
         for row in result.rows:
-            value = rate(row)
-            if value is not None:
+            if (value := rate(row)) is not None:
                 points.setdefault(row.name, []).append((tick, value))
-            if row.library:
-                libraries.add(row.name)
-    series = []
-    for name, series_points in points.items():
-        x, y = zip(*series_points, strict=True)
-        series.append(ChartSeries(name, x, y, name in libraries))
-    return tuple(series)
+    libraries = list_libraries(results)
+    return tuple(
+        ChartSeries(name, tuple(x for x, _ in pairs), tuple(y for _, y in pairs), name in libraries)
+        for name, pairs in points.items()
+    )
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
     """Draw a sweep, with lines if the axis has numbers and with markers only between named layers.
 
     GFLOP/s are on a logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the peak.
-
-    Args:
-        info: Contents of the chart.
-        path: File to write; its suffix, one of `FORMATS`, selects the format.
+    The file's suffix, one of `FORMATS`, selects the format.
     """
     figure = create_figure(9 if info.is_log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
-    styles = itertools.cycle(LIBRARY_LINE_STYLES)
+    library_styles = itertools.cycle(LIBRARY_LINE_STYLES)
     for series in info.series:
-        color, style, marker = ("black", next(styles), "s") if series.is_library else (None, "-", "o")
-        style = style if info.is_log_x else "none"
-        axes.plot(
-            series.x,
-            series.y,
-            color=color,
-            linestyle=style,
-            marker=marker,
-            markersize=5,
-            linewidth=2,
-            label=series.name,
-        )
+        color, style, marker = ("black", next(library_styles), "s") if series.is_library else (None, "-", "o")
+        (line,) = axes.plot(series.x, series.y, color=color, marker=marker, label=series.name)
+        line.set(linestyle=style if info.is_log_x else "none", markersize=5, linewidth=2)
     if info.peak_rate is not None:
-        axes.axhline(
-            info.peak_rate,
-            color="black",
-            linewidth=1,
-            linestyle=(0, (8, 4)),
-            label=f"memory's peak, {info.peak_rate:,.0f} {info.unit}",
-        )
+        label = f"memory's peak, {info.peak_rate:,.0f} {info.unit}"
+        axes.axhline(info.peak_rate, color="black", linewidth=1, linestyle=(0, (8, 4)), label=label)
     if info.is_log_x:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
@@ -198,31 +149,25 @@ def _scale_rates(axes: Any, unit: str) -> None:
 def draw_history(info: HistoryInfo, path: Path) -> None:
     """Draw the best throughput of searches over their trials, and over their time if the logs have it.
 
-    Args:
-        info: Contents of the chart.
-        path: File to write; its suffix, one of `FORMATS`, selects the format.
+    The file's suffix, one of `FORMATS`, selects the format.
     """
-    timed_histories = [history for history in info.curves if history.elapsed]
-    figure = create_figure(12 if timed_histories else 9)
-    panel_axes = figure.subplots(1, 2 if timed_histories else 1, sharey=True, squeeze=False)[0]
-    colors = {history.name: f"C{index}" for index, history in enumerate(info.curves)}
-    for history in info.curves:
-        trials = range(1, len(history.best_gflops) + 1)
-        panel_axes[0].step(trials, history.best_gflops, where="post", color=colors[history.name], label=history.summary)
-    panel_axes[0].set_xlabel("trials")
-    panel_axes[0].set_ylabel("GFLOP/s of the best trial so far")
-    for history in timed_histories:
-        panel_axes[1].step(history.elapsed, history.best_gflops, where="post", color=colors[history.name])
-        panel_axes[1].set_xlabel("seconds of tuning")
-    for panel in panel_axes:
+    has_times = any(curve.elapsed for curve in info.curves)
+    figure = create_figure(12 if has_times else 9)
+    panels = figure.subplots(1, 2 if has_times else 1, sharey=True, squeeze=False)[0]
+    for index, curve in enumerate(info.curves):
+        style = {"where": "post", "color": f"C{index}"}
+        panels[0].step(range(1, len(curve.best_gflops) + 1), curve.best_gflops, label=curve.summary, **style)
+        if curve.elapsed:
+            panels[1].step(curve.elapsed, curve.best_gflops, **style)
+    panels[0].set_ylabel("GFLOP/s of the best trial so far")
+    for panel, x_label in zip(panels, ("trials", "seconds of tuning"), strict=False):
+        panel.set_xlabel(x_label)
         for name, record in info.results:
-            label = f"result: {name}" if panel is panel_axes[0] else None
+            label = f"result: {name}" if panel is panels[0] else None
             panel.axhline(record.gflops, color="C3", linestyle=RESULT_LINE_STYLE, linewidth=1, label=label)
-        for index, (name, rate) in enumerate(info.targets):
-            style = LIBRARY_LINE_STYLES[index % len(LIBRARY_LINE_STYLES)]
-            panel.axhline(
-                rate, color="black", linestyle=style, linewidth=1, label=name if panel is panel_axes[0] else None
-            )
+        for (name, rate), line_style in zip(info.targets, itertools.cycle(LIBRARY_LINE_STYLES)):
+            label = name if panel is panels[0] else None
+            panel.axhline(rate, color="black", linestyle=line_style, linewidth=1, label=label)
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.4)
     figure.suptitle(info.title)

@@ -1,103 +1,169 @@
-"""The table of networks: their times with tvmconv's kernels and with a library's, by dtype, layout and batch."""
+"""Tables of networks beside a library: tuned kernels, predictions without any trial, and what is attainable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.suite import LibraryTotal, compute_suite_info
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.library_comparison import format_mean, sum_network_seconds
+from tvmconv.reports.suite import compute_suite_info
+from tvmconv.reports.tables import Columns, Table, format_micros, format_optional, format_significant, make_table
 from tvmconv.workloads import Conv, dtypes
 
 MIXED_VALUE = "mixed"
+MUCH_SLOWER_RATIO, SLOWER_RATIO = 0.8, 0.97  # speed-ups over the library; the latter exceeds the noise of two timings
+TARGET_SPEEDUP = 1.5  # over the library; the roofline of some layers is below it
+OUR_ROWS = (PREDICTED, UNTUNED, TUNED)
 
 
 @dataclass(frozen=True)
-class NetworkVariant:
-    """The properties that all convolutions of a network share, as in workload texts; `MIXED_VALUE` where they differ.
+class PeakRates:
+    """The best rates that any kernel in the logs has reached on a GPU, tvmconv's or a library's, without its launch."""
 
-    Attributes:
-        dtype: Text of the dtype, such as `f16`.
-        layout: Layout, such as `nhwc`.
-        batch: Batch size.
-    """
+    launch_seconds: float  # of the smallest kernel
+    flops_per_second: Mapping[str, float]  # on tensor cores, by dtype
+    memory_bytes_per_second: float  # of arrays in DRAM
+    cache_bytes_per_second: float  # of arrays in the L2 cache
 
-    dtype: str
-    layout: str
-    batch: str
+    def roofline_seconds(self, w: Conv, is_cold: bool) -> float | None:
+        """Return the minimum seconds of a direct convolution; None for a dtype that tensor cores do not support.
+
+        The model is a roofline (Williams et al., "Roofline", CACM 52(4), 2009) plus the time of a launch, with measured
+        rates instead of the data sheet's. It is an optimistic bound: kernels near the ridge reach neither rate, and the
+        rates are those of short bursts, while a GPU under load lowers its clock.
+        """
+        if w.dtype not in self.flops_per_second:
+            return None
+        bandwidth = self.memory_bytes_per_second if is_cold else self.cache_bytes_per_second
+        return self.launch_seconds + max(w.flops / self.flops_per_second[w.dtype], w.min_bytes / bandwidth)
+
+
+PEAK_RATES = {
+    "NVIDIA H200": PeakRates(1.07e-6, {"float16": 795e12, "bfloat16": 795e12, "tf32": 430e12}, 4.1e12, 8e12),
+}
+
+
+def compute_roofline_headroom(result: Result, library: str) -> float | None:
+    """Return the speed-up over a library of a kernel that takes the minimum time; None if it is unknown."""
+    rates, timing = PEAK_RATES.get(result.device_name), result.find_row(library).timing
+    if not rates or not timing or not isinstance(result.workload, Conv):
+        return None
+    min_seconds = rates.roofline_seconds(result.workload, timing.cold)
+    return timing.median / min_seconds if min_seconds else None
+
+
+class _Network:
+    """A sweep with the properties that all its convolutions share, as in workload texts, or else `MIXED_VALUE`."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        workloads: list[Any] = [result.workload for result in sweep.results]  # dataclasses, which `Workload` is not
+        self.sweep = sweep
+        self.dtype = _find_common_value(dtypes.DTYPES[workload.dtype].text for workload in workloads)
+        self.layout = _find_common_value(workload.layout for workload in workloads)
+        self.batch = _find_common_value(str(workload.N) for workload in workloads)
+        base_name, *words = sweep.name.split("-")
+        shown_words = {TUNED, self.dtype, self.layout, f"b{self.batch}"}  # in other columns
+        self.name = "-".join([base_name, *(word for word in words if word not in shown_words)])
+        # Sorts by name, by dtype from float32 to 16 bits, then by batch; mixed values come first.
+        self.sort_key = (
+            self.name,
+            [MIXED_VALUE, *dtypes.DTYPES_BY_TEXT].index(self.dtype),
+            self.layout,
+            int(self.batch) if self.batch != MIXED_VALUE else 0,
+        )
+
+
+def _find_common_value(values: Iterable[str]) -> str:
+    distinct_values = set(values)
+    return distinct_values.pop() if len(distinct_values) == 1 else MIXED_VALUE
+
+
+NETWORK_COLUMNS: Columns = {  # of rows that begin with a network
+    "suite": lambda row: row[0].name,
+    "dtype": lambda row: row[0].dtype,
+    "layout": lambda row: row[0].layout,
+    "batch": lambda row: row[0].batch,
+}
+LEFT_ALIGNED = {"suite", "dtype", "layout", "library", "layer", "schedule"}
 
 
 def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
     """Return a table with one row per network and library, sorted by name, dtype and batch; filters are left out."""
-    lines = []
+    rows = [
+        (_Network(sweep), total)
+        for sweep in sweeps
+        if (info := compute_suite_info("", sweep)) and all(isinstance(each.workload, Conv) for each in sweep.results)
+        for total in info.totals
+    ]
+    columns: Columns = {
+        **NETWORK_COLUMNS,
+        "library": lambda row: row[1].name,
+        "layers": lambda row: str(row[1].num_layers),
+        "slower": lambda row: str(row[1].num_slower),
+        "× geometric mean": lambda row: format_optional(row[1].mean_speedup),
+        "network [µs]": lambda row: format_micros(row[1].kernel_seconds),
+        "with the library [µs]": lambda row: format_micros(row[1].library_seconds),
+        "×": lambda row: format_optional(row[1].speedup),
+    }
+    return make_table(sorted(rows, key=lambda row: row[0].sort_key), columns, LEFT_ALIGNED)
+
+
+def make_predictions_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
+    """Return a table with one row per network with predictions: geometric-mean speed-ups over a library."""
+    rows = []
     for sweep in sweeps:
-        info = compute_suite_info("", sweep)
-        if info and all(isinstance(result.workload, Conv) for result in sweep.results):
-            variant = find_variant(sweep)
-            for total in info.totals:
-                lines.append(
-                    (make_sort_key(sweep, variant), _format_row(make_suite_name(sweep, variant), variant, total))
-                )
-    lines.sort(key=lambda line: line[0])
-    headers = (
-        "suite",
-        *(variant_field.name for variant_field in fields(NetworkVariant)),
-        "library",
-        "layers",
-        "slower",
-        "× geometric mean",
-    )
-    times = ("network [µs]", "with the library [µs]", "×")
-    return Table(
-        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "library"})
-    )
+        if sweep.has_row(PREDICTED):
+            speedups = {
+                name: [speedup for each in sweep.results if (speedup := each.compute_speedup(name, library))]
+                for name in OUR_ROWS
+            }
+            headrooms = [ratio for each in sweep.results if (ratio := compute_roofline_headroom(each, library))]
+            rows.append((_Network(sweep), speedups, headrooms))
+    columns: Columns = {
+        **NETWORK_COLUMNS,
+        "layers": lambda row: str(len(row[0].sweep.results)),
+        **{f"{name} ×": partial(_format_mean_speedup, name) for name in OUR_ROWS},
+        "attainable ×": lambda row: format_mean(row[2]),
+        f"attainable < {TARGET_SPEEDUP}": lambda row: str(_count_below(TARGET_SPEEDUP, row[2])) if row[2] else None,
+        f"{PREDICTED} < {MUCH_SLOWER_RATIO}": lambda row: str(_count_below(MUCH_SLOWER_RATIO, row[1][PREDICTED])),
+        **{f"{name} [µs]": partial(_format_network_time, name) for name in (*OUR_ROWS, library)},
+    }
+    return make_table(sorted(rows, key=lambda row: row[0].sort_key), columns, LEFT_ALIGNED)
 
 
-def _format_row(name: str, variant: NetworkVariant, total: LibraryTotal) -> tuple[str, ...]:
-    layers = str(total.num_layers), str(total.num_slower), _format_value(total.mean_speedup)
-    micros = [seconds and seconds * 1e6 for seconds in (total.kernel_seconds, total.library_seconds)]
-    return (
-        name,
-        variant.dtype,
-        variant.layout,
-        variant.batch,
-        total.name,
-        *layers,
-        *map(_format_value, (*micros, total.speedup)),
-    )
+def _format_mean_speedup(name: str, row: tuple[_Network, dict[str, list[float]], list[float]]) -> str:
+    return format_mean(row[1][name])
 
 
-def _format_value(value: float | None) -> str:
-    return format_significant(value) if value else EMPTY_CELL
+def _count_below(limit: float, ratios: Sequence[float]) -> int:
+    return sum(ratio < limit for ratio in ratios)
 
 
-def find_variant(sweep: Sweep) -> NetworkVariant:
-    """Return the properties that all convolutions of a sweep share."""
-    workloads: list[Any] = [result.workload for result in sweep.results]  # dataclasses, which `Workload` is not
-    values_by_property = (
-        {dtypes.DTYPES[workload.dtype].text for workload in workloads},
-        {workload.layout for workload in workloads},
-        {str(workload.N) for workload in workloads},
-    )
-    return NetworkVariant(*(values.pop() if len(values) == 1 else MIXED_VALUE for values in values_by_property))
+def _format_network_time(name: str, row: tuple[_Network, dict[str, list[float]], list[float]]) -> str:
+    return format_micros(sum_network_seconds(row[0].sweep, name))
 
 
-def make_suite_name(sweep: Sweep, variant: NetworkVariant) -> str:
-    """Return the sweep's name without the words that other columns show."""
-    shown_words = {TUNED, variant.dtype, variant.layout, f"b{variant.batch}"}
-    base_name, *words = sweep.name.split("-")
-    return "-".join([base_name, *(word for word in words if word not in shown_words)])
+def make_slower_layers_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
+    """Return a table with one row per layer whose tuned kernel is slower than a library, of networks with predictions.
 
-
-def make_sort_key(sweep: Sweep, variant: NetworkVariant) -> tuple[str, int, str, int]:
-    """Return a key that sorts by suite, by dtype from float32 to 16 bits, then by batch; mixed values come first."""
-    dtype = [*dtypes.DTYPES_BY_TEXT].index(variant.dtype) if variant.dtype != MIXED_VALUE else -1
-    return (
-        make_suite_name(sweep, variant),
-        dtype,
-        variant.layout,
-        int(variant.batch) if variant.batch != MIXED_VALUE else 0,
-    )
+    A layer counts as slower below `SLOWER_RATIO` of the library's speed.
+    """
+    rows = [
+        (_Network(sweep), result, speedup)
+        for sweep in sweeps
+        if sweep.has_row(PREDICTED)
+        for result in sweep.results
+        if (speedup := result.compute_speedup(TUNED, library)) and speedup < SLOWER_RATIO
+    ]
+    columns: Columns = {
+        **{header: NETWORK_COLUMNS[header] for header in ("suite", "dtype", "batch")},
+        "layer": lambda row: row[1].workload.text,
+        "schedule": lambda row: row[1].find_row(TUNED).schedule,
+        f"{TUNED} ×": lambda row: format_significant(row[2]),
+        "attainable ×": lambda row: format_optional(compute_roofline_headroom(row[1], library)),
+    }
+    return make_table(sorted(rows, key=lambda row: (row[0].sort_key, row[2])), columns, LEFT_ALIGNED)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.results import TUNED, Result, ResultRow
 from tvmconv.experiments.sweep import Sweep, fill_counts, split_input_shape
 from tvmconv.reports import library_comparison
 from tvmconv.reports.charts import SweepInfo, compute_size_info, compute_sweep_info, draw_sweep
-from tvmconv.reports.suite import SuiteInfo, compute_suite_info, format_heading
-from tvmconv.reports.suite_chart import draw_suite
-from tvmconv.reports.tables import Table, make_bandwidth_table, make_sweep_table
+from tvmconv.reports.suite import SuiteInfo, compute_suite_info, draw_suite, format_heading
+from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_gigabytes, format_micros, format_significant
 from tvmconv.workloads.filters import Filter
 
 
@@ -28,17 +28,69 @@ def make_title(sweep: Sweep) -> str:
 
 def make_table(sweep: Sweep) -> Table:
     """Return a table of bandwidths for memory-bound workloads that differ only in size, else of times."""
-    if sweep.shows_bandwidth:
-        return make_bandwidth_table(sweep.labels, sweep.results)
-    return make_sweep_table(sweep.axis, sweep.labels, sweep.results, fill_counts(sweep).counts)
+    return _make_bandwidth_table(sweep) if sweep.shows_bandwidth else _make_time_table(fill_counts(sweep))
+
+
+def _make_time_table(sweep: Sweep) -> Table:
+    """Return a table with one row per workload and one column per schedule: µs and the speed-up over the first.
+
+    If the network's counts are known, the last row has the times of all its layers.
+    """
+    names = _list_row_names(sweep.results)
+    lines = []
+    for label, result in sweep.labeled_results:
+        rows = {row.name: row for row in result.rows}
+        lines.append([label, *(_format_time(rows.get(name), has_speedup=name != names[0]) for name in names)])
+    if sweep.counts:
+        totals = [library_comparison.sum_network_seconds(sweep, name) for name in names]
+        first_total = totals[0] if any(row.speedup for result in sweep.results for row in result.rows) else None
+        speedups = [first_total / total if first_total and total else None for total in totals]
+        lines.append([NETWORK_ROW, *map(_format_seconds, totals, [None, *speedups[1:]])])
+    return Table([sweep.axis, *(f"{name} [µs]" for name in names)], lines, {sweep.axis})
+
+
+def _format_time(row: ResultRow | None, *, has_speedup: bool) -> str:
+    if row is None:
+        return EMPTY_CELL
+    return _format_seconds(row.seconds, row.speedup if has_speedup else None) if row.seconds else "failed"
+
+
+def _format_seconds(seconds: float | None, speedup: float | None) -> str:
+    return format_micros(seconds) + (f" ({format_significant(speedup)}×)" if speedup else "")
+
+
+def _make_bandwidth_table(sweep: Sweep) -> Table:
+    """Return a table with one column per size and one row per schedule: GB/s and the fraction of the memory's peak."""
+    rows_by_result = [{row.name: row for row in result.rows} for result in sweep.results]
+    lines = [
+        [name, *(_format_bandwidth(rows.get(name)) for rows in rows_by_result)]
+        for name in _list_row_names(sweep.results)
+    ]
+    headers = [f"{label} {'cold' if result.is_cold else 'hot'}" for label, result in sweep.labeled_results]
+    return Table(["GB/s", *headers], lines, {"GB/s"})
+
+
+def _format_bandwidth(row: ResultRow | None) -> str:
+    if row is None:
+        return EMPTY_CELL
+    if row.bandwidth is None:
+        return "failed"
+    fraction_text = "" if row.bandwidth_share is None else f" ({row.bandwidth_share:.1%})"
+    return format_gigabytes(row.bandwidth) + fraction_text
+
+
+def _list_row_names(results: Sequence[Result]) -> list[str]:
+    """Return the names of all rows in order; results with speed-ups come first, so that their reference leads."""
+    sorted_results = sorted(results, key=lambda result: not any(row.speedup for row in result.rows))
+    return list(dict.fromkeys(row.name for result in sorted_results for row in result.rows))
 
 
 def format_text(sweep: Sweep) -> str:
     """Return the table for a terminal, with a comparison with libraries if the sweep has a network's tuned kernels."""
-    comparison_tables = (
-        [library_comparison.make_comparison_table(sweep)] if library_comparison.is_comparison(sweep) else []
-    )
-    return "\n\n".join(shown_table.format_text() for shown_table in (make_table(sweep), *comparison_tables))
+    tables = [make_table(sweep)]
+    if library_comparison.is_comparison(sweep):
+        tables.append(library_comparison.make_comparison_table(sweep))
+    return "\n\n".join(table.format_text() for table in tables)
 
 
 def format_markdown(sweep: Sweep) -> str:
@@ -53,21 +105,18 @@ def format_markdown(sweep: Sweep) -> str:
             f"Bandwidth: bytes of input and output divided by the median time{peak_note}. "
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
-    paragraphs = [make_table(sweep).format_markdown(), f"{caption} {sweep.provenance}"]
-    if library_comparison.is_comparison(sweep):
-        has_other_schedules = library_comparison.has_other_schedules(sweep)
-        schedule_paragraphs = ["With schedules that are not tuned:", paragraphs[0]] if has_other_schedules else []
-        remark_paragraphs = [
-            *library_comparison.list_remarks(sweep),
-            *schedule_paragraphs,
-            "The schedules and configs:",
-            library_comparison.make_configs_table(sweep).format_markdown(),
-        ]
-        paragraphs = [
-            library_comparison.make_comparison_table(sweep).format_markdown(),
-            *remark_paragraphs,
-            paragraphs[1] if has_other_schedules else f"Median times. {sweep.provenance}",
-        ]
+    table = make_table(sweep).format_markdown()
+    if not library_comparison.is_comparison(sweep):
+        return f"{table}\n\n{caption} {sweep.provenance}\n"
+    has_other_schedules = library_comparison.has_other_schedules(sweep)
+    paragraphs = [
+        library_comparison.make_comparison_table(sweep).format_markdown(),
+        *library_comparison.list_remarks(sweep),
+        *(["With schedules that are not tuned:", table] if has_other_schedules else []),
+        "The schedules and configs:",
+        library_comparison.make_configs_table(sweep).format_markdown(),
+        f"{caption if has_other_schedules else 'Median times.'} {sweep.provenance}",
+    ]
     return "\n\n".join(paragraphs) + "\n"
 
 

@@ -1,13 +1,12 @@
-"""Tables of results for a terminal and for Markdown, as pure functions of results."""
+"""Tables of texts and of results for a terminal and for Markdown, as pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tvmconv.devices import Timing
 from tvmconv.errors import Error, escape_unprintable
 from tvmconv.experiments.results import Result, ResultRow
 
@@ -15,29 +14,16 @@ EMPTY_CELL = "—"
 NETWORK_ROW = "all, times their number"  # label of the row with the network's time
 
 T = TypeVar("T")
+Columns = Mapping[str, Callable[[Any], str | None]]  # functions from an item to its cell, by header
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
-
-    Attributes:
-        headers: One header per column.
-        rows: Rows with as many cells as there are headers.
-        left_aligned: Headers of the columns that are left-aligned; the others are right-aligned, which suits numbers.
-
-    Example:
-        >>> from tvmconv.reports.tables import Table
-        >>> table = Table(["layer", "time [µs]"], [["conv1", "12.5"], ["conv2", "3.1"]], frozenset({"layer"}))
-        >>> print(table.format_text())
-        layer  time [µs]
-        conv1       12.5
-        conv2        3.1
-    """
+    """A table of texts; columns are right-aligned, which suits numbers, except those in `left_aligned`."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left_aligned: frozenset[str] = frozenset()
+    left_aligned: Collection[str] = ()
 
     def format_text(self) -> str:
         """Return the table with aligned columns."""
@@ -60,9 +46,35 @@ class Table:
         return cell.ljust(width) if header in self.left_aligned else cell.rjust(width)
 
 
-def format_heading(result: Result) -> str:
-    """Return the workload and the device of a result as one line."""
-    return f"{result.workload.text} on {result.device}, {result.device_name}"
+def make_table(items: Iterable[Any], columns: Columns, left_aligned: Collection[str] = ()) -> Table:
+    """Return a table with one row per item; a column's function returns None for a dash."""
+    rows = [[column(item) for column in columns.values()] for item in items]
+    cells = [tuple(EMPTY_CELL if cell is None else cell for cell in row) for row in rows]
+    return Table([*columns], cells, left_aligned)
+
+
+def format_significant(value: float, digits: int = 3) -> str:
+    """Return a number with `digits` significant digits; integer digits are never rounded: 0.123, 1.50, 17,858."""
+    decimals = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def format_optional(value: float | None, scale: float = 1) -> str:
+    """Return a number times a scale with three significant digits; a dash for None."""
+    return EMPTY_CELL if value is None else format_significant(value * scale)
+
+
+def format_micros(seconds: float | None) -> str:
+    """Return microseconds with three significant digits; a dash for None."""
+    return format_optional(seconds, 1e6)
+
+
+def sum_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    """Return the seconds of all layers, each times its count; None if a time or the counts are missing."""
+    known_seconds = [layer_seconds for layer_seconds in seconds if layer_seconds is not None]
+    if not counts or len(known_seconds) < len(seconds):
+        return None
+    return sum(layer_seconds * count for layer_seconds, count in zip(known_seconds, counts, strict=True))
 
 
 def make_result_table(result: Result) -> Table:
@@ -72,32 +84,28 @@ def make_result_table(result: Result) -> Table:
     The throughput is in GB/s if the workload is bound by memory, else in GFLOP/s.
     """
     scale, unit = _choose_time_unit(result)
-    rates: dict[str, Callable[[ResultRow], str | None]] = {
-        "GFLOP/s": lambda row: _format_optional(row.gflops, format_significant),
-        "of peak": lambda row: _format_optional(row.peak_share, "{:.1%}".format),
+    rates: Columns = {
+        "GFLOP/s": lambda row: _apply(format_significant, row.gflops),
+        "of peak": lambda row: _apply("{:.1%}".format, row.peak_share),
     }
     if result.is_memory_bound:
         rates = {
-            "GB/s": lambda row: _format_optional(row.bandwidth, _format_gigabytes),
-            "of memory's peak": lambda row: _format_optional(row.bandwidth_share, "{:.1%}".format),
+            "GB/s": lambda row: _apply(format_gigabytes, row.bandwidth),
+            "of memory's peak": lambda row: _apply("{:.1%}".format, row.bandwidth_share),
         }
-    columns: dict[str, Callable[[ResultRow], str | None]] = {
+    columns: Columns = {
         "schedule": lambda row: row.name,
-        f"time ± spread [{unit}]": lambda row: _format_optional(
-            row.timing, lambda timing: mark_unstable(_format_time(timing, scale), row)
-        ),
+        f"time ± spread [{unit}]": lambda row: _format_timing(row, scale),
         **rates,
-        f"× {result.rows[0].name}": lambda row: _format_optional(row.speedup, format_significant),
-        "rel. error": lambda row: _format_optional(row.error, "{:.1e}".format),
-        "grid × block": lambda row: _format_optional(row.launch, str),
-        "shared [B]": lambda row: _format_optional(row.shared_bytes, "{:,}".format),
-        "registers": lambda row: _format_optional(row.registers, str),
-        "spills [B]": lambda row: _format_optional(row.spills or None, "{:,}".format),
+        f"× {result.rows[0].name}": lambda row: _apply(format_significant, row.speedup),
+        "rel. error": lambda row: _apply("{:.1e}".format, row.error),
+        "grid × block": lambda row: _apply(str, row.launch),
+        "shared [B]": lambda row: _apply("{:,}".format, row.shared_bytes),
+        "registers": lambda row: _apply(str, row.registers),
+        "spills [B]": lambda row: _apply("{:,}".format, row.spills or None),
     }
-    cells = {header: [cell(row) for row in result.rows] for header, cell in columns.items()}
-    filled_columns = {header: column for header, column in cells.items() if any(column)}
-    rows = [[cell or EMPTY_CELL for cell in line] for line in zip(*filled_columns.values(), strict=True)]
-    return Table(list(filled_columns), rows, left_aligned=frozenset({"schedule", "grid × block"}))
+    filled_columns = {header: cell for header, cell in columns.items() if any(map(cell, result.rows))}
+    return make_table(result.rows, filled_columns, {"schedule", "grid × block"})
 
 
 def list_notes(result: Result) -> list[str]:
@@ -118,11 +126,6 @@ def list_notes(result: Result) -> list[str]:
     return lines
 
 
-def mark_unstable(time: str, row: ResultRow) -> str:
-    """Return a time, marked as unstable if the row's repetitions disagree."""
-    return f"{time} unstable" if row.unstable else time
-
-
 def list_unstable_notes(result: Result) -> list[str]:
     """Return one line for each row whose repetitions disagree, with their times."""
     scale, unit = _choose_time_unit(result)
@@ -136,122 +139,32 @@ def list_unstable_notes(result: Result) -> list[str]:
 
 def format_result(result: Result) -> str:
     """Return heading, table and notes for a terminal."""
-    return "\n".join([format_heading(result), "", make_result_table(result).format_text(), "", *list_notes(result)])
+    heading = f"{result.workload.text} on {result.device}, {result.device_name}"
+    return "\n".join([heading, "", make_result_table(result).format_text(), "", *list_notes(result)])
 
 
-def make_sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result], counts: Sequence[int] = ()) -> Table:
-    """Return a table with one row per workload and one column per schedule: µs and the speed-up over the first.
-
-    If the network's counts are known, the last row has the times of all its layers.
-
-    Args:
-        axis: Header of the labels, such as "channels".
-        labels: One label per workload.
-        results: One result per label.
-        counts: Number of layers of the network by label; empty if unknown.
-    """
-    names = _list_row_names(results)
-    lines = []
-    for label, result in zip(labels, results, strict=True):
-        rows = {row.name: row for row in result.rows}
-        lines.append([label, *(_format_sweep_cell(rows.get(name), reference_name=names[0]) for name in names)])
-    if counts:
-        lines.append([NETWORK_ROW, *_format_network_cells(results, counts, names)])
-    return Table([axis, *(f"{name} [µs]" for name in names)], lines, left_aligned=frozenset({axis}))
+def mark_unstable(time: str, row: ResultRow) -> str:
+    """Return a time, marked as unstable if the row's repetitions disagree."""
+    return f"{time} unstable" if row.unstable else time
 
 
-def make_bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Table:
-    """Return a table with one column per size and one row per schedule: GB/s and the fraction of the memory's peak.
-
-    Args:
-        labels: One label per size.
-        results: One result per label.
-    """
-    rows_by_result = [{row.name: row for row in result.rows} for result in results]
-    lines = [
-        [name, *(_format_bandwidth_cell(rows_by_name.get(name)) for rows_by_name in rows_by_result)]
-        for name in _list_row_names(results)
-    ]
-    headers = [f"{label} {'cold' if result.is_cold else 'hot'}" for label, result in zip(labels, results, strict=True)]
-    return Table(["GB/s", *headers], lines, left_aligned=frozenset({"GB/s"}))
-
-
-def _list_row_names(results: Sequence[Result]) -> list[str]:
-    """Return the names of all rows in order; results with speed-ups come first, so that their reference leads."""
-    sorted_results = sorted(results, key=lambda result: not any(row.speedup for row in result.rows))
-    return list(dict.fromkeys(row.name for result in sorted_results for row in result.rows))
-
-
-def _format_sweep_cell(row: ResultRow | None, reference_name: str) -> str:
-    if row is None:
-        return EMPTY_CELL
-    if row.timing is None:
-        return "failed"
-    time = format_significant(row.timing.median * 1e6)
-    return f"{time} ({format_significant(row.speedup)}×)" if row.speedup and row.name != reference_name else time
-
-
-def _format_network_cells(results: Sequence[Result], counts: Sequence[int], names: Sequence[str]) -> list[str]:
-    """Return the cells of the network's row, with a dash where a layer has no time."""
-    totals = [sum_network_seconds(results, counts, name) for name in names]
-    first_total = totals[0] if any(row.speedup for result in results for row in result.rows) else None
-    cells = []
-    for index, total in enumerate(totals):
-        speedup_text = f" ({format_significant(first_total / total)}×)" if first_total and total and index else ""
-        cells.append(format_significant(total * 1e6) + speedup_text if total else EMPTY_CELL)
-    return cells
-
-
-def sum_network_seconds(results: Sequence[Result], counts: Sequence[int], name: str) -> float | None:
-    """Return the seconds of all layers of a network by one schedule or library; None if a layer has no time.
-
-    Args:
-        results: One result per layer.
-        counts: Number of layers by result.
-        name: Name of the rows.
-    """
-    timings = [{row.name: row.timing for row in result.rows}.get(name) for result in results]
-    return sum_seconds([timing.median if timing else None for timing in timings], counts)
-
-
-def sum_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Return the seconds of all layers, each times its count; None if a time or the counts are missing."""
-    known_seconds = [layer_seconds for layer_seconds in seconds if layer_seconds is not None]
-    if not counts or len(known_seconds) < len(seconds):
-        return None
-    return sum(layer_seconds * count for layer_seconds, count in zip(known_seconds, counts, strict=True))
-
-
-def _format_bandwidth_cell(row: ResultRow | None) -> str:
-    if row is None:
-        return EMPTY_CELL
-    if row.bandwidth is None:
-        return "failed"
-    fraction_text = "" if row.bandwidth_share is None else f" ({row.bandwidth_share:.1%})"
-    return _format_gigabytes(row.bandwidth) + fraction_text
-
-
-def _format_gigabytes(bandwidth: float) -> str:
+def format_gigabytes(bandwidth: float) -> str:
+    """Return a bandwidth in GB/s."""
     return format_significant(bandwidth / 1e9)
-
-
-def format_significant(value: float, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits; integer digits are never rounded: 0.123, 1.50, 17,858."""
-    decimals = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else 0
-    return f"{value:,.{decimals}f}"
 
 
 def _choose_time_unit(result: Result) -> tuple[float, str]:
     """Return the units per second and their name: ms if even the fastest row takes one, else µs."""
-    medians = [row.timing.median for row in result.rows if row.timing]
-    return (1e3, "ms") if medians and min(medians) >= 1e-3 else (1e6, "µs")
+    return (1e3, "ms") if min(result.seconds.values(), default=0) >= 1e-3 else (1e6, "µs")
 
 
-def _format_time(timing: Timing, scale: float) -> str:
-    return f"{format_significant(timing.median * scale)} ± {timing.spread:.1%}"
+def _format_timing(row: ResultRow, scale: float) -> str | None:
+    if row.timing is None:
+        return None
+    return mark_unstable(f"{format_significant(row.timing.median * scale)} ± {row.timing.spread:.1%}", row)
 
 
-def _format_optional(value: T | None, format_value: Callable[[T], str]) -> str | None:
+def _apply(format_value: Callable[[T], str], value: T | None) -> str | None:
     return None if value is None else format_value(value)
 
 
