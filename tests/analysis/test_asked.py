@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.block_accesses import count_block_accesses, find_costliest_requests
-from tvmconv.analysis.block_counts import count_block
+from tvmconv.analysis.block_accesses import count_block, count_block_accesses, find_costliest_requests
 from tvmconv.compiler import sass
 from tvmconv.errors import CompileError
 

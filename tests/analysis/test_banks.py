@@ -69,7 +69,7 @@ def test_a_last_warp_that_is_not_full_is_a_warp():
     ],
 )
 def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
-    assert count_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
+    assert count_wavefronts((np.arange(32) * stride)[None], np.ones((1, 32), bool), nbytes) == expected
 
 
 def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():
@@ -99,7 +99,7 @@ def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
 def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
     from_text = count_shared_accesses(kernel)
-    monkeypatch.setattr("tvmconv.analysis.memory.bank_conflicts.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.tir.accesses.has_instructions", lambda function: True)
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(
@@ -133,4 +133,5 @@ ALIGNED = 16 * np.arange(32)
     ],
 )
 def test_copies_take_a_wavefront_for_each_line_and_row(to, source, wavefronts):
-    assert count_copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]
+    active = np.ones((1, 32), bool)
+    assert count_copy_wavefronts(to[None], active, source[None], source[None] >= 0) == (1, wavefronts, 4)

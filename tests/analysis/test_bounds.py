@@ -13,12 +13,12 @@ from venvs import without_nvdisasm
 import tvmconv as tc
 from tvmconv.analysis.speed_of_light import ARITHMETIC, L1, LAUNCH, SHARED, compute_unit_times
 from tvmconv.cli import main
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.packaged import packaged_logs
+from tvmconv.target import Target
 
-H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = Target("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 CHECKED = ("resnet50", "d2l", "resnet50-f16-nhwc", "convnext_tiny-f16-nhwc", "layers")
 SAMPLE = 3  # of all best records, in a run of all tests; TVMCONV_ALL_RECORDS=1 checks each of them
 TILING = "conv2d:1x64x56x56,64x64x3x3,s1,p1"

@@ -3,12 +3,11 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.block_accesses import count_block_accesses
-from tvmconv.analysis.block_counts import count_block
-from tvmconv.analysis.sass.arithmetic import count_lane_clocks, count_lane_flops, count_matrix_flops
-from tvmconv.analysis.sass.sass_ops import SassLoop, SassOp, build_code
-from tvmconv.analysis.sass.warp_pipeline import CLOCKS, L2_CLOCKS, WarpPipeline
+from tvmconv.analysis.block_accesses import count_block, count_block_accesses
+from tvmconv.analysis.sass.instruction_mix import count_lane_clocks, count_lane_flops, count_matrix_flops
+from tvmconv.analysis.sass.warp_pipeline import SassLoop, SassOp, WarpPipeline, build_code
 from tvmconv.compiler.sass_listing import parse_disassembly
+from tvmconv.target import INSTRUCTION_CLOCKS, L2_CLOCKS
 
 TEXT = """
 \t.section\t.text.one,"ax",@progbits
@@ -114,7 +113,7 @@ def test_what_is_shuffled_is_waited_for():
     lines = "SHFL.DOWN PT, R5, R4, 0x1, 0x1f", "FADD R6, R5, R5"
     text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
     (listing,) = parse_disassembly(f".text.one:\n{text}\n").values()
-    assert chain(*build_code(listing, [1, 1], [0, 0])) > CLOCKS["SHFL"]
+    assert chain(*build_code(listing, [1, 1], [0, 0])) > INSTRUCTION_CLOCKS["SHFL"]
 
 
 def test_the_groups_that_a_wait_leaves_are_its_second_operand():

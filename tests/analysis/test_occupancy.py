@@ -11,7 +11,7 @@ import pytest
 
 from tvmconv.analysis.occupancy import BLOCKS, REGISTERS_LIMIT, SHARED_MEMORY, WARPS, compute_occupancy, compute_waves
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import get_block_limits, get_multiprocessor_spec
+from tvmconv.target import RESERVED_SHARED_BYTES, find_architecture, get_block_limits
 
 ARCHS = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"]
 
@@ -90,12 +90,13 @@ def test_it_is_what_nvidias_calculator_says(tmp_path):
     random.seed(0)
     lines, ours = [], []
     for arch in ARCHS:
-        there, most = get_multiprocessor_spec(arch), get_block_limits(arch).max_shared_bytes
+        there, most = find_architecture(arch), get_block_limits(arch).max_shared_bytes
         major, minor = divmod(int(arch.removeprefix("sm_")), 10)
         for _ in range(1500):
             threads, registers = random.randint(1, 1024), random.randint(1, 255)
             shared = random.choice([0, random.randint(0, 49152), random.randint(0, most)])
-            of_device = (major, minor, there.max_threads, there.shared_bytes, there.reserved_shared_bytes, most)
+            reserved = RESERVED_SHARED_BYTES if major >= 8 else 0
+            of_device = (major, minor, there.max_threads, there.shared_kib << 10, reserved, most)
             lines.append(" ".join(map(str, (*of_device, threads, registers, shared))))
             ours.append(compute_occupancy(arch, threads, registers, shared).resident_blocks)
     told = subprocess.run([tmp_path / "main"], input="\n".join(lines), capture_output=True, text=True, check=True)

@@ -10,16 +10,15 @@ import pytest
 import tvmconv as tc
 from tvmconv.analysis.kernel_work import KernelWork, count_kernel_work
 from tvmconv.analysis.memory.footprint import count_dram_bytes
-from tvmconv.analysis.predicted_time import predict_kernel_time, predict_time
-from tvmconv.analysis.schedule_estimate import estimate_schedule_seconds
+from tvmconv.analysis.predicted_time import estimate_schedule_seconds, predict_kernel_time, predict_time
 from tvmconv.analysis.speed_of_light import compute_unit_times
-from tvmconv.cost_model.features import LAUNCH_SECONDS, DeviceSpec
+from tvmconv.target import LAUNCH_SECONDS, Target
 
 H200 = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
 RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in H200.glob("bounds-*.json")}
 LAYERS = sorted((name, text) for name, found in RECORDED.items() for text in found["points"])
 FITTED = [("direct", text) for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]
-MACHINE = DeviceSpec(**RECORDED["direct"]["machine"])
+MACHINE = Target(**RECORDED["direct"]["machine"])
 WORK = KernelWork(264, 2, 1000, 4000, 3000, 100, 0, 500, 0, 100, 200, 200, 0)
 
 

@@ -4,8 +4,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.analysis import block_accesses
-from tvmconv.analysis.block_accesses import count_block_accesses
-from tvmconv.analysis.block_counts import count_block
+from tvmconv.analysis.block_accesses import count_block, count_block_accesses
 from tvmconv.analysis.memory.footprint import compute_footprints, count_dram_bytes
 from tvmconv.analysis.tir import scopes
 from tvmconv.arithmetic import ceil_div

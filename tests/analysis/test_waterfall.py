@@ -8,9 +8,9 @@ import tvmconv as tc
 from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.speed_of_light import compute_unit_times
 from tvmconv.analysis.waterfall import compute_waterfall
-from tvmconv.cost_model.features import DeviceSpec
+from tvmconv.target import Target
 
-H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = Target("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 WORKLOAD = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
 CONFIG = {"tile_f": (-1, 1, 8, 2), "tile_x": (-1, 1, 1, 4), "sliced_k": 4}  # four slices alone take too much memory
 

@@ -9,9 +9,10 @@ from listed import listed
 from points import all_divide, covering
 
 import tvmconv as tc
-from tvmconv import gpu_specs, registry
+from tvmconv import registry
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.devices import find_device
+from tvmconv.target import get_block_limits
 
 ARCH = "sm_90"
 VARIED = (
@@ -86,7 +87,7 @@ def multiplies(lowered):
 def chosen(text, name):
     """The space of a schedule, and legal configs."""
     workload = tc.parse(text)
-    space = registry.find_schedule(workload, name).space(workload, gpu_specs.get_block_limits(ARCH))
+    space = registry.find_schedule(workload, name).space(workload, get_block_limits(ARCH))
     return space, covering(space, 1, seed=2)
 
 
@@ -127,7 +128,7 @@ ROOMY += [("conflict_free", "conv2d:1x128x40x40,128x128x3x3,s1,p1")]
 def test_searched_configs_have_room_on_the_gpu(schedule, text):
     w = tc.parse(text)
     for arch in ("sm_90",) if schedule == "hopper" else ("sm_86", "sm_90"):
-        limits = gpu_specs.get_block_limits(arch)
+        limits = get_block_limits(arch)
         space = registry.find_schedule(w, schedule).space(w, limits)
         used = space.compute_usage(space.enumerated_legal).to_columns()
         assert len(space.enumerated_legal) > 10

@@ -33,14 +33,6 @@ def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> li
     * a barrier that not all threads reach, or any other wait that never ends.
 
     The check sees only what the executed blocks do on random numbers, and in global memory only simultaneous stores.
-
-    Args:
-        kernel: A built kernel for any target.
-        blocks: Indices of the blocks to execute; by default the first, the last and some in between.
-
-    Raises:
-        ExecutionError: The kernel accesses memory outside its arrays, or an access is misaligned.
-        AnalysisError: The emulator cannot execute the kernel (`tvmconv.emulator.execution.execute`).
     """
     race_messages = []
     for lowered_kernel in kernel.kernels:

@@ -14,62 +14,37 @@ from dataclasses import dataclass
 from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.speed_of_light import compute_unit_times
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_for_device
 from tvmconv.space import Config, Value
+from tvmconv.target import Target
 
 MAX_BUILDS_PER_KNOB = 4  # after this many kernels per knob, the order is that of the gains computed so far
 
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One config of the waterfall.
+    """One config of the waterfall."""
 
-    Attributes:
-        knobs: Knobs that this step changes, with their new values. The first step changes none. A step changes several
-            if the configs between them make no valid kernel.
-        unit: Unit that takes the longest time.
-        seconds: Estimated seconds of that unit.
-        measured_seconds: Measured seconds per launch; None if unknown.
-        occupancy: Fraction of a multiprocessor's warps in use, the minimum over the device kernels.
-        registers: Number of registers per thread, the maximum over the device kernels.
-        wavefronts: Number of shared-memory wavefronts of the whole kernel.
-        sectors: Number of global-memory sectors of the whole kernel.
-    """
-
+    # knobs that this step changes, with their new values. The first step changes none. A step changes several if the
+    # configs between them make no valid kernel
     knobs: tuple[tuple[str, Value], ...]
-    unit: str
-    seconds: float
-    measured_seconds: float | None
-    occupancy: float
-    registers: int
-    wavefronts: int
-    sectors: int
+    unit: str  # unit that takes the longest time
+    seconds: float  # estimated seconds of that unit
+    measured_seconds: float | None  # measured seconds per launch; None if unknown
+    occupancy: float  # fraction of a multiprocessor's warps in use, the minimum over the device kernels
+    registers: int  # registers per thread, the maximum over the device kernels
+    wavefronts: int  # shared-memory wavefronts of the whole kernel
+    sectors: int  # global-memory sectors of the whole kernel
 
 
 def compute_waterfall(
     best: Kernel,
-    device_spec: DeviceSpec,
+    device_spec: Target,
     find_measured_seconds: Callable[[Config], float | None] = lambda config: None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[WaterfallStep]:
-    """Compute the steps from a schedule's default config to the config of a kernel.
-
-    Args:
-        best: Kernel of the final config, for an NVIDIA architecture.
-        device_spec: Rates of the GPU.
-        find_measured_seconds: Function that returns the measured seconds of a config, or None; none are known by
-            default.
-        on_progress: Function that is called with the name of the knob whose kernel is being built.
-
-    Returns:
-        The steps in order, from the default config to the final one.
-
-    Raises:
-        AnalysisError: The first or the last kernel cannot be analysed.
-        Error: The default config makes no valid kernel.
-    """
+    """Compute the steps from a schedule's default config to the config of a kernel."""
     default = build_for_device(best.workload, best.schedule, best.device, None)
     current_config: Config = {**default.config}
     waterfall_steps = [_make_step((), default, device_spec, find_measured_seconds)]
@@ -108,7 +83,7 @@ def _build_kernel(best: Kernel, config: Mapping[str, Value]) -> Kernel | None:
         return None
 
 
-def _estimate_seconds(kernel: Kernel | None, device_spec: DeviceSpec) -> float:
+def _estimate_seconds(kernel: Kernel | None, device_spec: Target) -> float:
     if kernel is None:
         return math.inf
     try:
@@ -120,7 +95,7 @@ def _estimate_seconds(kernel: Kernel | None, device_spec: DeviceSpec) -> float:
 def _try_make_step(
     knobs: Sequence[tuple[str, Value]],
     kernel: Kernel | None,
-    device_spec: DeviceSpec,
+    device_spec: Target,
     find_measured_seconds: Callable[[Config], float | None],
 ) -> WaterfallStep | None:
     try:
@@ -132,7 +107,7 @@ def _try_make_step(
 def _make_step(
     knobs: Sequence[tuple[str, Value]],
     kernel: Kernel,
-    device_spec: DeviceSpec,
+    device_spec: Target,
     find_measured_seconds: Callable[[Config], float | None],
 ) -> WaterfallStep:
     slowest_unit, *_ = compute_unit_times(kernel, device_spec)

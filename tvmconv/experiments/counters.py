@@ -10,10 +10,10 @@ from tvmconv.analysis.memory.traffic import count_traffic
 from tvmconv.devices import Device
 from tvmconv.errors import AnalysisError
 from tvmconv.experiments.run import TUNED, select_schedules
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.logs.ranking import LogPaths
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Workload
 
 METRICS = {

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import H200, LINE_BYTES, MAX_THREADS_Z, SCHEDULERS, SECTOR_BYTES, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes
@@ -24,13 +24,11 @@ from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
 from .thread_tile import LEVELS, ThreadTile, compute_window_extent, list_threads_c_choices
 
-# Properties of an H200.
-NUM_MULTIPROCESSORS = 132
-SCHEDULERS_PER_SM = 4
+# Parameters of the estimate that were fitted on an H200.
 L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
 L1_LINES_PER_CYCLE = 2  # approximate lookups of the L1 cache per warp
 OVERHEAD_INSTRUCTIONS = 60  # instructions per thread before its first load and after its last store
-CACHE_LINE_BYTES, SECTOR_BYTES, WORD_BYTES = 128, 32, 4
+WORD_BYTES = 4
 
 LOCAL_CHOICES = (1, 2, 4, 7, 8)  # rows or columns per thread
 SPATIAL_THREADS_CHOICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads per block along rows or columns
@@ -114,11 +112,11 @@ def estimate_cycles(
     """
     itemsize, plane_shape = get_element_bytes(w), PlaneShape.from_workload(w)
     strides, planes = plane_shape.strides, plane_shape.kernel_size[0]
-    blocks_per_sm = ceil_div(thread_tile.count_blocks(w), NUM_MULTIPROCESSORS)
+    blocks_per_sm = ceil_div(thread_tile.count_blocks(w), H200.multiprocessors)
     warps = ceil_div(thread_tile.num_threads, WARP_SIZE) * blocks_per_sm
-    issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS_PER_SM) + 0.5)
+    issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
     lanes = np.minimum(WARP_SIZE, thread_tile.channels.thread)
-    wavefronts = np.maximum(1, thread_tile.vector * itemsize * WARP_SIZE / CACHE_LINE_BYTES)
+    wavefronts = np.maximum(1, thread_tile.vector * itemsize * WARP_SIZE / LINE_BYTES)
     l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
     read_cycles = warps * (
         input_vectors * l1_lines

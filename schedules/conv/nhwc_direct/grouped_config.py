@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.gpu_specs import STATIC_SHARED_BYTES
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes

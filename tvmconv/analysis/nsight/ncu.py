@@ -19,17 +19,6 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
 
     Nsight Compute (ncu) replays a launch until all metrics are read, each time with empty caches. The GPU's clocks stay
     as they are.
-
-    Args:
-        command: Program and arguments.
-        metrics: ncu's metrics, such as `dram__bytes_read.sum`, by names that the caller chooses.
-
-    Yields:
-        The metrics of each launch in order, by the caller's names, in ncu's base units: bytes, nanoseconds, percent.
-        Metrics that ncu does not have for the GPU are left out.
-
-    Raises:
-        DeviceError: ncu is not installed, or it fails; it may lack the permission to read the counters.
     """
     options = ["--csv", "--page", "raw", "--print-units", "base"]
     metric_options = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
@@ -44,17 +33,7 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
 
 
 def read_source_view(command: Sequence[str]) -> list[list[ProfiledInstruction]]:
-    """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`.
-
-    Args:
-        command: Program and arguments.
-
-    Returns:
-        The instructions of each launch, in the order of the machine code.
-
-    Raises:
-        DeviceError: ncu is not installed, or it fails.
-    """
+    """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`."""
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/source.ncu-rep"
         _run_ncu(["--set", "none", "--section", "SourceCounters", *_KERNEL_FILTER, "--export", report, *command])

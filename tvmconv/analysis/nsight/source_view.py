@@ -20,32 +20,17 @@ _WAVEFRONTS_COLUMN = "L1 Wavefronts Shared"
 
 @dataclass(frozen=True)
 class ProfiledInstruction:
-    """Measured counts of one instruction of a launch, over all warps.
+    """Measured counts of one instruction of a launch, over all warps."""
 
-    Attributes:
-        text: Text of the instruction, such as `@!P0 LDS.128 R4, [R2]`.
-        num_executed: Number of times that a warp executed it, including those with no active thread.
-        num_sectors: Number of sectors that it would request from L2 if L1 held none of them.
-        num_tags: Number of lines that L1 looked up for it.
-        num_wavefronts: Number of shared-memory wavefronts.
-    """
-
-    text: str
-    num_executed: int
-    num_sectors: int
-    num_tags: int
-    num_wavefronts: int
+    text: str  # text of the instruction, such as `@!P0 LDS.128 R4, [R2]`
+    num_executed: int  # times that a warp executed it, including those with no active thread
+    num_sectors: int  # sectors that it would request from L2 if L1 held none of them
+    num_tags: int  # lines that L1 looked up for it
+    num_wavefronts: int  # shared-memory wavefronts
 
 
 def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
-    """Return the instructions of each launch in order.
-
-    Args:
-        lines: Lines of ncu's output in CSV.
-
-    Raises:
-        Error: The lines are not ncu's source view as CSV.
-    """
+    """Return the instructions of each launch in order."""
     launches: list[list[ProfiledInstruction]] = []
     header: list[str] = []
     try:

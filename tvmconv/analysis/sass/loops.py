@@ -16,17 +16,11 @@ _BRANCHES = ("BRA", "CALL")  # functions are inlined: a CALL leads to the code t
 
 @dataclass(frozen=True)
 class NaturalLoop:
-    """A natural loop.
+    """A natural loop."""
 
-    Attributes:
-        head: Index of the loop's first instruction.
-        all_indices: Indices of the loop's instructions, inner loops included.
-        own_indices: Indices of the loop's instructions outside of inner loops.
-    """
-
-    head: int
-    all_indices: frozenset[int]
-    own_indices: frozenset[int]
+    head: int  # index of the loop's first instruction
+    all_indices: frozenset[int]  # indices of the loop's instructions, inner loops included
+    own_indices: frozenset[int]  # indices of the loop's instructions outside of inner loops
 
 
 def find_loops(listing: Listing) -> list[NaturalLoop]:

@@ -35,12 +35,7 @@ class TirOp(NamedTuple):
 
 
 def iterate_ops(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope]) -> Iterator[TirOp]:
-    """Yield the operations of a device kernel in the order of its TIR.
-
-    Args:
-        lowered_kernel: One of a kernel's device kernels.
-        memory_scopes: Memory scope of each argument.
-    """
+    """Yield the operations of a device kernel in the order of its TIR."""
     for statement, scope in iterate_statements(lowered_kernel.function):
         if type(statement).__name__ == "BufferStore":
             memory_scope = find_memory_scope(statement.buffer, memory_scopes)

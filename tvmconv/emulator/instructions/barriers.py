@@ -23,7 +23,7 @@ from tvmconv.emulator.state import Mask
 from tvmconv.emulator.synchronization.barriers import CLUSTER_BARRIER
 from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARPGROUP_SIZE
+from tvmconv.target import WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.synchronization.fibers import WaitCondition

@@ -15,7 +15,7 @@ from tvmconv.emulator.instructions.operands import DestinationOperands, PtxCall,
 from tvmconv.emulator.lane_code import StatementCode, TirTranslator
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 _ROW_BYTES = 16  # bytes per matrix row
 

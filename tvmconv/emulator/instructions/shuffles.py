@@ -16,7 +16,7 @@ from tvmconv.emulator.instructions.operands import DestinationOperands, PtxCall
 from tvmconv.emulator.lane_code import ExpressionCode, StatementCode, TirTranslator
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 
 def make_election(state: EmulatorState) -> ExpressionCode:

@@ -20,7 +20,7 @@ from tvmconv.emulator.memory.arrays import check_aligned
 from tvmconv.emulator.memory.async_readers import PENDING_TIME, AsyncReaders
 from tvmconv.emulator.memory.vector_clocks import ASYNC_PROXY, GENERIC_PROXY, VectorClocks
 from tvmconv.emulator.threads import EmulatedThreads, Lanes
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 BUFFER_ALIGNMENT_BYTES = 128  # alignment of a shared buffer
 MBARRIER_WRITER = -2  # writer of a location that is an mbarrier

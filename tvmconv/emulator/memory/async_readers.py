@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.gpu_specs import WARPGROUP_SIZE
+from tvmconv.target import WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.vector_clocks import VectorClocks

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tvmconv.emulator.memory.async_readers import AsyncReader
 from tvmconv.emulator.memory.registers import AccumulatorRegisters, RegisterBuffer
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory

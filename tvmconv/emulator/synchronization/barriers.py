@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError, RaceError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory

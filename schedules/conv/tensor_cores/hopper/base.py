@@ -11,7 +11,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 
 from ....tir_builder import (

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 from ....tir_builder import emit_call, emit_ptx, if_, logical_and
 from .consumer import HopperConsumer

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns
+from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape

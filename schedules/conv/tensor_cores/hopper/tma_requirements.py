@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvmconv import tensor_map as maps
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.layout import CHANNELS_LAST
 

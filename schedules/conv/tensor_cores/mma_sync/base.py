@@ -6,7 +6,7 @@ import math
 from contextlib import ExitStack
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ....tir_builder import Buffer, Expr, allocate, logical_and, thread_axis, to_uint32

@@ -6,7 +6,7 @@ import math
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import epilogue
 
 from ....tir_builder import (

@@ -23,7 +23,7 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import Listing
 from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 MAX_INSTRUCTIONS = 4_000_000  # default limit of executed instructions
 _STACK_WORDS = 4096
@@ -31,22 +31,15 @@ _STACK_WORDS = 4096
 
 @dataclass(frozen=True)
 class WarpRequest:
-    """Memory request of one execution of an instruction by some warps.
+    """Memory request of one execution of an instruction by some warps."""
 
-    Attributes:
-        instruction_index: Index of the instruction in the listing.
-        addresses: Addresses in bytes, of shape (warps, 32).
-        is_active: Whether a thread takes part, of the same shape.
-        access_bytes: Bytes per thread.
-        source_addresses: Source addresses of a copy from global to shared memory, of the same shape; else None.
-        is_read: Whether a thread of a copy reads its source instead of storing zeros, of the same shape.
-    """
-
-    instruction_index: int
-    addresses: NDArray[np.int64]
-    is_active: NDArray[np.bool_]
-    access_bytes: int
+    instruction_index: int  # index of the instruction in the listing
+    addresses: NDArray[np.int64]  # addresses in bytes, of shape (warps, 32)
+    is_active: NDArray[np.bool_]  # whether a thread takes part, of the same shape
+    access_bytes: int  # bytes per thread
+    # source addresses of a copy from global to shared memory, of the same shape; else None
     source_addresses: NDArray[np.int64] | None = None
+    # whether a thread of a copy reads its source instead of storing zeros, of the same shape
     is_read: NDArray[np.bool_] | None = None
 
 
@@ -55,27 +48,15 @@ AccessCallback = Callable[[WarpRequest], None]
 
 @dataclass(frozen=True)
 class BlockExecution:
-    """Result of the execution of some blocks.
+    """Result of the execution of some blocks."""
 
-    Attributes:
-        execution_counts: Number of executions by a warp of each instruction.
-        backward_branch_counts: Number of times that a warp takes each branch backward.
-        num_executed: Number of executed instructions, each for all threads that have reached it.
-    """
-
-    execution_counts: list[int]
-    backward_branch_counts: list[int]
-    num_executed: int
+    execution_counts: list[int]  # executions by a warp of each instruction
+    backward_branch_counts: list[int]  # times that a warp takes each branch backward
+    num_executed: int  # executed instructions, each for all threads that have reached it
 
 
 class SassInterpreter:
-    """Interpreter of a kernel's machine code.
-
-    Args:
-        listing: Instructions of the kernel.
-        launch: Grid and block size.
-        constants: Function that returns known words of the constant banks, the kernel's arguments among them.
-    """
+    """Interpreter of a kernel's machine code."""
 
     def __init__(self, listing: Listing, launch: LaunchConfig, constants: Constants) -> None:
         self._launch = launch
@@ -92,17 +73,7 @@ class SassInterpreter:
     def execute_blocks(
         self, blocks: Sequence[BlockIndex], on_access: AccessCallback, max_instructions: int | None = None
     ) -> BlockExecution:
-        """Execute some blocks.
-
-        Args:
-            blocks: Indices of the blocks in the grid as (x, y, z).
-            on_access: Function that is called with each access to global and shared memory.
-            max_instructions: Maximum number of executed instructions; `MAX_INSTRUCTIONS` by default.
-
-        Raises:
-            AnalysisError: An address or a branch depends on an unknown value, the kernel calls functions or branches
-                to a register, or it executes too many instructions.
-        """
+        """Execute some blocks."""
         self._special_registers.clear()
         self._special_registers.update(self._evaluate_special_registers(blocks))
         is_thread = np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block

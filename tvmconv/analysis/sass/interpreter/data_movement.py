@@ -32,7 +32,7 @@ from tvmconv.analysis.sass.interpreter.semantics import (
     split_words,
 )
 from tvmconv.compiler.sass_listing import SassInstruction
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 SEMANTICS_FACTORIES: SemanticsFactories = {}
 SPECIAL_REGISTERS = frozenset(

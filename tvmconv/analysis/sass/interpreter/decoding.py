@@ -20,7 +20,7 @@ from tvmconv.analysis.sass.interpreter.semantics import Array, SassSemantics
 from tvmconv.analysis.sass.interpreter.slicing import slice_for_addresses
 from tvmconv.analysis.sass.loops import find_successors
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
-from tvmconv.gpu_specs import VECTOR_BYTES
+from tvmconv.target import VECTOR_BYTES
 
 UNSUPPORTED_OPCODES = ("RET", "BRX", "BRXU", "JMP", "JMX", "KILL")
 BRANCH_OPCODES = ("BRA", "CALL", "BSSY", "BSYNC", "BREAK", "EXIT", *UNSUPPORTED_OPCODES)
@@ -30,27 +30,17 @@ _MODIFIER_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 @dataclass
 class DecodedInstruction:
-    """A decoded instruction.
+    """A decoded instruction."""
 
-    Attributes:
-        instruction: Instruction in the listing.
-        guard: Predicate of the instruction; None if it always executes.
-        semantics: Computation of the instruction; None for a branch.
-        affects_addresses: Whether an address or a branch depends on its results.
-        target_index: Index of the branch target in the listing.
-        address_operands: Accessed addresses: one, or two for a copy, of which the first is in shared memory.
-        fill_guard: Predicate of a copy that stores zeros if it is false.
-        access_bytes: Bytes per thread, or per matrix row.
-    """
-
-    instruction: SassInstruction
-    guard: OperandReader | None
-    semantics: SassSemantics | None = None
-    affects_addresses: bool = False
-    target_index: int | None = None
+    instruction: SassInstruction  # instruction in the listing
+    guard: OperandReader | None  # predicate of the instruction; None if it always executes
+    semantics: SassSemantics | None = None  # computation of the instruction; None for a branch
+    affects_addresses: bool = False  # whether an address or a branch depends on its results
+    target_index: int | None = None  # index of the branch target in the listing
+    # accessed addresses: one, or two for a copy, of which the first is in shared memory
     address_operands: tuple[OperandReader, ...] = ()
-    fill_guard: OperandReader | None = None
-    access_bytes: int = 0
+    fill_guard: OperandReader | None = None  # predicate of a copy that stores zeros if it is false
+    access_bytes: int = 0  # bytes per thread, or per matrix row
 
     @property
     def is_branch(self) -> bool:
@@ -66,13 +56,7 @@ class DecodedInstruction:
 def decode_listing(
     listing: Listing, constants: Constants, special_registers: Mapping[str, Array]
 ) -> list[DecodedInstruction]:
-    """Decode the instructions of a kernel.
-
-    Args:
-        listing: Instructions of the kernel.
-        constants: Function that returns known words of the constant banks.
-        special_registers: Values of the special registers, filled in before the execution.
-    """
+    """Decode the instructions of a kernel."""
     index_by_address = {entry.address: index for index, entry in enumerate(listing)}
     decoded = [
         _decode_branch(entry, index_by_address)

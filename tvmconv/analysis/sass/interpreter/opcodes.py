@@ -15,14 +15,7 @@ _SEMANTICS_FACTORIES = integers.SEMANTICS_FACTORIES | data_movement.SEMANTICS_FA
 def make_semantics(
     instruction: SassInstruction, constants: Constants, special_registers: Mapping[str, Array]
 ) -> SassSemantics:
-    """Return the semantics of an instruction; an unsupported instruction writes unknown values.
-
-    Args:
-        instruction: An instruction that does not branch.
-        constants: Function that returns known words of the constant banks.
-        special_registers: Values of `tvmconv.analysis.sass.interpreter.data_movement.SPECIAL_REGISTERS`, filled in
-            before the execution.
-    """
+    """Return the semantics of an instruction; an unsupported instruction writes unknown values."""
     operands = instruction.operands.split(", ") if instruction.operands else []
     opcode = instruction.opcode
     if opcode[0] == "U" and opcode[1:] in _SEMANTICS_FACTORIES:

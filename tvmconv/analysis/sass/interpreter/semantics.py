@@ -18,17 +18,13 @@ SemanticsFunction = Callable[..., Sequence[Array]]
 
 @dataclass(frozen=True)
 class SassSemantics:
-    """Computation of an instruction.
+    """Computation of an instruction."""
 
-    Attributes:
-        written_registers: Number of the register of each result; None for a result that is discarded.
-        sources: Source operands.
-        function: Function from the sources' values to the results; None if the results are unknown. The results are
-            also unknown if a source's value is.
-    """
-
+    # the register of each result; None for a result that is discarded
     written_registers: tuple[int | None, ...]
-    sources: tuple[OperandReader, ...]
+    sources: tuple[OperandReader, ...]  # source operands
+    # function from the sources' values to the results; None if the results are unknown. The results are also unknown if
+    # a source's value is
     function: SemanticsFunction | None
 
 

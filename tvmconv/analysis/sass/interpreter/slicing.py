@@ -17,15 +17,7 @@ def slice_for_addresses(
     root_registers: Sequence[int],
     successors: Sequence[Sequence[int]],
 ) -> list[bool]:
-    """Return for each instruction whether it is in the slice.
-
-    Args:
-        read_registers: Registers that each instruction reads, its predicate included, as sets of bits.
-        written_registers: Registers that each instruction writes, as sets of bits.
-        writes_all_threads: Whether each instruction writes them for all threads.
-        root_registers: Registers of each instruction's addresses, predicates and branches, as sets of bits.
-        successors: Indices of the instructions that may execute after each instruction.
-    """
+    """Return for each instruction whether it is in the slice."""
     live_registers = [0] * len(read_registers)  # before each instruction
     predecessors: list[list[int]] = [[] for _ in read_registers]
     for index, successor_indices in enumerate(successors):
