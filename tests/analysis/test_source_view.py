@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
+from tvmconv.analysis.nsight.ncu import parse_source_view
 from tvmconv.analysis.nsight.predicted_counters import predict_counters
-from tvmconv.analysis.nsight.source_view import parse_source_view
 from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
 from tvmconv.errors import Error
 from tvmconv.experiments.counter_comparison import CounterComparison, compare_accesses

@@ -59,7 +59,7 @@ MAX_BLOCK_INSTRUCTIONS = 1_000_000  # warp instructions of a block to interpret,
 class BlockAccessCounts:
     """Memory requests of one block of a device kernel."""
 
-    shared_accesses: list[SharedAccess]  # accesses to shared memory
+    shared_accesses: list[SharedAccess]
     global_accesses: list[GlobalAccess]  # accesses to global memory without those of TMA, constant memory and textures
     # SASS instructions in their order with their counts; None if the TIR was counted instead
     instruction_counts: list[tuple[SassInstruction, InstructionCounts]] | None = None

@@ -8,7 +8,6 @@ blocks must lie within one group of multiprocessors; the driver's `cuOccupancyMa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,11 +68,6 @@ class Waves:
     def num_waves(self) -> float:
         """Grid divided by resident blocks; 1.5 waves take as long as 2 if all blocks take equally long."""
         return self.num_blocks / self.max_active_blocks
-
-    @property
-    def busy_time_fraction(self) -> float:
-        """Fraction of the time in which the multiprocessors are full, from 0 to 1, if all blocks take equally long."""
-        return self.num_waves / math.ceil(self.num_waves)
 
     @property
     def busy_multiprocessor_fraction(self) -> float:

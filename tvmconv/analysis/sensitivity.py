@@ -21,8 +21,8 @@ MAX_NEIGHBORS_PER_KNOB = 2
 class KnobNeighbor:
     """Kernel that differs from another one in the value of one knob."""
 
-    knob: str  # name of the knob
-    value: Value  # value of the knob in this kernel
+    knob: str
+    value: Value
     kernel: Kernel  # the kernel, lowered but not yet compiled to machine code
 
 

@@ -20,7 +20,7 @@ from tvmconv.compiler.source_lines import map_tir_lines
 from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
-    from tvmconv.analysis.nsight.source_view import ProfiledInstruction
+    from tvmconv.analysis.nsight.ncu import ProfiledInstruction
     from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts
     from tvmconv.analysis.sass.linked_sources import LinkedSources
     from tvmconv.compiler.lowered_module import LoweredKernel

@@ -26,12 +26,12 @@ NO_STATEMENT = -1  # statement index of an instruction that the compiler assigns
 class LinkedSources:
     """Sources of one device kernel. Lines start at 1, and a statement of unknown line has no entry."""
 
-    lowered_kernel: LoweredKernel  # the device kernel
+    lowered_kernel: LoweredKernel
     te_lines: dict[int, tuple[range, ...]]  # lines of each statement in the stage `te`
     tir_lines: dict[int, tuple[range, ...]]  # lines of each statement in the stage `tir`
     lowered_lines: dict[int, range]  # lines of each statement in the stage `lowered`
     cuda_lines: dict[int, range]  # lines of each statement in the stage `cuda`
-    listing: Listing  # machine code
+    listing: Listing
     num_hidden_lines: int  # lines at the start of the CUDA source that the stage `cuda` leaves out
 
     @functools.cached_property
