@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 from tvmconv.analysis.memory.bank_conflicts import (
@@ -29,7 +29,7 @@ from tvmconv.analysis.memory.traffic import BlockTraffic, TrafficObserver, count
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter import block_execution as executed
 from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts, count_requests, list_array_names
-from tvmconv.analysis.sass.linked_sources import link_sources
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
 from tvmconv.analysis.tir.accesses import (
     AccessTotals,
     RequestObserver,
@@ -38,17 +38,13 @@ from tvmconv.analysis.tir.accesses import (
     select_middle_block,
 )
 from tvmconv.analysis.tir.scopes import has_instructions
-from tvmconv.emulator.blocks import count_lanes, expand_to_clusters
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import SassInstruction
+from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessSite, CompositeObserver, MemorySpace
 from tvmconv.errors import AnalysisError, CompileError
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.sass.linked_sources import LinkedSources
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import SassInstruction
-    from tvmconv.emulator.blocks import BlockIndex
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 RequestKind = Literal["load", "store"]
 REQUEST_KINDS: tuple[RequestKind, ...] = ("load", "store")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from tvmconv.analysis.block_accesses import count_sass_accesses
 from tvmconv.analysis.memory.coalescing import GlobalAccess
@@ -17,12 +16,10 @@ from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.sass.instruction_mix import count_lane_clocks
 from tvmconv.analysis.sass.interpreter.semantics import count_registers
 from tvmconv.analysis.sass.warp_pipeline import WarpPipeline, build_code
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.errors import AnalysisError
+from tvmconv.kernel import Kernel
 from tvmconv.target import SECTOR_BYTES, find_architecture
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 # Integer arithmetic has half the lanes of float32: "Arithmetic Instructions" in the CUDA C++ Programming Guide.
 _INTEGER_OPCODES = frozenset(

@@ -8,14 +8,11 @@ config whose tile is fast with a small filter may need thousands of bytes of it 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tvmconv.compiler.device_lowering import sum_allocated_bytes
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.kernel import Kernel
 from tvmconv.target import L1_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK, MAX_REGISTERS_PER_THREAD, Target
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 REGISTER_BYTES = 4
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.errors import AnalysisError
+from tvmconv.kernel import Kernel
 from tvmconv.target import (
     MAX_REGISTERS_PER_THREAD,
     MAX_THREADS_PER_BLOCK,
@@ -27,10 +28,6 @@ from tvmconv.target import (
     get_block_limits,
     parse_arch_number,
 )
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 WARPS, BLOCKS, REGISTERS_LIMIT, SHARED_MEMORY = "warps", "blocks", "registers", "shared memory"
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvmconv.analysis.kernel_work import KernelWork, count_kernel_work
 from tvmconv.errors import KnobError
+from tvmconv.kernel import Kernel
 from tvmconv.target import (
     CLOCKS_PER_MATRIX_MULTIPLY,
     INTEGER_LANES,
@@ -36,9 +36,6 @@ from tvmconv.target import (
     WARP_SIZE,
     Target,
 )
-
-if TYPE_CHECKING:
-    from tvmconv.kernel import Kernel
 
 OVERLAP_EXPONENT = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/bounds-direct.md
 QUARTILES = (0.86, 1.11)  # measured divided by predicted time, on layers outside the fit: the same file

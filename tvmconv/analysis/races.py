@@ -7,7 +7,6 @@ buffer indices but cannot see addresses in registers, so kernels with GPU instru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from tvmconv.emulator.blocks import BlockIndex, sample_blocks
 from tvmconv.emulator.errors import RaceError
 from tvmconv.emulator.execution import execute
 from tvmconv.emulator.memory.arrays import TensorMapArray
-
-if TYPE_CHECKING:
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 
 def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> list[str]:

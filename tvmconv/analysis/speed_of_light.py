@@ -25,20 +25,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tvmconv.analysis.block_accesses import count_block, count_block_accesses, count_instructions
 from tvmconv.analysis.memory.footprint import count_dram_bytes
 from tvmconv.analysis.sass.instruction_mix import count_lane_clocks, count_lane_flops, count_matrix_flops
+from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts
 from tvmconv.analysis.tir.accesses import select_middle_block
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import SassInstruction
 from tvmconv.errors import AnalysisError, CompileError
+from tvmconv.kernel import Kernel
 from tvmconv.target import L1_SECTORS_PER_CLOCK, TENSOR_CORE_RATE, WARP_SIZE, WAVEFRONTS_PER_CLOCK, Target
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import SassInstruction
-    from tvmconv.kernel import Kernel
 
 ARITHMETIC, SHARED, L1, DRAM, LAUNCH = "arithmetic", "shared memory", "L1", "memory", "launch"
 

@@ -19,24 +19,20 @@ hardware's way to serve the last two is not documented; the swizzles of 32, 64 a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.memory.coalescing import count_distinct
-from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, visit_requests
+from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.kernel import Kernel
 from tvmconv.target import BANK_BYTES, LINE_BYTES, NUM_BANKS, VECTOR_BYTES, WARP_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tvmconv.analysis.tir.accesses import RequestBatch
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,19 @@ requests of threads. Loads from constant memory and through textures are not cou
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, visit_requests
+from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tvmconv.analysis.tir.accesses import RequestBatch
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)

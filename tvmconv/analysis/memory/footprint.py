@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,14 +23,11 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import Access, is_global, iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
+from tvmconv.kernel import Kernel
 from tvmconv.target import SECTOR_BYTES, find_architecture
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
-
 
 ACCESS_KINDS = ("load", "store")
 

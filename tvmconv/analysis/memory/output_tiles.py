@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.accesses import iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import count_lanes
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.kernel import Kernel
 from tvmconv.workloads import layout
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 NO_THREAD = -1  # thread of an element that TMA stores for the whole block
 

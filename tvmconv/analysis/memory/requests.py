@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request
 from tvmconv.analysis.memory.coalescing import count_sectors_by_request
 from tvmconv.analysis.tir.accesses import RequestBatch, visit_requests
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.observers import AccessSite, MemorySpace
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)

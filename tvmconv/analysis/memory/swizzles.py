@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.accesses import select_middle_block
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.addresses import CHUNK_BYTES, SHARED_BASE_ADDRESS
 from tvmconv.emulator.blocks import count_lanes, expand_to_clusters
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess, StopEmulationError
+from tvmconv.kernel import Kernel
 from tvmconv.target import BANK_BYTES, NUM_BANKS, WARPGROUP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 CORE_MATRIX_ROWS = 8
 MAX_SITE_SAMPLES = 64  # accesses of one site to inspect, more than the number of stages of any pipeline

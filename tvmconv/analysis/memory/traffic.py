@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +39,14 @@ from tvmconv.analysis.tir.operations import (
     iterate_ops,
 )
 from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, has_instructions, iterate_statements
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.memory_scopes import MemoryScope
 from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters, sample_blocks
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
 from tvmconv.emulator.threads import EmulatedThreads
+from tvmconv.kernel import Kernel
 from tvmconv.target import WARP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.memory_scopes import MemoryScope
-    from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tvmconv.analysis.nsight.ncu import ProfiledInstruction
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
-from tvmconv.analysis.sass.interpreter.request_counts import list_array_names
+from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts, list_array_names
+from tvmconv.analysis.sass.linked_sources import LinkedSources
 from tvmconv.analysis.tir.accesses import Access, is_shared, iterate_accesses
 from tvmconv.analysis.tir.scopes import has_instructions, iterate_statements
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.source_lines import map_tir_lines
 from tvmconv.errors import AnalysisError
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.nsight.ncu import ProfiledInstruction
-    from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts
-    from tvmconv.analysis.sass.linked_sources import LinkedSources
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 SECTORS, TAGS, WAVEFRONTS = "sectors", "tags", "wavefronts"
 _COUNT_FIELDS = {SECTORS: "num_sectors", TAGS: "num_lines", WAVEFRONTS: "num_wavefronts"}

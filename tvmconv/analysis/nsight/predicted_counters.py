@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvmconv.analysis.memory.footprint import ACCESS_KINDS, compute_footprints, count_moved_bytes
 from tvmconv.analysis.nsight.access_counters import AccessCounters, group_by_access
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
-from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
-from tvmconv.analysis.sass.linked_sources import link_sources
+from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts, count_launch_requests
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.kernel import Kernel
 from tvmconv.target import RESIDENT_WRITE_FRACTION, find_architecture
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts
-    from tvmconv.analysis.sass.linked_sources import LinkedSources
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,14 @@ import functools
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import Listing, SassInstruction
 from tvmconv.compiler.source import strip_preamble
-from tvmconv.compiler.source_lines import map_source_lines, map_tir_lines
+from tvmconv.compiler.source_lines import StatementLines, map_source_lines, map_tir_lines
 from tvmconv.compiler.source_map import map_to_declared, map_to_scheduled
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import Listing, SassInstruction
-    from tvmconv.compiler.source_lines import StatementLines
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 NO_STATEMENT = -1  # statement index of an instruction that the compiler assigns to no line of the TIR
 

@@ -23,18 +23,17 @@ from tvmconv.analysis.tir.scopes import (
     iterate_parts,
     iterate_statements,
 )
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import BlockIndex, count_lanes
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import SITES_PER_STATEMENT, AccessObserver, AccessSite, MemoryAccess, MemorySpace
 from tvmconv.errors import AnalysisError
+from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, WARP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
-
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 _MAX_CACHED_THREADS = 1 << 14  # of a batch of requests whose counts are kept
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tvmconv.analysis.tir.scopes import ASYNC_COPY, SHARED_SCOPES, Scope, iterate_parts, iterate_statements
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.memory_scopes import MemoryScope
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.memory_scopes import MemoryScope
 
 GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"
 CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES = "constant loads", "shared loads", "shared stores"

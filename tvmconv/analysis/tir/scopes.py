@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.expressions import IF_THEN_ELSE, Values, evaluate_expression, find_variables, list_children
+from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from tvm.tirx import PrimFunc
-
-    from tvmconv.compiler.executable import LaunchConfig
 
 ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # TVM's own intrinsic for a copy to shared memory
 SHARED_SCOPES = ("shared", "shared.dyn")  # static and dynamic shared memory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,13 @@ from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter.block_execution import AccessCallback, SassInterpreter, WarpRequest
 from tvmconv.analysis.tir.accesses import CachedCount
 from tvmconv.arithmetic import round_up
+from tvmconv.compiler.executable import CompiledKernel
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import Listing
+from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
+from tvmconv.kernel import Kernel
 from tvmconv.target import VECTOR_BYTES
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import CompiledKernel
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import Listing
-    from tvmconv.emulator.blocks import BlockIndex
-    from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)
