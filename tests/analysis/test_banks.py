@@ -37,21 +37,18 @@ def test_a_stride_conflicts_by_its_common_factor_with_the_banks(stride, ways):
     assert wavefronts(np.arange(32) * stride) == ways
 
 
-def test_threads_that_read_one_word_are_served_together():
-    assert wavefronts(np.arange(32) // 16 * 32) == 2  # two words of one bank
-    assert wavefronts(np.arange(32) // 16) == 1  # two words of two banks
-
-
-def test_threads_that_take_no_part_cost_nothing():
-    words = np.arange(32)[None, :] * 32
-    active = (np.arange(32) < 2)[None, :]
-    assert bank_wavefronts(words, active) == (1, 2)
-    assert bank_wavefronts(words, np.zeros(words.shape, bool)) == (0, 0)
-
-
-def test_a_last_warp_that_is_not_full_is_a_warp():
-    words = np.arange(40)[None, :]
-    assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+@pytest.mark.parametrize(
+    ("words", "active", "expected"),
+    [
+        (np.arange(32) // 16 * 32, np.ones(32, bool), (1, 2)),  # two words of one bank, each read by 16 threads
+        (np.arange(32) // 16, np.ones(32, bool), (1, 1)),  # two words of two banks
+        (np.arange(32) * 32, np.arange(32) < 2, (1, 2)),  # threads that take no part cost nothing
+        (np.arange(32) * 32, np.zeros(32, bool), (0, 0)),
+        (np.arange(40), np.ones(40, bool), (2, 2)),  # a last warp that is not full is a warp
+    ],
+)
+def test_active_threads_of_one_word_are_served_together(words, active, expected):
+    assert bank_wavefronts(words[None], active[None]) == expected
 
 
 @pytest.mark.parametrize(
