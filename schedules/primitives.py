@@ -15,8 +15,8 @@ from tvmconv.annotations import (
     MEMORY_SCOPES,
     MemoryScope,
 )
-from tvmconv.gpu_specs import MAX_BLOCKS_YZ
 from tvmconv.space import Tile
+from tvmconv.target import MAX_BLOCKS_YZ
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> LoopRV:

@@ -15,7 +15,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
-from tvmconv.gpu_specs import MAX_BLOCKS_YZ
+from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype

@@ -24,8 +24,8 @@ from tvmconv import devices
 from tvmconv.cli.errors import CommandParser, run_guarded
 from tvmconv.cli.options import add_renamed_option, parse_count
 from tvmconv.errors import DeviceError
-from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space import Config
+from tvmconv.target import BlockLimits
 from tvmconv.workloads import Workload
 
 # Errors of the driver's API are not reported, because cuda-bindings looks up the functions of all driver versions.

@@ -175,7 +175,9 @@ def _describe_knobs(schedule: Any, workload: Any) -> Iterator[str]:
     description = json.loads(_describe_schedule(workload, schedule, as_json=True))
     yield f"`{workload.text}`: {description['configs']:,} configs"
     if knobs := description["knobs"]:
-        rows = [f"| `{knob['knob']}` | `{format_value(knob['default'])}` | {_describe_values(knob)} |" for knob in knobs]
+        rows = [
+            f"| `{knob['knob']}` | `{format_value(knob['default'])}` | {_describe_values(knob)} |" for knob in knobs
+        ]
         yield "\n".join(["| knob | default | values |", "| :-- | :-- | :-- |", *rows])
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 BUILTIN = "builtin"  # the folder `schedules`, which the registry imports by its name
 BUILTIN_MAY_IMPORT = {
     *(BUILTIN, "registry", "annotations", "space", "workloads"),
-    *("gpu_specs", "tensor_map", "arithmetic", "errors", "requirements"),
+    *("target", "tensor_map", "arithmetic", "errors", "requirements"),
 }
 
 # A package or module may import those of the layers below it, and those of its own layer if that makes no cycle.
@@ -42,7 +42,7 @@ LAYERS = (
     ("registry", "annotations", "space", "models", "requirements"),
     ("workloads",),
     (
-        *("arithmetic", "jsonfile", "gpu_specs", "tensor_map", "files", "errors", "optional_packages", "user_code"),
+        *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
         *("compat", "tempdir", "checksummed_file", "version", "tvm_import"),
     ),
     ("deadline",),
@@ -50,11 +50,11 @@ LAYERS = (
 # Large packages have layers of their own, to which the same applies.
 ANALYSIS = (
     (
-        *("", "kernel_work", "local_memory", "predicted_time", "races", "schedule_estimate", "sensitivity"),
+        *("", "kernel_work", "local_memory", "predicted_time", "races", "sensitivity"),
         *("speed_of_light", "waterfall"),
     ),
     ("block_accesses",),
-    ("block_counts", "nsight"),
+    ("nsight",),
     ("sass",),
     ("memory",),
     ("tir",),

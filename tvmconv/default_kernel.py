@@ -10,16 +10,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tvmconv import registry
-from tvmconv.analysis.predicted_time import predict_kernel_time
-from tvmconv.analysis.schedule_estimate import estimate_schedule_seconds
+from tvmconv.analysis.predicted_time import estimate_schedule_seconds, predict_kernel_time
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.errors import AnalysisError, CompileError, Error
 from tvmconv.kernel import Kernel, build_for_device
 
 if TYPE_CHECKING:
-    from tvmconv.cost_model.features import DeviceSpec
     from tvmconv.devices import Device
     from tvmconv.registry import Schedule
+    from tvmconv.target import Target
     from tvmconv.workloads import Workload
 
 MAX_EXECUTED_INSTRUCTIONS = 30_000  # emulated instructions per block; a prediction then takes some tenths of a second
@@ -69,7 +68,7 @@ def build_fastest_default(workload: Workload, device: Device) -> Kernel:
     return build_for_device(workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None)
 
 
-def estimate_kernel_seconds(kernel: Kernel, machine: DeviceSpec) -> float:
+def estimate_kernel_seconds(kernel: Kernel, machine: Target) -> float:
     """Return the seconds that a kernel takes, predicted from its code or else by its schedule's estimate.
 
     The result is infinite if neither gives a time. Code is analysed up to `MAX_EXECUTED_INSTRUCTIONS` per block.

@@ -25,13 +25,7 @@ def is_affordable(workload: Workload, device: Device) -> bool:
 
 
 def describe_omission(schedule: Schedule, workloads: Sequence[Workload], device: Device) -> str:
-    """Return a message on an omitted naive schedule, such as "default left out: about 7 s a launch".
-
-    Args:
-        schedule: Naive schedule.
-        workloads: Workloads for which it is omitted; at least one.
-        device: Device on which it would run.
-    """
+    """Return a message on an omitted naive schedule, such as "default left out: about 7 s a launch"."""
     longest = max(estimate_seconds(workload, device) for workload in workloads)
     scope = f" for {len(workloads)} workloads" if len(workloads) > 1 else ""
     qualifier = "up to " if scope else ""

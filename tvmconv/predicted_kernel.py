@@ -34,10 +34,10 @@ from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_for_device
 
 if TYPE_CHECKING:
-    from tvmconv.cost_model.features import DeviceSpec
     from tvmconv.cost_model.model import CostModel
     from tvmconv.cost_model.predict import Prediction
     from tvmconv.devices import Device
+    from tvmconv.target import Target
     from tvmconv.workloads import Conv, Workload
 
 MAX_WORKLOAD_DISTANCE = 6.0  # largest trusted distance to a training workload, as the sum of |log2| of size ratios
@@ -85,7 +85,7 @@ def _append_defaults(
 
 
 def _build_plausible_prediction(
-    workload: Workload, device: Device, predictions: Sequence[Prediction], machine: DeviceSpec
+    workload: Workload, device: Device, predictions: Sequence[Prediction], machine: Target
 ) -> Kernel | None:
     """Build the first prediction that compiles and is plausible; return None if there is none."""
     for prediction in predictions:
@@ -98,7 +98,7 @@ def _build_plausible_prediction(
     return None
 
 
-def is_plausible(kernel: Kernel, prediction: Prediction, machine: DeviceSpec) -> bool:
+def is_plausible(kernel: Kernel, prediction: Prediction, machine: Target) -> bool:
     """Return whether the local-memory traffic of a kernel takes no longer than its predicted time."""
     if estimate_seconds_from_text(kernel, machine) > prediction.seconds:
         return False  # decided without NVRTC, which takes seconds for such sources

@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import compat, gpu_specs
+from tvmconv import compat
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
-from tvmconv.gpu_specs import BlockLimits
 from tvmconv.requirements import describe_unmet
 from tvmconv.space import Columns, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
+from tvmconv.target import BlockLimits, parse_arch_number
 from tvmconv.user_code import BUILT_IN, translate_user_errors
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
@@ -112,7 +112,7 @@ class Schedule:
         """Return whether the schedule supports a kind of device, and an architecture such as "sm_90" if given."""
         if kind not in self.device_kinds or arch is None:
             return kind in self.device_kinds
-        arch_number = gpu_specs.parse_arch_number(arch)
+        arch_number = parse_arch_number(arch)
         return arch_number == self.exact_arch if self.exact_arch else arch_number >= self.min_arch
 
     def check_runs_on(self, kind: str, arch: str | None, device: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tvmconv import registry
 from tvmconv.arithmetic import ceil_div
-from tvmconv.cost_model.features import DeviceSpec, build_matrix, compute_features
+from tvmconv.cost_model.features import build_matrix, compute_features
 from tvmconv.cost_model.model import CostModel, MeasuredExample, ScheduleModel, cost_model_for, describe_workload_kind
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.cost_model.trees import Trees
@@ -26,6 +26,7 @@ from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space
+from tvmconv.target import Target
 from tvmconv.workloads import Conv, Workload
 
 NUM_MEMBERS = 3
@@ -74,13 +75,12 @@ def read_valid_records(log: Path) -> Iterator[Record]:
         raise Error(f"cannot read {log}: {error}") from error
 
 
-def find_record_device_spec(record: Record) -> DeviceSpec:
+def find_record_device_spec(record: Record) -> Target:
     """Return the peak rates of a record's device, from a GPU of this host or from the cost model in use."""
     with contextlib.suppress(DeviceError):
         for device in cuda.list_cuda_devices():
-            if device.name == record.device and device.peak_flops and device.peak_bandwidth:
-                peaks = (device.multiprocessors or 1, device.peak_flops, device.peak_bandwidth)
-                return DeviceSpec(device.name, str(device.arch), *peaks)
+            if device.name == record.device and device.target:
+                return device.target
     arch = record.target.partition("-arch=")[2].split(" ")[0]
     cost_model = cost_model_for(arch)
     if cost_model and cost_model.device_spec.name == record.device:
@@ -130,7 +130,7 @@ def collect_samples(
 
 def train(
     by_schedule: Mapping[tuple[str, str], Sequence[TrainingSample]],
-    device_spec: DeviceSpec,
+    device_spec: Target,
     provenance: str = "",
     on_progress: Callable[[str], None] | None = None,
 ) -> CostModel:
@@ -156,9 +156,7 @@ def train(
     return CostModel(device_spec, schedule_models, provenance, frozenset(training_layers))
 
 
-def _train_schedule_model(
-    schedule: str, own_samples: Sequence[TrainingSample], device_spec: DeviceSpec
-) -> ScheduleModel:
+def _train_schedule_model(schedule: str, own_samples: Sequence[TrainingSample], device_spec: Target) -> ScheduleModel:
     columns = [compute_features(sample.workload, sample.space, sample.points, device_spec) for sample in own_samples]
     names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
     knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
@@ -226,7 +224,7 @@ def _iterate_examples(own_samples: Sequence[TrainingSample]) -> Iterable[Measure
 
 
 def _choose_portfolio(
-    schedule_model: ScheduleModel, own_samples: Sequence[TrainingSample], device_spec: DeviceSpec
+    schedule_model: ScheduleModel, own_samples: Sequence[TrainingSample], device_spec: Target
 ) -> tuple[Config, ...]:
     """Return configs of which at least one is predicted to be fast on most workloads, chosen greedily.
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvmconv.gpu_specs import STATIC_SHARED_BYTES
 from tvmconv.space import Knobs, Tile, find_nearest_factors
+from tvmconv.target import STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv, Conv2d
 
 from .reduction import get_tiled_channels

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS
 from tvmconv.space import Tile
+from tvmconv.target import BANK_BYTES, NUM_BANKS
 from tvmconv.workloads import Conv
 
 from ..primitives import (

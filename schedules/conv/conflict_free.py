@@ -31,10 +31,10 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 

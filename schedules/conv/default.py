@@ -6,9 +6,9 @@ global memory each time. All other schedules are compared with this one.
 
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import MAX_THREADS_PER_BLOCK
 from tvmconv.workloads import Conv
 
 from ..primitives import inline_producers

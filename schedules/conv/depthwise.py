@@ -16,10 +16,10 @@ import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv
 
 from ..primitives import bind, bind_grid, block_loops, cooperative_copy, split_tiles

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmconv.gpu_specs import BANK_BYTES, MAX_THREADS_Z, NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.factors import factorize
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import BANK_BYTES, MAX_THREADS_Z, NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv
 
 from .axis_tiles import get_element_bytes

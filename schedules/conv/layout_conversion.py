@@ -1,7 +1,7 @@
 """Channels-first convolutions by channels-last kernels: operands and output are transposed by launches of their own.
 
-A channels-last kernel reads neighbouring channels of a pixel in one vector, which tensor cores need. In a channels-first
-array the pixels of a channel are neighbours. The conversion is a matrix transpose for each image: (C, pixels) becomes
+A channels-last kernel reads neighbouring channels of a pixel in one vector, which tensor cores need. In a
+channels-first array the pixels of a channel are neighbours. The conversion is a matrix transpose for each image: (C, pixels) becomes
 (pixels, C), and the output is transposed back. The weight is transposed once if it does not change between calls.
 
 A block transposes a tile through shared memory. Each thread loads vectors along the rows of the source and stores
@@ -21,9 +21,9 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import WARP_SIZE
-from tvmconv.workloads import Conv, epilogue
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.target import WARP_SIZE
+from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, epilogue
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
 from ..tir_builder import (
@@ -42,7 +42,7 @@ from ..tir_builder import (
     thread_axis,
 )
 
-ConvT = TypeVar("ConvT", bound=Conv)
+ConvT = TypeVar("ConvT", Conv, Conv1d, Conv2d, Conv3d)
 EmitKernels = Callable[[dict[str, Buffer]], None]
 
 NUM_WARPS = 8  # per block

@@ -20,9 +20,9 @@ from itertools import product
 import numpy as np
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import MAX_THREADS_PER_BLOCK
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.text import join_sizes
 

@@ -15,8 +15,8 @@ import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.gpu_specs import CONSTANT_BYTES, MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES
 from tvmconv.space import Knobs
+from tvmconv.target import CONSTANT_BYTES, MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES
 from tvmconv.workloads.filters import Filter
 
 from ..primitives import (

@@ -19,9 +19,9 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Filter, Filter1d
 from tvmconv.workloads.filters_te import apply_epilogue
 

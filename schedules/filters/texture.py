@@ -16,9 +16,9 @@ from tvm import te, tirx
 from tvm.ir import Call, PointerType, PrimType
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu_specs import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
 from tvmconv.workloads import Filter2d
 from tvmconv.workloads.filters_te import declare_correlation
 

@@ -37,21 +37,18 @@ def test_a_stride_conflicts_by_its_common_factor_with_the_banks(stride, ways):
     assert wavefronts(np.arange(32) * stride) == ways
 
 
-def test_threads_that_read_one_word_are_served_together():
-    assert wavefronts(np.arange(32) // 16 * 32) == 2  # two words of one bank
-    assert wavefronts(np.arange(32) // 16) == 1  # two words of two banks
-
-
-def test_threads_that_take_no_part_cost_nothing():
-    words = np.arange(32)[None, :] * 32
-    active = (np.arange(32) < 2)[None, :]
-    assert bank_wavefronts(words, active) == (1, 2)
-    assert bank_wavefronts(words, np.zeros(words.shape, bool)) == (0, 0)
-
-
-def test_a_last_warp_that_is_not_full_is_a_warp():
-    words = np.arange(40)[None, :]
-    assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+@pytest.mark.parametrize(
+    ("words", "active", "expected"),
+    [
+        (np.arange(32) // 16 * 32, np.ones(32, bool), (1, 2)),  # two words of one bank, each read by 16 threads
+        (np.arange(32) // 16, np.ones(32, bool), (1, 1)),  # two words of two banks
+        (np.arange(32) * 32, np.arange(32) < 2, (1, 2)),  # threads that take no part cost nothing
+        (np.arange(32) * 32, np.zeros(32, bool), (0, 0)),
+        (np.arange(40), np.ones(40, bool), (2, 2)),  # a last warp that is not full is a warp
+    ],
+)
+def test_active_threads_of_one_word_are_served_together(words, active, expected):
+    assert bank_wavefronts(words[None], active[None]) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_a_last_warp_that_is_not_full_is_a_warp():
     ],
 )
 def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
-    assert count_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
+    assert count_wavefronts((np.arange(32) * stride)[None], np.ones((1, 32), bool), nbytes) == expected
 
 
 def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():
@@ -99,7 +96,7 @@ def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
 def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
     from_text = count_shared_accesses(kernel)
-    monkeypatch.setattr("tvmconv.analysis.memory.bank_conflicts.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.tir.accesses.has_instructions", lambda function: True)
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(
@@ -133,4 +130,5 @@ ALIGNED = 16 * np.arange(32)
     ],
 )
 def test_copies_take_a_wavefront_for_each_line_and_row(to, source, wavefronts):
-    assert count_copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]
+    active = np.ones((1, 32), bool)
+    assert count_copy_wavefronts(to[None], active, source[None], source[None] >= 0) == (1, wavefronts, 4)

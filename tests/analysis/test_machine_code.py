@@ -1,14 +1,24 @@
-"""Machine code: instructions and loops of a text, how often loops run, and how long a warp takes alone."""
+"""Machine code: its instructions, loops and arithmetic, and how long a warp takes alone."""
 
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.block_accesses import count_block_accesses
-from tvmconv.analysis.block_counts import count_block
-from tvmconv.analysis.sass.arithmetic import count_lane_clocks, count_lane_flops, count_matrix_flops
-from tvmconv.analysis.sass.sass_ops import SassLoop, SassOp, build_code
-from tvmconv.analysis.sass.warp_pipeline import CLOCKS, L2_CLOCKS, WarpPipeline
+from tvmconv.analysis.block_accesses import count_block, count_block_accesses
+from tvmconv.analysis.sass.instruction_mix import (
+    ARITHMETIC,
+    MOVES,
+    SHARED,
+    analyze_mix,
+    classify_instruction,
+    count_access_widths,
+    count_lane_clocks,
+    count_lane_flops,
+    count_matrix_flops,
+)
+from tvmconv.analysis.sass.linked_sources import link_sources
+from tvmconv.analysis.sass.warp_pipeline import SassLoop, SassOp, WarpPipeline, build_code
 from tvmconv.compiler.sass_listing import parse_disassembly
+from tvmconv.target import INSTRUCTION_CLOCKS, L2_CLOCKS
 
 TEXT = """
 \t.section\t.text.one,"ax",@progbits
@@ -74,22 +84,17 @@ def multiply(to, *of):
     return SassOp("FFMA", (("R", to),), tuple(("R", each) for each in of))
 
 
-def test_branches_back_are_loops(one):
+def test_branches_back_are_loops_with_their_trip_counts(one):
     assert [type(part) for part in one] == [SassOp, SassLoop, SassOp, SassOp]
     outer = one[1]
     assert [getattr(part, "name", "loop") for part in outer.body] == ["LDG", "BAR", "loop", "BRA"]
+    assert (outer.trip_count, outer.body[2].trip_count) == (6, 5)
 
 
 def test_a_wide_load_writes_registers_in_a_row(one):
     load = one[1].body[0]
     assert load.written_registers == (("R", 4), ("R", 5), ("R", 6), ("R", 7))
     assert {("R", 2), ("R", 3), ("UR", 4)} <= set(load.read_registers)
-
-
-def test_loops_run_as_often_as_a_warp_comes_to_their_begin(one):
-    outer = one[1]
-    assert outer.trip_count == 6
-    assert outer.body[2].trip_count == 5
 
 
 def test_a_loop_has_its_instructions_wherever_they_lie():
@@ -110,18 +115,19 @@ def test_what_depends_on_the_result_before_waits_for_it():
     assert chain(*[multiply(10 + each, 1, 2) for each in range(10)]) == 10
 
 
-def test_what_is_shuffled_is_waited_for():
-    lines = "SHFL.DOWN PT, R5, R4, 0x1, 0x1f", "FADD R6, R5, R5"
+def build_lines(*lines):
     text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
     (listing,) = parse_disassembly(f".text.one:\n{text}\n").values()
-    assert chain(*build_code(listing, [1, 1], [0, 0])) > CLOCKS["SHFL"]
+    return build_code(listing, [1] * len(lines), [0] * len(lines))
+
+
+def test_what_is_shuffled_is_waited_for():
+    assert chain(*build_lines("SHFL.DOWN PT, R5, R4, 0x1, 0x1f", "FADD R6, R5, R5")) > INSTRUCTION_CLOCKS["SHFL"]
 
 
 def test_the_groups_that_a_wait_leaves_are_its_second_operand():
-    lines = "DEPBAR.LE SB0, 0x2", "DEPBAR.LE SB0, 0x1, {2,1}"
-    text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
-    (listing,) = parse_disassembly(f".text.one:\n{text}\n").values()
-    assert [each.max_pending_groups for each in build_code(listing, [1, 1], [0, 0])] == [2, 1]
+    code = build_lines("DEPBAR.LE SB0, 0x2", "DEPBAR.LE SB0, 0x1, {2,1}")
+    assert [each.max_pending_groups for each in code] == [2, 1]
 
 
 def test_asynchronous_copies_are_waited_for_by_group():
@@ -193,3 +199,55 @@ def test_arithmetic_is_that_of_the_text(text, schedule, arch, config):
 def test_instructions_have_their_flops_and_lane_clocks(line, clocks, flops):
     (instruction,) = parse_disassembly(f".text.one:\n        /*0000*/                   {line} ;")["one"]
     assert (count_lane_clocks(instruction), count_lane_flops(instruction)) == (clocks, flops)
+
+
+NESTED = """
+.text.main_kernel:
+.L_x_1:
+        /*0000*/                   LDS.128 R4, [R2] ;
+.L_x_2:
+        /*0010*/                   FFMA R1, R2, R3, R1 ;
+        /*0020*/               @P0 BRA `(.L_x_2) ;
+        /*0030*/               @P1 BRA `(.L_x_1) ;
+        /*0040*/                   EXIT ;
+"""
+
+
+@pytest.fixture(scope="module")
+def tiling():
+    return tc.build(tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling", arch="sm_90")
+
+
+def test_the_inner_loop_is_that_with_the_arithmetic():
+    inner = analyze_mix(parse_disassembly(NESTED)["main_kernel"]).inner_loop
+    assert (inner.num_issue_slots, inner.num_work_slots, inner.has_loops) == (2, 1, False)
+
+
+def test_a_multiply_add_of_zeros_is_a_move():
+    (found,) = parse_disassembly(".text.k:\n /*0000*/ HFMA2.MMA R7, -RZ, RZ, 0, 0 ;")["k"]
+    assert classify_instruction(found) == MOVES
+
+
+def test_the_unrolled_taps_of_tiling_are_its_multiply_adds(tiling):
+    taps, outputs, steps = 3, 64, 3  # of a thread; the compiler unrolls three rows
+    assert analyze_mix(tiling.listings["main_kernel"]).class_counts[ARITHMETIC] == taps * outputs * steps
+
+
+def test_the_compiler_merges_neighbouring_loads_of_a_statement(tiling):
+    (own,) = link_sources(tiling)
+    text = tiling.format_ir_level("lowered").split("\n")
+    (statement,) = [
+        n for n, lines in own.lowered_lines.items() if "weight_shared_local[" in text[lines.start - 1].split("=")[0]
+    ]
+    assert set(count_access_widths(own.instructions_by_statement[statement], "shared", "load")) == {"LDS.128"}
+
+
+def test_shared_accesses_of_all_statements_are_all_there_are(tiling):
+    (own,) = link_sources(tiling)
+    found = sum(
+        sum(count_access_widths(each, "shared", kind).values())
+        for number, each in own.instructions_by_statement.items()
+        if number is not None
+        for kind in ("load", "store")
+    )
+    assert found == analyze_mix(own.listing).class_counts[SHARED]

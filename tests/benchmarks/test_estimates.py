@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv import gpu_specs, registry
+from tvmconv import registry
 from tvmconv.logs.record import Record
+from tvmconv.target import get_block_limits
 
 WORKLOAD = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
 
@@ -15,7 +16,7 @@ WORKLOAD = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
 def records(noise):
     """Configs of `hopper` that take what it estimates, times some noise."""
     rng = np.random.default_rng(0)
-    space = registry.find_schedule(WORKLOAD, "hopper").space(WORKLOAD, gpu_specs.get_block_limits("sm_90"))
+    space = registry.find_schedule(WORKLOAD, "hopper").space(WORKLOAD, get_block_limits("sm_90"))
     points = space.sample_legal(40, rng)
     seconds = space.compute_usage(points).estimate * 1e-6 * np.exp(noise * rng.standard_normal(len(points)))
     about = Record(WORKLOAD, "hopper", {}, "NVIDIA H200", "cuda -arch=sm_90")

@@ -5,9 +5,9 @@ from steps import dynamic_sums, lower_function
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv import gpu_specs
 from tvmconv.compiler import nvrtc
 from tvmconv.devices import find_device
+from tvmconv.target import get_block_limits
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 KIB = 1 << 10
@@ -43,7 +43,7 @@ def test_dynamic_memory_compiles_for_every_architecture(arch):
 @pytest.mark.parametrize(("arch", "most"), [("sm_75", 64), ("sm_90", 227)])
 def test_an_architecture_has_its_own_limit(arch, most):
     device = find_device(arch)
-    assert device.limits == gpu_specs.get_block_limits(arch)
+    assert device.limits == get_block_limits(arch)
     device.check_block_limits(lower_function(dynamic_sums(most * KIB // 4, threads=64), device))
     with pytest.raises(tc.DeviceError, match=f"{arch} has {most * KIB} bytes of shared memory a block, static and dyn"):
         device.check_block_limits(lower_function(dynamic_sums((most + 1) * KIB // 4, threads=64), device))

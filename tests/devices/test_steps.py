@@ -10,8 +10,8 @@ from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, dynamic_sums, lower_
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv import gpu_specs as numbers
 from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.target import get_block_limits
 
 
 @pytest.fixture(scope="module", params=["opencl", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -138,7 +138,7 @@ def test_dynamic_shared_memory_is_there(gpu, kib):
 @pytest.mark.gpu
 def test_no_more_dynamic_shared_memory_is_there_than_the_limit(gpu):
     most = gpu.limits.max_shared_bytes
-    assert most == numbers.get_block_limits(gpu.arch).max_shared_bytes
+    assert most == get_block_limits(gpu.arch).max_shared_bytes
     words = most // 4
     x = np.random.default_rng(0).standard_normal(words).astype(np.float32)
     np.testing.assert_array_equal(gpu.load(lower_function(dynamic_sums(words), gpu).executable).run([x]), x[::-1])

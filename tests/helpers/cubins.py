@@ -3,8 +3,9 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv import gpu_specs, registry
+from tvmconv import registry
 from tvmconv.compiler import nvrtc
+from tvmconv.target import get_block_limits
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # since cp.async
 DTYPES = ("f16", "bf16", "tf32")
@@ -14,7 +15,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, rea
 
 def space_of(w, schedule, arch="sm_90"):
     """The configs of a schedule that an architecture has room for."""
-    return registry.find_schedule(w, schedule).space(w, gpu_specs.get_block_limits(arch))
+    return registry.find_schedule(w, schedule).space(w, get_block_limits(arch))
 
 
 def check_spills(w, schedule, arch):

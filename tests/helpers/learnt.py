@@ -8,10 +8,10 @@ import pytest
 import tvmconv as tc
 from tvmconv import registry
 from tvmconv import training as train
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.logs.record import Record
+from tvmconv.target import Target
 
-MACHINE = DeviceSpec("Some GPU", "sm_90", 100, 50e12, 2e12)
+MACHINE = Target("Some GPU", "sm_90", 100, 50e12, 2e12)
 SHAPES = ((16, 32, 14), (32, 32, 28), (64, 16, 14), (8, 64, 28), (24, 40, 20))
 TEXTS = [f"conv2d:1x{c}x{side}x{side},{o}x{c}x1x1,s1,p0" for c, o, side in SHAPES]
 NEW = tc.parse("conv2d:1x48x20x20,24x48x1x1")

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import tvmconv as tc
 from tvmconv.analysis.waterfall import WaterfallStep
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.logs.record import Record
 from tvmconv.measure.results import ErrorKind
 from tvmconv.reports.page.contents import Contents, render_page
 from tvmconv.reports.page.document import Section, render_document
 from tvmconv.reports.page.markup import make_element, make_paragraph
 from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
+from tvmconv.target import Target
 from tvmconv.workloads import Layer
 
 WORKLOAD = tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1")
-H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = Target("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 HOSTILE = "\"'><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>]]>-->\ud800\x00"
 
 

@@ -7,12 +7,8 @@ import pytest
 from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.networks import (
-    PEAK_RATES,
-    compute_roofline_headroom,
-    make_predictions_table,
-    make_slower_layers_table,
-)
+from tvmconv.reports.networks import compute_roofline_headroom, make_predictions_table, make_slower_layers_table
+from tvmconv.target import BEST_RATES
 from tvmconv.workloads import Conv, parse
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +35,10 @@ def test_attainable_time_is_known_for_some_gpus_and_dtypes():
 def test_no_measured_kernel_beats_the_attainable_time():
     compared = [Sweep.read(file) for file in (ROOT / "tuning_logs").glob("**/*-nhwc*-tuned.json")]
     shares = [
-        rates.roofline_seconds(result.workload, row.timing.cold) / row.timing.median
+        target.roofline_seconds(result.workload, in_l2=not row.timing.cold) / row.timing.median
         for sweep in compared
         for result in sweep.results
-        if (rates := PEAK_RATES.get(result.device_name)) and isinstance(result.workload, Conv)
+        if (target := BEST_RATES.get(result.device_name)) and isinstance(result.workload, Conv)
         for row in result.rows
         if row.timing and "winograd" not in (row.schedule or row.name)
     ]

@@ -34,9 +34,9 @@ from small_tiles import all_legal, few_multiprocessors
 from strategies import convolutions, filters
 
 import tvmconv as tc
-from tvmconv import gpu_specs as gpus
 from tvmconv import registry
 from tvmconv.devices import find_device
+from tvmconv.target import get_block_limits
 
 ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 is stored as integers
 PAIRS = in_pairs(ON_OPENCL)
@@ -270,7 +270,7 @@ def test_there_is_a_config_to_search_for_any_small_workload(texts, first, kind):
     rng = np.random.default_rng(0)
     for w in (tc.parse(text + kind) for text in texts[first::4]):
         for schedule in registry.schedules_to_tune(w, "cuda", "sm_90"):
-            space = schedule.space(w, gpus.get_block_limits("sm_90"))
+            space = schedule.space(w, get_block_limits("sm_90"))
             drawn = (rng.random((4096, len(space.knobs))) * space.sizes).astype(np.int32)  # faster than to list all
             assert space.is_legal(drawn).any() or len(space.sample_legal(1, rng)), (w.text, schedule.name)
 

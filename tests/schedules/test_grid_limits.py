@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.gpu_specs import MAX_BLOCKS_YZ
+from tvmconv.target import MAX_BLOCKS_YZ
 
 LARGE_GRIDS = (  # each with more than 65,535 of something that a schedule binds to an axis of its own
     "conv2d:70000x2x4x4,4x2x3x3,s1,p1",

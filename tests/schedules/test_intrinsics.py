@@ -16,7 +16,7 @@ from tvmconv.builtin.conv.tensor_cores.tensor_intrinsics import (
 
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.devices import find_device
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")

@@ -8,9 +8,10 @@ import pytest
 from points import all_divide, covering
 
 import tvmconv as tc
-from tvmconv import gpu_specs, registry
+from tvmconv import registry
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.devices import find_device
+from tvmconv.target import get_block_limits
 
 ARCH = "sm_90"
 VARIED = (
@@ -85,7 +86,7 @@ def multiplies(lowered):
 def chosen(text, name):
     """The space of a schedule, and legal configs."""
     workload = tc.parse(text)
-    space = registry.find_schedule(workload, name).space(workload, gpu_specs.get_block_limits(ARCH))
+    space = registry.find_schedule(workload, name).space(workload, get_block_limits(ARCH))
     return space, covering(space, 1, seed=2)
 
 

@@ -9,8 +9,8 @@ import tvmconv as tc
 from tvmconv import registry
 from tvmconv.analysis.races import find_races
 from tvmconv.analysis.speed_of_light import LAUNCH, compute_unit_times
-from tvmconv.cost_model.features import LAUNCH_SECONDS
 from tvmconv.cost_model.model import cost_model_for
+from tvmconv.target import LAUNCH_SECONDS
 
 NAME = "winograd_hopper"
 LAYER = "conv2d:2x640x32x32,640x640x3x3,s1,p1,f16,nhwc"

@@ -5,17 +5,18 @@ from types import SimpleNamespace
 import pytest
 
 import tvmconv as tc
-from tvmconv.search.time_budget import LAUNCH_SECONDS, MIN_TASK_SECONDS, allocate_seconds, roofline_seconds
+from tvmconv.search.time_budget import MIN_TASK_SECONDS, allocate_seconds
+from tvmconv.target import LAUNCH_SECONDS, UNKNOWN_TARGET, Target
 
 LARGE, SMALL = tc.parse("conv2d:1x256x56x56,256x256x3x3,p1"), tc.parse("conv2d:1x8x7x7,8x8x1x1")
-GPU = SimpleNamespace(peak_flops=60e12, peak_bandwidth=4e12)
-UNKNOWN = SimpleNamespace(peak_flops=None, peak_bandwidth=None)
+TARGET = Target("a GPU", "sm_90", 100, 60e12, 4e12)
+GPU, UNKNOWN = SimpleNamespace(target=TARGET), SimpleNamespace(target=None)
 
 
 def test_time_of_a_layer_is_that_of_its_operations_or_a_launch():
-    assert roofline_seconds(LARGE, GPU) == pytest.approx(LARGE.flops / 60e12 + LAUNCH_SECONDS)
-    assert LAUNCH_SECONDS < roofline_seconds(SMALL, GPU) < 1.01 * LAUNCH_SECONDS
-    assert roofline_seconds(LARGE, UNKNOWN) > roofline_seconds(SMALL, UNKNOWN)
+    assert TARGET.roofline_seconds(LARGE) == pytest.approx(LARGE.flops / 60e12 + LAUNCH_SECONDS)
+    assert LAUNCH_SECONDS < TARGET.roofline_seconds(SMALL) < 1.01 * LAUNCH_SECONDS
+    assert UNKNOWN_TARGET.roofline_seconds(LARGE) > UNKNOWN_TARGET.roofline_seconds(SMALL)
 
 
 @pytest.mark.parametrize("device", [GPU, UNKNOWN])

@@ -8,22 +8,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from tvmconv.analysis.block_accesses import count_sass_accesses
-from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, GlobalAccess
+from tvmconv.analysis.memory.coalescing import GlobalAccess
 from tvmconv.analysis.memory.footprint import ArrayFootprints, compute_footprints, count_kernel_dram_bytes
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
-from tvmconv.analysis.sass.arithmetic import count_lane_clocks
+from tvmconv.analysis.sass.instruction_mix import count_lane_clocks
 from tvmconv.analysis.sass.interpreter.semantics import count_registers
-from tvmconv.analysis.sass.sass_ops import build_code
-from tvmconv.analysis.sass.warp_pipeline import WarpPipeline
+from tvmconv.analysis.sass.warp_pipeline import WarpPipeline, build_code
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import get_l1_bytes, get_l2_bytes
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
+from tvmconv.target import SECTOR_BYTES, find_architecture
 
 # Integer arithmetic has half the lanes of float32: "Arithmetic Instructions" in the CUDA C++ Programming Guide.
 _INTEGER_OPCODES = frozenset(
@@ -38,37 +34,21 @@ _ASYNC_OPCODES = ("UTMALDG", "UTMASTG", "UBLKCP", "HGMMA")  # the interpreter do
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Work of a device kernel; the numbers are per block unless their description names the grid.
+    """Work of a device kernel; the numbers are per block unless their description names the grid."""
 
-    Attributes:
-        blocks: Number of blocks of the grid.
-        resident: Number of blocks that a multiprocessor holds at a time.
-        alone: Clocks that one warp takes without other warps.
-        issued: Number of instructions of all warps.
-        floats: Clocks of float32 and float16 arithmetic per lane, summed over all warps.
-        integers: Number of integer instructions of all warps.
-        matrices: Number of matrix multiply instructions of all warps.
-        wavefronts: Number of shared-memory wavefronts.
-        spilled: Number of local-memory wavefronts.
-        lines: Number of 128-byte lines that L1 looks up.
-        l1_sectors: Number of 32-byte sectors that L1 moves.
-        l2_sectors: Number of 32-byte sectors that move between L1 and L2.
-        dram_bytes: Bytes of the whole grid that move to or from DRAM; 0 if all arrays fit L2.
-    """
-
-    blocks: int
-    resident: int
-    alone: float
-    issued: float
-    floats: float
-    integers: float
-    matrices: float
-    wavefronts: float
-    spilled: float
-    lines: float
-    l1_sectors: float
-    l2_sectors: float
-    dram_bytes: int
+    blocks: int  # blocks of the grid
+    resident: int  # blocks that a multiprocessor holds at a time
+    alone: float  # clocks that one warp takes without other warps
+    issued: float  # instructions of all warps
+    floats: float  # clocks of float32 and float16 arithmetic per lane, summed over all warps
+    integers: float  # integer instructions of all warps
+    matrices: float  # matrix multiply instructions of all warps
+    wavefronts: float  # shared-memory wavefronts
+    spilled: float  # local-memory wavefronts
+    lines: float  # 128-byte lines that L1 looks up
+    l1_sectors: float  # 32-byte sectors that L1 moves
+    l2_sectors: float  # 32-byte sectors that move between L1 and L2
+    dram_bytes: int  # bytes of the whole grid that move to or from DRAM; 0 if all arrays fit L2
 
     def to_json(self) -> dict[str, float]:
         """Return the fields by name, rounded to integers for a JSON file."""
@@ -76,19 +56,7 @@ class KernelWork:
 
 
 def count_kernel_work(kernel: Kernel, max_instructions: int | None = None) -> list[KernelWork]:
-    """Count the work of each timed device kernel of a kernel.
-
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-        max_instructions: Maximum number of warp instructions to interpret per block; one million by default.
-
-    Returns:
-        The work of each device kernel in the order of `kernel.timed_kernels`.
-
-    Raises:
-        AnalysisError: The work cannot be counted, depends on the data, or is done by TMA and wgmma.
-        CompileError: The kernel does not compile, or there is no nvdisasm.
-    """
+    """Count the work of each timed device kernel of a kernel."""
     return [_count_lowered_kernel(kernel, lowered_kernel, max_instructions) for lowered_kernel in kernel.timed_kernels]
 
 
@@ -110,10 +78,9 @@ def _count_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, max_ins
     for instruction, counts in instruction_counts:
         issued_by_opcode[instruction.opcode] += counts.num_executed
     footprints = compute_footprints(kernel, lowered_kernel)
-    arch = str(kernel.device.arch)
-    l2_capacity_bytes = get_l2_bytes(arch)
+    architecture = find_architecture(str(kernel.device.arch))
     shared_bytes = kernel.cubin.kernels[lowered_kernel.name].shared_bytes + lowered_kernel.dynamic_shared_bytes
-    l1_bytes = get_l1_bytes(arch) // occupancy.resident_blocks - shared_bytes
+    l1_bytes = architecture.l1_bytes // occupancy.resident_blocks - shared_bytes
     return KernelWork(
         blocks=math.prod(lowered_kernel.launch.grid),
         resident=occupancy.resident_blocks,
@@ -132,8 +99,8 @@ def _count_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, max_ins
         l1_sectors=sum(counts.sectors for counts in access_counts.global_accesses),
         l2_sectors=_count_l2_sectors(access_counts.global_accesses, footprints, l1_bytes),
         dram_bytes=0
-        if _sum_array_bytes(kernel, footprints) <= l2_capacity_bytes
-        else count_kernel_dram_bytes(kernel, lowered_kernel, footprints, l2_capacity_bytes),
+        if _sum_array_bytes(kernel, footprints) <= architecture.l2_bytes
+        else count_kernel_dram_bytes(kernel, lowered_kernel, footprints, architecture.l2_bytes),
     )
 
 

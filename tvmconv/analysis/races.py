@@ -7,7 +7,6 @@ buffer indices but cannot see addresses in registers, so kernels with GPU instru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from tvmconv.emulator.blocks import BlockIndex, sample_blocks
 from tvmconv.emulator.errors import RaceError
 from tvmconv.emulator.execution import execute
 from tvmconv.emulator.memory.arrays import TensorMapArray
-
-if TYPE_CHECKING:
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 
 def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> list[str]:
@@ -33,14 +30,6 @@ def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> li
     * a barrier that not all threads reach, or any other wait that never ends.
 
     The check sees only what the executed blocks do on random numbers, and in global memory only simultaneous stores.
-
-    Args:
-        kernel: A built kernel for any target.
-        blocks: Indices of the blocks to execute; by default the first, the last and some in between.
-
-    Raises:
-        ExecutionError: The kernel accesses memory outside its arrays, or an access is misaligned.
-        AnalysisError: The emulator cannot execute the kernel (`tvmconv.emulator.execution.execute`).
     """
     race_messages = []
     for lowered_kernel in kernel.kernels:

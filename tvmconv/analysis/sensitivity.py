@@ -19,26 +19,17 @@ MAX_NEIGHBORS_PER_KNOB = 2
 
 @dataclass(frozen=True)
 class KnobNeighbor:
-    """Kernel that differs from another one in the value of one knob.
-
-    Attributes:
-        knob: Name of the knob.
-        value: Value of the knob in this kernel.
-        kernel: The kernel, lowered but not yet compiled to machine code.
-    """
+    """Kernel that differs from another one in the value of one knob."""
 
     knob: str
     value: Value
-    kernel: Kernel
+    kernel: Kernel  # the kernel, lowered but not yet compiled to machine code
 
 
 def iterate_knob_neighbors(kernel: Kernel) -> Iterator[KnobNeighbor]:
     """Yield the kernels that differ in one knob, at most `MAX_NEIGHBORS_PER_KNOB` for each knob.
 
     A config that exceeds the device's limits per block, or that fails to lower, is left out.
-
-    Args:
-        kernel: A built kernel.
     """
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     point = space.point_from_config(kernel.config)

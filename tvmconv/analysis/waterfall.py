@@ -8,71 +8,51 @@ thirty kernels are built instead of 55.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.speed_of_light import compute_unit_times
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_for_device
 from tvmconv.space import Config, Value
+from tvmconv.target import Target
 
 MAX_BUILDS_PER_KNOB = 4  # after this many kernels per knob, the order is that of the gains computed so far
 
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One config of the waterfall.
+    """One config of the waterfall."""
 
-    Attributes:
-        knobs: Knobs that this step changes, with their new values. The first step changes none. A step changes several
-            if the configs between them make no valid kernel.
-        unit: Unit that takes the longest time.
-        seconds: Estimated seconds of that unit.
-        measured_seconds: Measured seconds per launch; None if unknown.
-        occupancy: Fraction of a multiprocessor's warps in use, the minimum over the device kernels.
-        registers: Number of registers per thread, the maximum over the device kernels.
-        wavefronts: Number of shared-memory wavefronts of the whole kernel.
-        sectors: Number of global-memory sectors of the whole kernel.
-    """
-
+    # knobs that this step changes, with their new values. The first step changes none. A step changes several if the
+    # configs between them make no valid kernel
     knobs: tuple[tuple[str, Value], ...]
-    unit: str
-    seconds: float
-    measured_seconds: float | None
-    occupancy: float
-    registers: int
-    wavefronts: int
-    sectors: int
+    unit: str  # unit that takes the longest time
+    seconds: float  # estimated seconds of that unit
+    measured_seconds: float | None  # measured seconds per launch; None if unknown
+    occupancy: float  # fraction of a multiprocessor's warps in use, the minimum over the device kernels
+    registers: int  # registers per thread, the maximum over the device kernels
+    wavefronts: int  # shared-memory wavefronts of the whole kernel
+    sectors: int  # global-memory sectors of the whole kernel
 
 
 def compute_waterfall(
     best: Kernel,
-    device_spec: DeviceSpec,
+    device_spec: Target,
     find_measured_seconds: Callable[[Config], float | None] = lambda config: None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[WaterfallStep]:
-    """Compute the steps from a schedule's default config to the config of a kernel.
+    """Compute the steps from a schedule's default config to the config of a kernel."""
 
-    Args:
-        best: Kernel of the final config, for an NVIDIA architecture.
-        device_spec: Rates of the GPU.
-        find_measured_seconds: Function that returns the measured seconds of a config, or None; none are known by
-            default.
-        on_progress: Function that is called with the name of the knob whose kernel is being built.
+    def make_step(knobs: tuple[tuple[str, Value], ...], kernel: Kernel) -> WaterfallStep:
+        return _describe_step(knobs, kernel, device_spec, find_measured_seconds(kernel.config))
 
-    Returns:
-        The steps in order, from the default config to the final one.
-
-    Raises:
-        AnalysisError: The first or the last kernel cannot be analysed.
-        Error: The default config makes no valid kernel.
-    """
     default = build_for_device(best.workload, best.schedule, best.device, None)
     current_config: Config = {**default.config}
-    waterfall_steps = [_make_step((), default, device_spec, find_measured_seconds)]
+    waterfall_steps = [make_step((), default)]
     remaining_knobs = [name for name, value in best.config.items() if current_config.get(name) != value]
     best_seconds = dict.fromkeys(remaining_knobs, -math.inf)  # last estimate with the knob at its final value
     remaining_builds = MAX_BUILDS_PER_KNOB * len(remaining_knobs)
@@ -85,70 +65,47 @@ def compute_waterfall(
                 break
             on_progress(name)
             remaining_builds -= 1
-            built_kernels[name] = _build_kernel(best, {**current_config, name: best.config[name]})
-            best_seconds[name] = _estimate_seconds(built_kernels[name], device_spec)
+            built_kernels[name], best_seconds[name] = None, math.inf
+            with suppress(Error):  # the config makes no valid kernel, or the compiler rejects it
+                kernel = _build_kernel(best, {**current_config, name: best.config[name]})
+                built_kernels[name] = kernel
+                best_seconds[name] = compute_unit_times(kernel, device_spec)[0].seconds
         current_config[name] = best.config[name]
         remaining_knobs.remove(name)
         pending_changes = (*pending_changes, (name, current_config[name]))
         if not remaining_knobs:
-            waterfall_steps.append(_make_step(pending_changes, best, device_spec, find_measured_seconds))
+            waterfall_steps.append(make_step(pending_changes, best))
             break
-        kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
-        if waterfall_step := _try_make_step(pending_changes, kernel, device_spec, find_measured_seconds):
-            waterfall_steps.append(waterfall_step)
-            pending_changes = ()
+        with suppress(Error):
+            step_kernel = built_kernels[name] if name in built_kernels else _build_kernel(best, current_config)
+            if step_kernel:
+                waterfall_steps.append(make_step(pending_changes, step_kernel))
+                pending_changes = ()
     return waterfall_steps
 
 
-def _build_kernel(best: Kernel, config: Mapping[str, Value]) -> Kernel | None:
-    """Return the kernel of a config, or None if the config makes no valid kernel."""
-    try:
-        return build_for_device(best.workload, best.schedule, best.device, config)
-    except Error:
-        return None
+def _build_kernel(best: Kernel, config: Mapping[str, Value]) -> Kernel:
+    return build_for_device(best.workload, best.schedule, best.device, config)
 
 
-def _estimate_seconds(kernel: Kernel | None, device_spec: DeviceSpec) -> float:
-    if kernel is None:
-        return math.inf
-    try:
-        return compute_unit_times(kernel, device_spec)[0].seconds
-    except Error:
-        return math.inf
-
-
-def _try_make_step(
-    knobs: Sequence[tuple[str, Value]],
-    kernel: Kernel | None,
-    device_spec: DeviceSpec,
-    find_measured_seconds: Callable[[Config], float | None],
-) -> WaterfallStep | None:
-    try:
-        return _make_step(knobs, kernel, device_spec, find_measured_seconds) if kernel else None
-    except Error:  # the compiler rejects the kernel
-        return None
-
-
-def _make_step(
-    knobs: Sequence[tuple[str, Value]],
-    kernel: Kernel,
-    device_spec: DeviceSpec,
-    find_measured_seconds: Callable[[Config], float | None],
+def _describe_step(
+    knobs: tuple[tuple[str, Value], ...], kernel: Kernel, device_spec: Target, measured_seconds: float | None
 ) -> WaterfallStep:
     slowest_unit, *_ = compute_unit_times(kernel, device_spec)
-    blocks = [math.prod(lowered_kernel.launch.grid) for lowered_kernel in kernel.timed_kernels]
-    access_counts = [count_block_accesses(kernel, lowered_kernel) for lowered_kernel in kernel.timed_kernels]
-    wavefronts = [sum(access.wavefronts for access in counts.shared_accesses) for counts in access_counts]
-    sectors = [sum(access.sectors for access in counts.global_accesses) for counts in access_counts]
+    wavefronts = sectors = 0
+    for lowered_kernel in kernel.timed_kernels:
+        counts, blocks = count_block_accesses(kernel, lowered_kernel), math.prod(lowered_kernel.launch.grid)
+        wavefronts += blocks * sum(access.wavefronts for access in counts.shared_accesses)
+        sectors += blocks * sum(access.sectors for access in counts.global_accesses)
     return WaterfallStep(
-        knobs=tuple(knobs),
+        knobs=knobs,
         unit=slowest_unit.unit,
         seconds=slowest_unit.seconds,
-        measured_seconds=find_measured_seconds(kernel.config),
+        measured_seconds=measured_seconds,
         occupancy=min(
             compute_kernel_occupancy(kernel, lowered_kernel).warp_fraction for lowered_kernel in kernel.timed_kernels
         ),
         registers=max(kernel.cubin.kernels[lowered_kernel.name].registers for lowered_kernel in kernel.timed_kernels),
-        wavefronts=int(sum(item * count for item, count in zip(wavefronts, blocks, strict=True))),
-        sectors=int(sum(item * count for item, count in zip(sectors, blocks, strict=True))),
+        wavefronts=int(wavefronts),
+        sectors=int(sectors),
     )

@@ -14,7 +14,6 @@ bounds-SCHEDULE.json, .md and .png. The JSON has all counts, so that --from does
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import random
 from collections.abc import Sequence
@@ -32,11 +31,11 @@ from tvmconv.benchmarks.common import add_output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import add_page, add_renamed_option, parse_count, update_page
 from tvmconv.cli.progress import progress_line
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import Error
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.target import Target
 from tvmconv.training import find_record_device_spec, read_valid_records
 from tvmconv.version import VERSION
 
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Build and count the kernels or read a file, then print and write the table."""
     found = _again(args.file) if args.file else _counted(args)
     found["provenance"] = found.get("provenance") or f"tvmconv {VERSION}; `{args.command}`"
-    machine = DeviceSpec(**found["machine"])
+    machine = Target(**found["machine"])
     for point in (point for own in found["points"].values() for point in own):
         point["predicted"] = _predicted(point, machine, OVERLAP_EXPONENT)
     fitted = {text: own for text, own in found["points"].items() if text not in found["held_out"]}
@@ -147,11 +146,11 @@ def _counted(args: argparse.Namespace) -> dict[str, Any]:
                     break
                 show(f"{text}: {len(points[text])} of {most}")
                 points[text] += _point(record, machine)
-    machine_numbers = dataclasses.asdict(machine)
+    machine_numbers = machine.to_json()
     return {"name": f"bounds-{args.schedule}", "machine": machine_numbers, "held_out": sorted(held), "points": points}
 
 
-def _point(record: Record, machine: DeviceSpec) -> list[dict[str, Any]]:
+def _point(record: Record, machine: Target) -> list[dict[str, Any]]:
     """Return a record's time and the counts of its kernel; an empty list if it cannot be built or counted."""
     try:
         kernel = tc.build(record.workload, record.schedule, arch=machine.arch, config=record.config)
@@ -165,12 +164,12 @@ def _point(record: Record, machine: DeviceSpec) -> list[dict[str, Any]]:
     return [{"measured": record.cost, "least": least, "units": seconds, "occupancy": share, "steps": steps}]
 
 
-def _predicted(point: dict[str, Any], machine: DeviceSpec, overlap: float) -> float:
+def _predicted(point: dict[str, Any], machine: Target, overlap: float) -> float:
     steps = [KernelWork(**step) for step in point["steps"]]
     return round(predict_time(steps, machine, overlap).seconds, 9)
 
 
-def _overlap(points: dict[str, list[dict[str, Any]]], machine: DeviceSpec) -> float:
+def _overlap(points: dict[str, list[dict[str, Any]]], machine: Target) -> float:
     """Return the exponent with the smallest mean square of the logarithm of measured over predicted time."""
 
     def error(overlap: float) -> float:

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tvmconv import gpu_specs, registry
+from tvmconv import registry
 from tvmconv.benchmarks.common import add_logs, add_min_configs, add_output
 from tvmconv.cli.errors import UsageError
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import Table, format_significant
+from tvmconv.target import get_block_limits
 from tvmconv.training import read_valid_records
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
@@ -83,7 +84,7 @@ def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple
     from scipy.stats import spearmanr
 
     try:
-        space = registry.find_schedule(workload, name).space(workload, gpu_specs.get_block_limits("sm_90"))
+        space = registry.find_schedule(workload, name).space(workload, get_block_limits("sm_90"))
     except ScheduleError:
         return None
     points, took = [], []

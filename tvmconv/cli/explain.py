@@ -19,10 +19,10 @@ from tvmconv.cli.options import (
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.run import FAILED_STATUS
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
+from tvmconv.target import Target
 from tvmconv.tvm_import import import_tvm
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     return FAILED_STATUS if failures else 0
 
 
-def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, device_spec: DeviceSpec) -> None:
+def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, device_spec: Target) -> None:
     """Print the gain of each knob from the default config to that of `--set`, or to the fastest of the log."""
     from tvmconv.analysis.waterfall import compute_waterfall
     from tvmconv.reports.page_data import build_fastest, read_logs
@@ -127,7 +127,7 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
     print(format_waterfall(best_kernel, waterfall_steps))
 
 
-def find_device_spec(device: Device) -> DeviceSpec | None:
+def find_device_spec(device: Device) -> Target | None:
     """Return the peak rates of a device, or None if they are unknown.
 
     An architecture has the rates of the GPU whose records trained its cost model.
@@ -137,6 +137,4 @@ def find_device_spec(device: Device) -> DeviceSpec | None:
     if isinstance(device, devices.Arch):
         cost_model = cost_model_for(device.arch)
         return cost_model.device_spec if cost_model else None
-    if not (device.arch and device.multiprocessors and device.peak_flops and device.peak_bandwidth):
-        return None
-    return DeviceSpec(device.name, device.arch, device.multiprocessors, device.peak_flops, device.peak_bandwidth)
+    return device.target

@@ -14,7 +14,7 @@ from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Resources
-    from tvmconv.gpu_specs import BlockLimits
+    from tvmconv.target import BlockLimits
     from tvmconv.tensor_map import TensorMap
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.target import Target
 
-    from tvmconv.gpu_specs import BlockLimits
     from tvmconv.registry import Schedule
     from tvmconv.space import Config, Value
+    from tvmconv.target import BlockLimits
     from tvmconv.workloads import Workload
 
 TimePhase = Callable[[str], AbstractContextManager[Any]]  # context manager around a phase with a name

@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from tvmconv import gpu_specs
 from tvmconv.annotations import MEMORY_SCOPES, MemoryScope
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.compiler.source import KernelParameter, find_kernel, format_declaration, get_type_name
 from tvmconv.errors import CompileError
+from tvmconv.target import CONSTANT_BYTES
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
@@ -71,10 +71,8 @@ def apply_memory_scopes(
 
 
 def _check_scope(name: str, scope: MemoryScope, array: ArrayType, target_kind: str) -> None:
-    if scope == "constant" and array.nbytes > gpu_specs.CONSTANT_BYTES:
-        raise CompileError(
-            f"{name} has {array.nbytes} bytes: expected at most {gpu_specs.CONSTANT_BYTES} in constant memory"
-        )
+    if scope == "constant" and array.nbytes > CONSTANT_BYTES:
+        raise CompileError(f"{name} has {array.nbytes} bytes: expected at most {CONSTANT_BYTES} in constant memory")
     if scope == "texture" and target_kind != "cuda":
         raise CompileError(f"{name} is read through a texture: expected the target cuda, not {target_kind}")
     if scope == "texture" and array.dtype != TEXEL_DTYPE:

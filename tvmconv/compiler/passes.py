@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tvmconv import gpu_specs
 from tvmconv.annotations import DISABLE_BUFFER_REUSE, HOIST_GUARDS, KEEP_ALLOCATED_SIZES
 from tvmconv.compiler import memory_scopes
 from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.errors import CompileError
+from tvmconv.target import ASYNC_COPY_MIN_ARCH, parse_arch_number
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -36,8 +36,8 @@ def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
     from tvm.ir import IRModule
 
     split_host_device = importlib.import_module("tvm.tirx.build").split_host_device_mods
-    arch_number = gpu_specs.parse_arch_number(str(target.attrs.get("arch", "")))
-    uses_async_copies = arch_number >= gpu_specs.ASYNC_COPY_MIN_ARCH
+    arch_number = parse_arch_number(str(target.attrs.get("arch", "")))
+    uses_async_copies = arch_number >= ASYNC_COPY_MIN_ARCH
     try:
         bound_module = tirx.transform.BindTarget(target)(mod if uses_async_copies else _remove_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
 from tvmconv.compat import split_feature
 from tvmconv.space.search_space import Space
+from tvmconv.target import TENSOR_CORE_RATE, Target
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 MISSING = -1.0  # value of a feature that a config lacks, as knobs depend on the workload
-LAUNCH_SECONDS = 1.5e-6  # time of the smallest kernel
-TENSOR_CORE_RATE = {"tf32": 8, "float16": 16, "bfloat16": 16}  # approximate multiples of the float32 rate
 
 
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Peak rates of a device, which a cost model stores."""
-
-    name: str  # name by the driver, such as "NVIDIA H200"
-    arch: str  # architecture, such as "sm_90"
-    multiprocessors: int
-    flops: float  # peak rate of float32 operations, in FLOP/s
-    bandwidth: float  # peak bandwidth of global memory, in bytes/s
-
-    def roofline_seconds(self, workload: Conv) -> float:
-        """Return the approximate minimum time of a workload, the unit of the predictions, in seconds."""
-        compute_seconds = workload.flops / (self.flops * TENSOR_CORE_RATE.get(workload.dtype, 1))
-        return LAUNCH_SECONDS + max(compute_seconds, workload.min_bytes / self.bandwidth)
-
-
-def compute_features(
-    workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec
-) -> dict[str, np.ndarray]:
+def compute_features(workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> dict[str, np.ndarray]:
     """Return the features of configs by name, each float32 (n,).
 
     The names do not depend on the workload, but some may be missing.
@@ -72,7 +52,7 @@ def build_matrix(
     return np.stack([columns_by_name.get(name, missing) for name in names], axis=1)
 
 
-def _compute_workload_features(workload: Conv, device_spec: DeviceSpec) -> dict[str, float]:
+def _compute_workload_features(workload: Conv, device_spec: Target) -> dict[str, float]:
     num_pixels, num_taps = math.prod(workload.output_size), math.prod(workload.kernel)
     itemsize = get_numpy_dtype(workload.storage).itemsize
     sizes = {

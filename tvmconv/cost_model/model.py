@@ -14,20 +14,21 @@ import os
 import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmconv import compat, jsonfile
-from tvmconv.cost_model.features import DeviceSpec, build_matrix, compute_features
+from tvmconv.cost_model.features import build_matrix, compute_features
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.cost_model.trees import Trees
 from tvmconv.errors import Error, FallbackWarning
 from tvmconv.files import check_archive, open_regular
 from tvmconv.space import Config, Value
 from tvmconv.space.search_space import Space
+from tvmconv.target import Target
 from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, Workload, parse
 
 VERSION = 2
@@ -69,7 +70,7 @@ class ScheduleModel:
     portfolio: tuple[Config, ...] = ()  # configs of which at least one is fast on most workloads, the most useful first
     examples: tuple[MeasuredExample, ...] = ()  # fastest configs of the measured workloads
 
-    def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: DeviceSpec) -> np.ndarray:
+    def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> np.ndarray:
         """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
         inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names, self.knobs)
         return np.stack([member.predict(inputs) for member in self.members])
@@ -79,7 +80,7 @@ class ScheduleModel:
 class CostModel:
     """The cost model of one device."""
 
-    device_spec: DeviceSpec
+    device_spec: Target
     schedule_models: Mapping[str, ScheduleModel]  # cost models by schedule, each for all operators
     provenance: str = ""  # training data, date and command of the training
     training_layers: frozenset[str] = frozenset()  # layers of the training set, as `layer_key` returns them
@@ -120,7 +121,7 @@ class CostModel:
             header = {name: getattr(schedule_model, name) for name in _HEADER_FIELDS}
             examples = [[each.workload, each.config, each.relative_throughput] for each in schedule_model.examples]
             model_headers.append({**header, "members": members, "examples": examples})
-        file_header = {"version": VERSION, "machine": asdict(self.device_spec), "provenance": self.provenance}
+        file_header = {"version": VERSION, "machine": self.device_spec.to_json(), "provenance": self.provenance}
         header = {**file_header, "taught": sorted(self.training_layers), "experts": model_headers}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with open(path, "wb") as file:
@@ -147,7 +148,7 @@ class CostModel:
 
 
 def _parse_cost_model(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> CostModel:
-    device_spec = DeviceSpec(**header["machine"])
+    device_spec = Target(**header["machine"])
     rates = (device_spec.multiprocessors, device_spec.flops, device_spec.bandwidth)
     if not all(1 <= float(rate) < math.inf for rate in rates):
         raise ValueError(f"expected positive finite rates of the device, not {device_spec}")

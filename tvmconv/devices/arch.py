@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from tvmconv import gpu_specs
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.device import Device
 from tvmconv.errors import DeviceError
+from tvmconv.target import WARP_SIZE, get_block_limits
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -29,7 +29,7 @@ class Arch(Device):
         if match is None or (supported and int(match[1]) not in supported):
             expected = ", ".join(f"sm_{number}" for number in supported) or "one such as sm_90"
             raise DeviceError(f"unknown architecture {text!r}: expected {expected}")
-        limits = gpu_specs.get_block_limits(text)
+        limits = get_block_limits(text)
         super().__init__(
             text=text,
             name=f"{text}, to compile for only",
@@ -86,7 +86,7 @@ def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: 
             "arch": arch,
             "max_threads_per_block": threads_per_block,
             "max_shared_memory_per_block": shared_bytes_per_block,
-            "thread_warp_size": gpu_specs.WARP_SIZE,
+            "thread_warp_size": WARP_SIZE,
             "host": "llvm",
         }
     )

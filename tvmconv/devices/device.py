@@ -12,11 +12,11 @@ import numpy as np
 
 from tvmconv.compiler.executable import ArrayType, Executable, check_block_limits
 from tvmconv.errors import DeviceError
-from tvmconv.gpu_specs import BlockLimits, get_max_cluster_blocks
+from tvmconv.target import BlockLimits, Target, get_max_cluster_blocks
 
 if TYPE_CHECKING:
+    import tvm
     from numpy.typing import NDArray
-    from tvm.target import Target
 
     from tvmconv.compiler.lowered_module import LoweredModule
     from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
@@ -105,8 +105,15 @@ class Device(ABC):
             get_max_cluster_blocks(self.arch),
         )
 
+    @property
+    def target(self) -> Target | None:
+        """The GPU with its peak rates; None if they are unknown."""
+        if not (self.arch and self.multiprocessors and self.peak_flops and self.peak_bandwidth):
+            return None
+        return Target(self.name, self.arch, self.multiprocessors, self.peak_flops, self.peak_bandwidth)
+
     @abstractmethod
-    def make_target(self) -> Target:
+    def make_target(self) -> tvm.target.Target:
         """Return the TVM target to lower for, including its host."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvmconv.arithmetic import round_up
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.compiler.executable import LaunchConfig

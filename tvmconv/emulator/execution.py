@@ -51,7 +51,7 @@ from tvmconv.emulator.state import EmulatorState
 from tvmconv.emulator.threads import EmulatedThreads
 from tvmconv.emulator.translation.layout import SharedMemoryLayout, plan_shared_memory
 from tvmconv.emulator.translation.statements import StatementTranslator
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc

@@ -19,7 +19,7 @@ from tvmconv.emulator.synchronization.barriers import BarrierTable
 from tvmconv.emulator.synchronization.mbarriers import MbarrierTable
 from tvmconv.emulator.threads import EmulatedThreads, Lanes
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.vector_clocks import VectorClocks

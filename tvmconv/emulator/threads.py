@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.arithmetic import round_up
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 Lanes = NDArray[np.intp]  # indices of threads among all that are executed together
 

@@ -12,8 +12,8 @@ from typing import Any, TypedDict, cast
 from tvmconv import workloads
 from tvmconv.analysis.nsight import ncu
 from tvmconv.analysis.nsight.access_counters import AccessCounters
+from tvmconv.analysis.nsight.ncu import ProfiledInstruction
 from tvmconv.analysis.nsight.predicted_counters import predict_counters
-from tvmconv.analysis.nsight.source_view import ProfiledInstruction
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device, find_device
 from tvmconv.errors import AnalysisError, DeviceError

@@ -11,10 +11,10 @@ from tvmconv.devices import Device
 from tvmconv.errors import AnalysisError
 from tvmconv.experiments.preparation import select_schedules
 from tvmconv.experiments.results import TUNED
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.logs.ranking import LogPaths
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Workload
 
 METRICS = {

@@ -12,12 +12,12 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
 from tvmconv.errors import KnobError
 from tvmconv.space import JSON_VALUE_TYPES, Config
+from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.workloads import Workload, parse
 
 TUNED = "tuned"  # name of the row of a log's best record
 PREDICTED = "predicted"  # name of the row of the cost model's prediction
 UNTUNED = "untuned"  # name of the row of the fastest default config
-DEFAULT_RIDGE = 10.0  # FLOP/byte at the ridge of the roofline, if the device's peak rates are unknown
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # range of a launch, in which all results stay finite
 
 
@@ -101,7 +101,7 @@ class Result:
     def is_memory_bound(self) -> bool:
         """Whether memory bandwidth limits the workload: its arithmetic intensity is below the roofline's ridge."""
         flops, bandwidth = self.peak_flops, self.peak_bandwidth
-        ridge = flops / bandwidth if flops and bandwidth else DEFAULT_RIDGE
+        ridge = flops / bandwidth if flops and bandwidth else UNKNOWN_TARGET.flops / UNKNOWN_TARGET.bandwidth
         return self.workload.arithmetic_intensity < ridge
 
     @property

@@ -14,10 +14,9 @@ from tvmconv.analysis.tir.operations import (
     TEXTURE_FETCHES,
 )
 from tvmconv.experiments.counters import Counters
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.target import SECTOR_BYTES, WARP_SIZE
 
-SECTOR_BYTES = 32
 MAX_STALL_REASONS = 2  # in a cell of the table
 
 LEGEND = (

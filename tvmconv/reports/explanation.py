@@ -10,25 +10,23 @@ from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.memory.footprint import count_dram_bytes
 from tvmconv.analysis.memory.swizzles import inspect_tiles
 from tvmconv.analysis.occupancy import Occupancy, compute_kernel_occupancy, compute_waves
-from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predict_kernel_time
+from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, estimate_schedule_seconds, predict_kernel_time
 from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources, prefetch_listings
-from tvmconv.analysis.schedule_estimate import estimate_schedule_seconds
 from tvmconv.analysis.sensitivity import iterate_knob_neighbors
 from tvmconv.analysis.speed_of_light import UnitLowerBound, compute_unit_times, explain_text_counts
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import AnalysisError, CompileError
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.reports.accesses import DominantKnob, compute_access_costs, format_access_costs
 from tvmconv.reports.instructions import format_instructions
 from tvmconv.reports.swizzles import format_tiles
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import format_value
+from tvmconv.target import WARP_SIZE, Target
 
 
-def explain_kernel(kernel: Kernel, device_spec: DeviceSpec | None) -> str:
+def explain_kernel(kernel: Kernel, device_spec: Target | None) -> str:
     """Return a text that explains one kernel.
 
     Args:
@@ -75,7 +73,7 @@ def _try_link_sources(kernel: Kernel) -> tuple[list[LinkedSources] | None, str]:
 
 
 def make_sensitivity_report(
-    kernel: Kernel, device_spec: DeviceSpec, on_progress: Callable[[str], None] = lambda text: None
+    kernel: Kernel, device_spec: Target, on_progress: Callable[[str], None] = lambda text: None
 ) -> str:
     """Return a table of the effect of changing each knob by one step; the kernel itself is the first row.
 
@@ -125,7 +123,7 @@ class _KernelSummary:
     bottleneck: str
 
     @staticmethod
-    def from_kernel(kernel: Kernel, device_spec: DeviceSpec, has_prediction: bool) -> _KernelSummary:
+    def from_kernel(kernel: Kernel, device_spec: Target, has_prediction: bool) -> _KernelSummary:
         """Return the summary of a kernel; raise AnalysisError if its operations cannot be counted."""
         if has_prediction:
             time = predict_kernel_time(kernel, device_spec)
@@ -145,7 +143,7 @@ class _KernelSummary:
         return (self.bottleneck, format_significant(self.seconds * 1e6), format_significant(time_ratio), *counts)
 
 
-def _explain_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, device_spec: DeviceSpec | None) -> str:
+def _explain_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, device_spec: Target | None) -> str:
     kernel_occupancy = compute_kernel_occupancy(kernel, lowered_kernel)
     resources = kernel.cubin.kernels[lowered_kernel.name]
     shared_bytes = resources.shared_bytes + lowered_kernel.dynamic_shared_bytes
@@ -178,7 +176,7 @@ def _format_occupancy(kernel_occupancy: Occupancy) -> str:
     )
 
 
-def _make_unit_table(kernel: Kernel, device_spec: DeviceSpec, predicted: PredictedTime | str) -> str:
+def _make_unit_table(kernel: Kernel, device_spec: Target, predicted: PredictedTime | str) -> str:
     unit_times = compute_unit_times(kernel, device_spec)
     rows = [
         (unit_time.unit, unit_time.amount, _format_lower_bound(unit_time), format_significant(unit_time.seconds * 1e6))
@@ -236,7 +234,7 @@ def _format_prediction(kernel: Kernel, predicted: PredictedTime | str) -> str:
     return "\n".join([heading, table.format_text()])
 
 
-def try_predict_time(kernel: Kernel, device_spec: DeviceSpec) -> PredictedTime | str:
+def try_predict_time(kernel: Kernel, device_spec: Target) -> PredictedTime | str:
     """Return a kernel's predicted time, or the reason why none is predicted."""
     try:
         return predict_kernel_time(kernel, device_spec)
@@ -244,7 +242,7 @@ def try_predict_time(kernel: Kernel, device_spec: DeviceSpec) -> PredictedTime |
         return str(error)
 
 
-def collect_quantities(kernel: Kernel, device_spec: DeviceSpec | None) -> dict[str, str]:
+def collect_quantities(kernel: Kernel, device_spec: Target | None) -> dict[str, str]:
     """Return the quantities by which kernels are compared, summed over their timed device functions."""
     values_by_name: dict[str, list[float]] = {}
     for lowered_kernel in kernel.timed_kernels:

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from tvmconv.analysis.predicted_time import PredictedTime
 from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.speed_of_light import explain_text_counts
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.kernel import Kernel
 from tvmconv.reports.explanation import collect_quantities, try_predict_time
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.space import format_value
+from tvmconv.target import Target
 
 MAX_CAUSES = 3  # per difference
 MIN_CAUSE_FRACTION = 0.1  # of the largest cause; smaller ones are left out
 
 
-def compare_kernels(
-    kernels: Sequence[Kernel], device_spec: DeviceSpec | None, names: Sequence[str] | None = None
-) -> str:
+def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names: Sequence[str] | None = None) -> str:
     """Return a text that compares several kernels.
 
     Args:

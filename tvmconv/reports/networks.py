@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, sum_network_seconds
 from tvmconv.reports.suite import compute_suite_info
 from tvmconv.reports.tables import Columns, Table, format_micros, format_optional, format_significant, make_table
+from tvmconv.target import BEST_RATES
 from tvmconv.workloads import Conv, dtypes
 
 MIXED_VALUE = "mixed"
@@ -20,40 +20,18 @@ TARGET_SPEEDUP = 1.5  # over the library; the roofline of some layers is below i
 OUR_ROWS = (PREDICTED, UNTUNED, TUNED)
 
 
-@dataclass(frozen=True)
-class PeakRates:
-    """The best rates that any kernel in the logs has reached on a GPU, tvmconv's or a library's, without its launch."""
-
-    launch_seconds: float  # of the smallest kernel
-    flops_per_second: Mapping[str, float]  # on tensor cores, by dtype
-    memory_bytes_per_second: float  # of arrays in DRAM
-    cache_bytes_per_second: float  # of arrays in the L2 cache
-
-    def roofline_seconds(self, w: Conv, is_cold: bool) -> float | None:
-        """Return the minimum seconds of a direct convolution; None for a dtype that tensor cores do not support.
-
-        The model is a roofline (Williams et al., "Roofline", CACM 52(4), 2009) plus the time of a launch, with measured
-        rates instead of the data sheet's. It is an optimistic bound: kernels near the ridge reach neither rate, and the
-        rates are those of short bursts, while a GPU under load lowers its clock.
-        """
-        if w.dtype not in self.flops_per_second:
-            return None
-        bandwidth = self.memory_bytes_per_second if is_cold else self.cache_bytes_per_second
-        return self.launch_seconds + max(w.flops / self.flops_per_second[w.dtype], w.min_bytes / bandwidth)
-
-
-PEAK_RATES = {
-    "NVIDIA H200": PeakRates(1.07e-6, {"float16": 795e12, "bfloat16": 795e12, "tf32": 430e12}, 4.1e12, 8e12),
-}
-
-
 def compute_roofline_headroom(result: Result, library: str) -> float | None:
-    """Return the speed-up over a library of a kernel that takes the minimum time; None if it is unknown."""
-    rates, timing = PEAK_RATES.get(result.device_name), result.find_row(library).timing
-    if not rates or not timing or not isinstance(result.workload, Conv):
+    """Return the speed-up over a library of a direct convolution that takes the minimum time; None if it is unknown.
+
+    The minimum is a roofline with measured rates instead of the data sheet's. It is an optimistic bound: kernels near
+    the ridge reach neither rate, and the rates are those of short bursts, while a GPU under load lowers its clock.
+    """
+    target, timing = BEST_RATES.get(result.device_name), result.find_row(library).timing
+    if not target or not timing or not isinstance(result.workload, Conv):
         return None
-    min_seconds = rates.roofline_seconds(result.workload, timing.cold)
-    return timing.median / min_seconds if min_seconds else None
+    if result.workload.dtype not in target.tensor_flops:
+        return None
+    return timing.median / target.roofline_seconds(result.workload, in_l2=not timing.cold)
 
 
 class _Network:

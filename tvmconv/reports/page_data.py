@@ -12,7 +12,6 @@ from typing import cast
 from tvmconv import registry
 from tvmconv.analysis.nsight.predicted_counters import predict_counters
 from tvmconv.analysis.waterfall import WaterfallStep, compute_waterfall
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
 from tvmconv.experiments.counter_comparison import CounterComparison, PredictedKernelCounters
@@ -29,6 +28,7 @@ from tvmconv.reports import timing_groups
 from tvmconv.reports.page.contents import Contents
 from tvmconv.reports.timing_groups import TimingGroup
 from tvmconv.reports.waterfall import make_time_lookup
+from tvmconv.target import Target
 from tvmconv.version import VERSION
 from tvmconv.workloads import Layer, Workload
 
@@ -77,7 +77,7 @@ def collect_contents(
     name: str,
     layers: Sequence[Layer],
     device: Device,
-    device_spec: DeviceSpec | None,
+    device_spec: Target | None,
     sources: ReportSources,
     command: str,
     on_progress: Callable[[str], None] = lambda text: None,
@@ -245,7 +245,7 @@ def build_fastest(w: Workload, name: str | None, device_records: DeviceRecords, 
 
 def _compute_waterfall(
     kernels: Sequence[Kernel],
-    device_spec: DeviceSpec | None,
+    device_spec: Target | None,
     records: Sequence[Record],
     on_progress: Callable[[str], None],
 ) -> tuple[list[WaterfallStep], str]:

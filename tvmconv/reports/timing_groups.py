@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from tvmconv import kernel, registry
 from tvmconv.analysis.speed_of_light import compute_unit_times, explain_text_counts
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.devices import Device
 from tvmconv.errors import Error, get_reason, log_traceback
@@ -18,6 +17,7 @@ from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.index import index_records
 from tvmconv.logs.ranking import iterate_fastest_first
 from tvmconv.logs.record import Record
+from tvmconv.target import Target
 from tvmconv.workloads import Workload
 
 
@@ -102,7 +102,7 @@ def times_from_sweep(sweep: Sweep, workload: Workload) -> TimingGroup | None:
     return None
 
 
-def times_from_code(workload: Workload, device: Device, device_spec: DeviceSpec) -> TimingGroup | None:
+def times_from_code(workload: Workload, device: Device, device_spec: Target) -> TimingGroup | None:
     """Estimate from their code the times of all schedules with their default knobs.
 
     Each time is the longest that one unit of the GPU needs alone; latencies and launches may add to it.

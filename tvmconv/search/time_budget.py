@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tvmconv.devices import Device
+from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.workloads import Workload
 
 MIN_TASK_SECONDS = 1.0  # minimum time of a layer that is searched
 MIN_SECONDS_TO_REMEASURE = 2.0  # minimum time of a layer with final timings, which take half a second
-LAUNCH_SECONDS = 2e-6  # minimum time of a kernel of any size
-DEFAULT_PEAK_FLOPS, DEFAULT_PEAK_BANDWIDTH = 1e12, 1e11  # FLOP/s and bytes/s of a device with unknown peaks
 
 
 def sort_by_cost(network: Mapping[Workload, int], device: Device) -> list[Workload]:
     """Return the workloads of a network, ordered by their total time at the device's peak rates, the longest first."""
-    return sorted(network, key=lambda workload: -network[workload] * roofline_seconds(workload, device))
+    target = device.target or UNKNOWN_TARGET
+    return sorted(network, key=lambda workload: -network[workload] * target.roofline_seconds(workload))
 
 
 def select_affordable(seconds: float, remaining: Sequence[Workload]) -> Sequence[Workload]:
@@ -32,12 +32,6 @@ def allocate_seconds(
     workload at the device's peak rates.
     """
     min_seconds = min(MIN_TASK_SECONDS, seconds / len(remaining) / 2)
-    weighted_seconds = [counts.get(workload, 1) * roofline_seconds(workload, device) for workload in remaining]
+    target = device.target or UNKNOWN_TARGET
+    weighted_seconds = [counts.get(workload, 1) * target.roofline_seconds(workload) for workload in remaining]
     return min_seconds + (seconds - min_seconds * len(remaining)) * weighted_seconds[0] / sum(weighted_seconds)
-
-
-def roofline_seconds(workload: Workload, device: Device) -> float:
-    """Return the approximate minimum seconds of a launch, by its float32 operations, its bytes and launch latency."""
-    compute_seconds = workload.flops / (device.peak_flops or DEFAULT_PEAK_FLOPS)
-    memory_seconds = workload.min_bytes / (device.peak_bandwidth or DEFAULT_PEAK_BANDWIDTH)
-    return LAUNCH_SECONDS + max(compute_seconds, memory_seconds)

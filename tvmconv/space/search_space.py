@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvmconv.errors import KnobError
-from tvmconv.gpu_specs import BlockLimits
 from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, format_value
+from tvmconv.target import BlockLimits
 
 _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling: exact, and as fast as drawing points
 _MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there

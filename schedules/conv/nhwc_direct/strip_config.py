@@ -21,23 +21,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import H200, LINE_BYTES, MAX_THREADS_Z, SCHEDULERS, SECTOR_BYTES, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
 
-# Properties of an H200.
-NUM_MULTIPROCESSORS = 132
-SCHEDULERS_PER_SM = 4
+# Parameters of the estimate that were fitted on an H200.
 L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
 L1_LINES_PER_CYCLE = 2  # approximate lookups of the L1 cache per warp
 OVERHEAD_INSTRUCTIONS = 60  # instructions per thread before its first load and after its last store
-CACHE_LINE_BYTES, SECTOR_BYTES, WORD_BYTES = 128, 32, 4
+WORD_BYTES = 4
 MAX_LOAD_BYTES = 16  # maximum bytes per load or store instruction
 
 LEVELS = ("block", "thread", "local")
@@ -289,14 +287,14 @@ class StripConfig:
         """
         itemsize, shape = get_element_bytes(self.w), PlaneShape.from_workload(self.w)
         strides, planes = shape.strides, shape.kernel_size[0]
-        blocks_per_sm = ceil_div(self.num_blocks, NUM_MULTIPROCESSORS)
+        blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
         issued_instructions = self.issued_instructions + np.where(
             self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, self.scattered_instructions
         )
-        issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS_PER_SM) + 0.5)
+        issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
         lanes = np.minimum(WARP_SIZE, self.channels.thread)
-        wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / CACHE_LINE_BYTES)
+        wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / LINE_BYTES)
         l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
         read_cycles = warps * (
             self.loaded_vectors * l1_lines

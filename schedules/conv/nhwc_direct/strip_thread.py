@@ -13,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import MAX_BLOCKS_YZ
+from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype
 

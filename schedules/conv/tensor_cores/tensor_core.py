@@ -33,10 +33,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IndexMap, const
 
-from tvmconv import gpu_specs
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.layout import CHANNELS_FIRST
@@ -139,7 +138,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         s.tensorize(blockize_tiles(s, fragment_load, tensor_intrinsics.mma_k), name)
     s.transform_layout(accumulators, ("read", 0), make_lane_map(accumulator_layout, TILE_SIZE))
     accumulators = blockize_tiles(s, accumulators, TILE_SIZE)
-    s.storage_align(accumulators, 0, axis=-2, factor=gpu_specs.NUM_BANKS, offset=ACCUMULATOR_ROW_PADDING_WORDS)
+    s.storage_align(accumulators, 0, axis=-2, factor=NUM_BANKS, offset=ACCUMULATOR_ROW_PADDING_WORDS)
     s.tensorize(accumulators, tensor_intrinsics.store)
     (clear,) = s.get_child_blocks(s.decompose_reduction(product, k_tile))
     s.tensorize(s.get_loops(clear)[-2], tensor_intrinsics.clear)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 TILE_SIZE = 16  # rows and columns of a tile of accumulators
 LANE_ACCUMS = TILE_SIZE * TILE_SIZE // WARP_SIZE  # accumulators of a tile per lane

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes

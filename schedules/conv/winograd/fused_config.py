@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from ..direct_config import ACCUMULATOR_BYTES, MAX_ACCUMULATORS, MAX_PRODUCTS, MIN_THREADS, VECTOR_ELEMENTS

@@ -15,40 +15,30 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, is_global, select_middle_block
-from tvmconv.analysis.tir.accesses import Access, iterate_accesses
+from tvmconv.analysis.tir.accesses import Access, is_global, iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import get_l2_bytes
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
-
+from tvmconv.kernel import Kernel
+from tvmconv.target import SECTOR_BYTES, find_architecture
 
 ACCESS_KINDS = ("load", "store")
 
 
 @dataclass
 class ArrayFootprint:
-    """Part of an array that a block loads or stores.
+    """Part of an array that a block loads or stores."""
 
-    Attributes:
-        array_bytes: Bytes of the whole array.
-        is_touched: Whether the middle block of the grid touches each sector of the array.
-        depends_on_axis: Whether the touched sectors change along each axis (x, y, z) of the grid.
-    """
-
-    array_bytes: int
-    is_touched: NDArray[np.bool_]
+    array_bytes: int  # bytes of the whole array
+    is_touched: NDArray[np.bool_]  # whether the middle block of the grid touches each sector of the array
+    # whether the touched sectors change along each axis (x, y, z) of the grid
     depends_on_axis: list[bool] = field(default_factory=lambda: [False] * 3)
 
     @property
@@ -63,12 +53,7 @@ _FOOTPRINT_CACHE: WeakKeyDictionary[Kernel, dict[str, ArrayFootprints | None]] =
 
 
 def compute_footprints(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFootprints | None:
-    """Return the footprints of the middle block of a grid; None if the TIR alone does not determine them.
-
-    Args:
-        kernel: A built kernel for any target.
-        lowered_kernel: One of `kernel.kernels`.
-    """
+    """Return the footprints of the middle block of a grid; None if the TIR alone does not determine them."""
     cache = _FOOTPRINT_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
         cache[lowered_kernel.name] = None
@@ -92,12 +77,8 @@ def _compute_by_evaluation(kernel: Kernel, lowered_kernel: LoweredKernel) -> Arr
 
 
 def count_dram_bytes(kernel: Kernel) -> int:
-    """Return the DRAM bytes that the timed device kernels move if no array is in L2 at the start.
-
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-    """
-    l2_capacity_bytes = get_l2_bytes(str(kernel.device.arch))
+    """Return the DRAM bytes that the timed device kernels move if no array is in L2 at the start."""
+    l2_capacity_bytes = find_architecture(str(kernel.device.arch)).l2_bytes
     return sum(
         count_kernel_dram_bytes(kernel, lowered_kernel, compute_footprints(kernel, lowered_kernel), l2_capacity_bytes)
         for lowered_kernel in kernel.timed_kernels

@@ -4,50 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.coalescing import select_middle_block
-from tvmconv.analysis.tir.accesses import iterate_accesses
+from tvmconv.analysis.tir.accesses import iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.blocks import count_lanes
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.kernel import Kernel
 from tvmconv.workloads import layout
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
 
 NO_THREAD = -1  # thread of an element that TMA stores for the whole block
 
 
 @dataclass(frozen=True)
 class OutputTileMap:
-    """Elements of the output that one block stores.
+    """Elements of the output that one block stores."""
 
-    Attributes:
-        shape: Shape of the output: N, C and the spatial axes, or the spatial axes alone.
-        threads: Thread that stores each element, or `NO_THREAD`.
-        coordinates: Coordinates of the elements, of shape (elements, axes), in the order of `shape`.
-    """
-
-    shape: tuple[int, ...]
-    threads: NDArray[np.int64]
-    coordinates: NDArray[np.int64]
+    shape: tuple[int, ...]  # shape of the output: N, C and the spatial axes, or the spatial axes alone
+    threads: NDArray[np.int64]  # thread that stores each element, or `NO_THREAD`
+    coordinates: NDArray[np.int64]  # coordinates of the elements, of shape (elements, axes), in the order of `shape`
 
 
 def map_output_tile(kernel: Kernel) -> OutputTileMap:
-    """Return the elements of the output that the middle block of a kernel's last device kernel stores.
-
-    Args:
-        kernel: A built kernel for any target.
-
-    Raises:
-        AnalysisError: The stores cannot be executed.
-    """
+    """Return the elements of the output that the middle block of a kernel's last device kernel stores."""
     lowered_kernel, w = kernel.kernels[-1], kernel.workload
     name = list(kernel.memory_scopes)[len(w.argument_names) - 1]
     if has_instructions(lowered_kernel.function):
@@ -87,12 +71,7 @@ def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Itera
 
 
 class _FirstBlockStores(AccessObserver):
-    """Observer that records the stores of the first executed block to an array.
-
-    Args:
-        name: Name of the array.
-        lanes_per_block: Number of lanes per block.
-    """
+    """Observer that records the stores of the first executed block to an array."""
 
     def __init__(self, name: str, lanes_per_block: int) -> None:
         self._name, self._lanes_per_block, self.wants_async_proxy = name, lanes_per_block, True

@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.coalescing import select_middle_block
+from tvmconv.analysis.tir.accesses import select_middle_block
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.addresses import CHUNK_BYTES, SHARED_BASE_ADDRESS
 from tvmconv.emulator.blocks import count_lanes, expand_to_clusters
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess, StopEmulationError
-from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, WARPGROUP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
+from tvmconv.target import BANK_BYTES, NUM_BANKS, WARPGROUP_SIZE
 
 CORE_MATRIX_ROWS = 8
 MAX_SITE_SAMPLES = 64  # accesses of one site to inspect, more than the number of stages of any pipeline
@@ -33,23 +30,15 @@ MAX_SITE_SAMPLES = 64  # accesses of one site to inspect, more than the number o
 
 @dataclass
 class SwizzledSmemTile:
-    """Shared memory that TMA copies an array to or from.
+    """Shared memory that TMA copies an array to or from."""
 
-    Attributes:
-        array: Name of the array.
-        kind: "load" or "store" of the array.
-        tma_swizzle: Swizzle width of TMA in bytes; 0 without a swizzle.
-        wgmma_swizzles: Swizzle widths with which wgmma reads the tile; empty if wgmma does not read it.
-        num_core_matrices: Number of inspected core matrices.
-        num_wavefronts: Number of wavefronts that they take.
-    """
-
-    array: str
-    kind: str
-    tma_swizzle: int
+    array: str  # name of the array
+    kind: str  # "load" or "store" of the array
+    tma_swizzle: int  # swizzle width of TMA in bytes; 0 without a swizzle
+    # swizzle widths with which wgmma reads the tile; empty if wgmma does not read it
     wgmma_swizzles: set[int] = field(default_factory=set)
-    num_core_matrices: int = 0
-    num_wavefronts: int = 0
+    num_core_matrices: int = 0  # inspected core matrices
+    num_wavefronts: int = 0  # wavefronts that they take
 
     @property
     def is_consistent(self) -> bool:
@@ -61,16 +50,6 @@ def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[Swizzle
     """Return the tiles that TMA copies in one block of a device kernel, loads first.
 
     The block is executed until `MAX_SITE_SAMPLES` accesses of each site in its loops have been inspected.
-
-    Args:
-        kernel: A built kernel.
-        lowered_kernel: One of `kernel.kernels`.
-
-    Returns:
-        The tiles; an empty list if the device kernel uses no TMA.
-
-    Raises:
-        AnalysisError: The emulator cannot execute the device kernel.
     """
     if not lowered_kernel.tensor_maps:
         return []
@@ -93,11 +72,7 @@ def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[Swizzle
 
 
 class SwizzleObserver(AccessObserver):
-    """Observer that inspects the first shared-memory accesses of TMA and wgmma in the first executed block.
-
-    Args:
-        lanes_per_block: Number of lanes per block.
-    """
+    """Observer that inspects the first shared-memory accesses of TMA and wgmma in the first executed block."""
 
     wants_async_proxy = immediate = True
 
@@ -154,11 +129,7 @@ def _find_chunks(addresses: NDArray[np.int64]) -> list[int]:
 
 
 def count_core_wavefronts(row_addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the wavefronts of each core matrix of an operand; 1 if its chunks lie in different banks.
-
-    Args:
-        row_addresses: Addresses of the chunks in bytes, of shape (rows, chunks); the rows form whole core matrices.
-    """
+    """Return the wavefronts of each core matrix of an operand; 1 if its chunks lie in different banks."""
     by_matrix = row_addresses.reshape(-1, CORE_MATRIX_ROWS, row_addresses.shape[1]).transpose(0, 2, 1)
     matrices = by_matrix.reshape(-1, CORE_MATRIX_ROWS)
     num_bank_groups = NUM_BANKS * BANK_BYTES // CHUNK_BYTES

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,31 +39,23 @@ from tvmconv.analysis.tir.operations import (
     iterate_ops,
 )
 from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, has_instructions, iterate_statements
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.memory_scopes import MemoryScope
 from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters, sample_blocks
 from tvmconv.emulator.observation import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
 from tvmconv.emulator.threads import EmulatedThreads
-from tvmconv.gpu_specs import WARP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.memory_scopes import MemoryScope
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
+from tvmconv.target import WARP_SIZE
 
 
 @dataclass(frozen=True)
 class OperationCount:
-    """Number of executions of one kind of operation in a block.
+    """Number of executions of one kind of operation in a block."""
 
-    Attributes:
-        num_elements: Number of elements, over all threads and the lanes of vectors.
-        num_requests: Number of warp requests with at least one active thread; a vector counts once.
-        num_bytes: Bytes of the elements.
-    """
-
-    num_elements: int = 0
-    num_requests: int = 0
-    num_bytes: int = 0
+    num_elements: int = 0  # elements, over all threads and the lanes of vectors
+    num_requests: int = 0  # warp requests with at least one active thread; a vector counts once
+    num_bytes: int = 0  # bytes of the elements
 
     def __add__(self, addend: OperationCount) -> OperationCount:
         requests = self.num_requests + addend.num_requests
@@ -72,16 +64,11 @@ class OperationCount:
 
 @dataclass(frozen=True)
 class BlockTraffic:
-    """Memory operations and arithmetic of one block.
+    """Memory operations and arithmetic of one block."""
 
-    Attributes:
-        num_threads: Number of threads per block.
-        num_outputs: Number of different elements of the output that the block stores.
-        counts: Count of each operation in `MEMORY` and `ARITHMETIC`; registers do not count as memory.
-    """
-
-    num_threads: int
-    num_outputs: int
+    num_threads: int  # threads per block
+    num_outputs: int  # different elements of the output that the block stores
+    # count of each operation in `MEMORY` and `ARITHMETIC`; registers do not count as memory
     counts: Mapping[str, OperationCount]
 
     @property
@@ -110,16 +97,7 @@ class BlockTraffic:
 
 
 def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> BlockTraffic:
-    """Count the memory operations and arithmetic of a device kernel's busiest block.
-
-    Args:
-        kernel: A built kernel for any target.
-        lowered_kernel: One of `kernel.kernels`; the first by default.
-
-    Raises:
-        AnalysisError: The kernel cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
-            `tvmconv.emulator.execution.execute`), or its accesses depend on the data.
-    """
+    """Count the memory operations and arithmetic of a device kernel's busiest block."""
     lowered_kernel = lowered_kernel or kernel.kernels[0]
     if has_instructions(lowered_kernel.function):
         return _count_by_execution(lowered_kernel, kernel.memory_scopes)
@@ -141,14 +119,7 @@ def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -
 
 
 class TrafficObserver(AccessObserver):
-    """Observer that counts the operations of each executed block.
-
-    Args:
-        num_blocks: Number of blocks.
-        lanes_per_block: Number of lanes per block.
-        memory_scopes: Memory scope of each argument.
-        wants_async_proxy: Whether to count the accesses of TMA and wgmma.
-    """
+    """Observer that counts the operations of each executed block."""
 
     def __init__(
         self,

@@ -10,22 +10,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tvmconv.analysis.memory.bank_conflicts import is_shared
+from tvmconv.analysis.nsight.ncu import ProfiledInstruction
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
-from tvmconv.analysis.sass.interpreter.request_counts import list_array_names
-from tvmconv.analysis.tir.accesses import Access, iterate_accesses
+from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts, list_array_names
+from tvmconv.analysis.sass.linked_sources import LinkedSources
+from tvmconv.analysis.tir.accesses import Access, is_shared, iterate_accesses
 from tvmconv.analysis.tir.scopes import has_instructions, iterate_statements
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.source_lines import map_tir_lines
 from tvmconv.errors import AnalysisError
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.nsight.source_view import ProfiledInstruction
-    from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts
-    from tvmconv.analysis.sass.linked_sources import LinkedSources
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
 
 SECTORS, TAGS, WAVEFRONTS = "sectors", "tags", "wavefronts"
 _COUNT_FIELDS = {SECTORS: "num_sectors", TAGS: "num_lines", WAVEFRONTS: "num_wavefronts"}
@@ -33,23 +29,15 @@ _COUNT_FIELDS = {SECTORS: "num_sectors", TAGS: "num_lines", WAVEFRONTS: "num_wav
 
 @dataclass
 class AccessCounters:
-    """Counters of one access over a launch.
+    """Counters of one access over a launch."""
 
-    Attributes:
-        space: "global" or "shared".
-        kind: "load" or "store".
-        arrays: Names of the accessed arrays.
-        line: Line of the lowered TIR; None if it is unknown.
-        counts: Number of sectors, tags (lines that L1 looks up) and wavefronts.
-        rows: Indices of the access's instructions in the machine code.
-    """
-
-    space: str
-    kind: str
-    arrays: list[str] = field(default_factory=list)
-    line: int | None = None
+    space: str  # "global" or "shared"
+    kind: str  # "load" or "store"
+    arrays: list[str] = field(default_factory=list)  # names of the accessed arrays
+    line: int | None = None  # line of the lowered TIR; None if it is unknown
+    # sectors, tags (lines that L1 looks up) and wavefronts
     counts: dict[str, float] = field(default_factory=dict)
-    rows: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # indices of the access's instructions in the machine code
 
     def sum_measured(self, launch: Sequence[ProfiledInstruction]) -> Counter[str]:
         """Return the measured counts of a launch for this access, by the names of `counts`."""
@@ -65,13 +53,7 @@ class AccessCounters:
 
 
 def group_by_access(kernel: Kernel, sources: LinkedSources, launch_counts: LaunchCounts) -> list[AccessCounters]:
-    """Return the counters of a device kernel's accesses in the order of the TIR, with unknown statements last.
-
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-        sources: One of its device kernels with its machine code.
-        launch_counts: Memory requests of its instructions.
-    """
+    """Return the counters of a device kernel's accesses in the order of the TIR, with unknown statements last."""
     group = _group_instructions if has_instructions(sources.lowered_kernel.function) else _group_by_body
     access_names = group(sources.lowered_kernel)
     array_names = list_array_names(kernel, sources.lowered_kernel)

@@ -6,12 +6,26 @@ import csv
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from tvmconv.analysis.nsight.source_view import ProfiledInstruction, parse_source_view
 from tvmconv.errors import DeviceError, Error
 
 KERNEL_NAME = "main_kernel"  # name of every device kernel that tvmconv generates
+_SECTORS_COLUMN = "L2 Theoretical Sectors Global"
+_TAGS_COLUMN = "L1 Tag Requests Global"
+_WAVEFRONTS_COLUMN = "L1 Wavefronts Shared"
+
+
+@dataclass(frozen=True)
+class ProfiledInstruction:
+    """Measured counts of one instruction of a launch, over all warps."""
+
+    text: str  # text of the instruction, such as `@!P0 LDS.128 R4, [R2]`
+    num_executed: int  # times that a warp executed it, including those with no active thread
+    num_sectors: int  # sectors that it would request from L2 if L1 held none of them
+    num_tags: int  # lines that L1 looked up for it
+    num_wavefronts: int  # shared-memory wavefronts
 
 
 def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict[str, float]]:
@@ -19,17 +33,6 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
 
     Nsight Compute (ncu) replays a launch until all metrics are read, each time with empty caches. The GPU's clocks stay
     as they are.
-
-    Args:
-        command: Program and arguments.
-        metrics: ncu's metrics, such as `dram__bytes_read.sum`, by names that the caller chooses.
-
-    Yields:
-        The metrics of each launch in order, by the caller's names, in ncu's base units: bytes, nanoseconds, percent.
-        Metrics that ncu does not have for the GPU are left out.
-
-    Raises:
-        DeviceError: ncu is not installed, or it fails; it may lack the permission to read the counters.
     """
     options = ["--csv", "--page", "raw", "--print-units", "base"]
     metric_options = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
@@ -44,17 +47,7 @@ def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Itera
 
 
 def read_source_view(command: Sequence[str]) -> list[list[ProfiledInstruction]]:
-    """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`.
-
-    Args:
-        command: Program and arguments.
-
-    Returns:
-        The instructions of each launch, in the order of the machine code.
-
-    Raises:
-        DeviceError: ncu is not installed, or it fails.
-    """
+    """Run a command, and return each instruction's counts for each kernel launch; see `profile_command`."""
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/source.ncu-rep"
         _run_ncu(["--set", "none", "--section", "SourceCounters", *_KERNEL_FILTER, "--export", report, *command])
@@ -89,3 +82,40 @@ def _parse_number(cell: str | None) -> float | None:
         return float((cell or "").replace(",", ""))
     except ValueError:
         return None
+
+
+def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
+    """Return the instructions of each launch in order, those of a launch in the order of the machine code.
+
+    The input is the output of `ncu --import REPORT --page source --csv` for a report with the section SourceCounters.
+    Each kernel begins with its name and a header of its own, because ncu leaves out columns that are empty for it.
+    Columns: Nsight Compute, Kernel Profiling Guide, "Source Counters".
+    """
+    launches: list[list[ProfiledInstruction]] = []
+    header: list[str] = []
+    try:
+        for row in csv.reader(lines):
+            if row[:1] == ["Kernel Name"]:
+                launches.append([])
+                header = []
+            elif row[:1] == ["Address"]:
+                header = row
+            elif header and row:
+                launches[-1].append(_parse_instruction(dict(zip(header, row, strict=True))))
+    except (ValueError, LookupError) as error:
+        raise Error(f"ncu's output cannot be parsed as its source view in CSV: {error}") from error
+    return launches
+
+
+def _parse_instruction(row: dict[str, str]) -> ProfiledInstruction:
+    def parse_cell(column: str) -> int:
+        cell = row.get(column, "0").replace(",", "")
+        return int(cell) if cell not in ("", "-") else 0
+
+    return ProfiledInstruction(
+        text=" ".join(row["Source"].split()),
+        num_executed=parse_cell("Instructions Executed"),
+        num_sectors=parse_cell(_SECTORS_COLUMN),
+        num_tags=parse_cell(_TAGS_COLUMN),
+        num_wavefronts=parse_cell(_WAVEFRONTS_COLUMN),
+    )

@@ -8,47 +8,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tvmconv.analysis.memory.coalescing import GLOBAL
 from tvmconv.analysis.memory.footprint import ACCESS_KINDS, compute_footprints, count_moved_bytes
 from tvmconv.analysis.nsight.access_counters import AccessCounters, group_by_access
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
-from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
-from tvmconv.analysis.sass.linked_sources import link_sources
-from tvmconv.gpu_specs import get_l2_bytes
-
-if TYPE_CHECKING:
-    from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts
-    from tvmconv.analysis.sass.linked_sources import LinkedSources
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.kernel import Kernel
-
-
-# Fraction of L2 that holds written lines when a kernel ends, measured with filters on an H200.
-RESIDENT_WRITE_FRACTION = 1 / 3
+from tvmconv.analysis.sass.interpreter.request_counts import LaunchCounts, count_launch_requests
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.kernel import Kernel
+from tvmconv.target import RESIDENT_WRITE_FRACTION, find_architecture
 
 
 @dataclass(frozen=True)
 class PredictedCounters:
-    """Predicted counters of one launch of one device kernel.
+    """Predicted counters of one launch of one device kernel."""
 
-    Attributes:
-        counts: Counts by ncu's terms: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, the same
-            for stores, and `warp_instructions`. `dram_read_bytes` assumes empty caches. `dram_write_bytes` exists only
-            if the arrays exceed L2, and leaves out what stays in L2 at the end.
-        limits: Number of blocks per multiprocessor that each limit allows, as named in `tvmconv.analysis.occupancy`.
-        occupancy: Fraction of a multiprocessor's warps that the resident blocks use, from 0 to 1.
-        registers: Number of registers per thread.
-        accesses: The same counts by access.
-    """
-
+    # counts by ncu's terms: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, the same for
+    # stores, and `warp_instructions`. `dram_read_bytes` assumes empty caches. `dram_write_bytes` exists only if the
+    # arrays exceed L2, and leaves out what stays in L2 at the end
     counts: dict[str, float]
+    # blocks per multiprocessor that each limit allows, as named in `tvmconv.analysis.occupancy`
     limits: dict[str, int]
-    occupancy: float
-    registers: int
-    accesses: list[AccessCounters]
+    occupancy: float  # fraction of a multiprocessor's warps that the resident blocks use, from 0 to 1
+    registers: int  # registers per thread
+    accesses: list[AccessCounters]  # the same counts by access
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dictionary for JSON."""
@@ -56,16 +41,7 @@ class PredictedCounters:
 
 
 def predict_counters(kernel: Kernel, lowered_kernel: LoweredKernel) -> PredictedCounters:
-    """Predict the counters of one device kernel.
-
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-        lowered_kernel: One of `kernel.kernels`.
-
-    Raises:
-        AnalysisError: The machine code has an unsupported instruction, takes too long, or depends on the data.
-        CompileError: The kernel does not compile, or there is no nvdisasm.
-    """
+    """Predict the counters of one device kernel."""
     kernel_index = kernel.kernels.index(lowered_kernel)
     sources = link_sources(kernel)[kernel_index]
     compiled_kernel, arch = kernel.executable.kernels[kernel_index], str(kernel.device.arch)
@@ -92,7 +68,7 @@ def predict_counters(kernel: Kernel, lowered_kernel: LoweredKernel) -> Predicted
 
 
 def _predict_dram_bytes(kernel: Kernel, sources: LinkedSources, launch_counts: LaunchCounts) -> dict[str, float]:
-    l2_capacity_bytes = get_l2_bytes(str(kernel.device.arch))
+    l2_capacity_bytes = find_architecture(str(kernel.device.arch)).l2_bytes
     footprints = compute_footprints(kernel, sources.lowered_kernel)
     arrays = [*kernel.executable.arrays, *kernel.executable.workspace]
     array_bytes = {parameter.index: arrays[parameter.index].nbytes for parameter in sources.lowered_kernel.parameters}
@@ -106,7 +82,7 @@ def _predict_dram_bytes(kernel: Kernel, sources: LinkedSources, launch_counts: L
         moved_bytes = count_moved_bytes(sources.lowered_kernel, footprints, l2_capacity_bytes)
         scopes = list(kernel.memory_scopes.values())
         moved_bytes["load"] += sum(
-            nbytes for index, nbytes in array_bytes.items() if index < len(scopes) and scopes[index] != GLOBAL
+            nbytes for index, nbytes in array_bytes.items() if index < len(scopes) and scopes[index] != "global"
         )
     predicted_bytes = {"dram_read_bytes": float(moved_bytes["load"])}
     if sum(array_bytes.values()) > l2_capacity_bytes:

@@ -1,4 +1,4 @@
-"""Instruction mix of a kernel's machine code: instructions by class, the innermost loop, and the widths of accesses.
+"""Instruction mix of a kernel's machine code: classes, arithmetic, the innermost loop, and the widths of accesses.
 
 A warp scheduler issues one instruction per clock, so instructions other than arithmetic take its issue slots (CUDA C++
 Programming Guide, "Hardware Multithreading"). Each instruction counts once, independent of loops. Opcodes: CUDA Binary
@@ -7,15 +7,17 @@ Utilities, "Instruction Set Reference".
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
 
 from tvmconv.analysis.sass.loops import NaturalLoop, find_loops
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
+from tvmconv.emulator.observers import AccessKind, MemorySpace
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 ARITHMETIC, TENSOR, INTEGER, MOVES = "multiply-add and floating point", "tensor cores", "integer and address", "moves"
 GLOBAL, SHARED, LOCAL, CONSTANT = "global memory", "shared memory", "local memory", "constants"
@@ -39,6 +41,13 @@ _CLASSES = {
 }
 _PATTERNS = [(name, re.compile(pattern)) for name, pattern in _CLASSES.items()]
 _MULTIPLY_ADD = frozenset({"FFMA", "FFMA2", "HFMA2", "DFMA"})
+# Clocks per float32 lane, and operations per thread. Two halves take a lane as long as one float32: "Arithmetic
+# Instructions" in the CUDA C++ Programming Guide.
+_LANE_COSTS = {
+    **{"FFMA": (1, 2), "FMUL": (1, 1), "FADD": (1, 1)},
+    **{"FFMA2": (2, 4), "FMUL2": (2, 2), "FADD2": (2, 2)},  # two float32 each
+    **{"HFMA2": (1, 4), "HMUL2": (1, 2), "HADD2": (1, 2)},
+}
 
 
 def classify_instruction(instruction: SassInstruction) -> str:
@@ -50,6 +59,34 @@ def classify_instruction(instruction: SassInstruction) -> str:
     return next((name for name, pattern in _PATTERNS if pattern.fullmatch(instruction.opcode)), OTHER)
 
 
+def count_lane_clocks(instruction: SassInstruction) -> int:
+    """Return the clocks that an instruction takes in each float32 lane of its warp."""
+    return _find_lane_cost(instruction)[0]
+
+
+def count_lane_flops(instruction: SassInstruction) -> int:
+    """Return the multiplications and additions of an instruction of one warp, tensor cores excluded."""
+    return WARP_SIZE * _find_lane_cost(instruction)[1]
+
+
+def count_matrix_flops(instruction: SassInstruction) -> int:
+    """Return a warp's tensor-core multiplications and additions: the tile of `HMMA.16816`, a quarter of `HGMMA`'s."""
+    shape_modifier = instruction.modifiers[0] if instruction.modifiers else ""
+    if instruction.opcode == "HGMMA":
+        return 2 * math.prod(map(int, shape_modifier.split("x"))) // (WARPGROUP_SIZE // WARP_SIZE)
+    if instruction.opcode == "HMMA" and (match := re.fullmatch(r"(16)(8)(\d+)", shape_modifier)):
+        return 2 * math.prod(map(int, match.groups()))
+    return 0
+
+
+def _find_lane_cost(instruction: SassInstruction) -> tuple[int, int]:
+    if instruction.opcode not in _LANE_COSTS or classify_instruction(instruction) == MOVES:
+        return 0, 0
+    clocks, flops = _LANE_COSTS[instruction.opcode]
+    is_conversion = instruction.opcode == "HADD2" and "F32" in instruction.modifiers  # converts a half to float32
+    return clocks, 0 if is_conversion else flops
+
+
 def is_work(instruction: SassInstruction) -> bool:
     """Return whether an instruction multiplies and adds, in lanes or in tensor cores."""
     instruction_class = classify_instruction(instruction)
@@ -58,24 +95,15 @@ def is_work(instruction: SassInstruction) -> bool:
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """Loop that contains most of the arithmetic.
+    """Loop that contains most of the arithmetic."""
 
-    Attributes:
-        num_issue_slots: Number of instructions per iteration without those of inner loops, which are issue slots of a
-            warp.
-        num_work_slots: Number of multiply-add and tensor-core instructions among them.
-        class_counts: Number of instructions by class, the most frequent first.
-        first_address: Address of the first instruction in bytes.
-        last_address: Address of the last instruction in bytes.
-        has_loops: Whether the loop contains other loops.
-    """
-
+    # instructions per iteration without those of inner loops, which are issue slots of a warp
     num_issue_slots: int
-    num_work_slots: int
-    class_counts: dict[str, int]
-    first_address: int
-    last_address: int
-    has_loops: bool
+    num_work_slots: int  # multiply-add and tensor-core instructions among them
+    class_counts: dict[str, int]  # instructions by class, the most frequent first
+    first_address: int  # address of the first instruction in bytes
+    last_address: int  # address of the last instruction in bytes
+    has_loops: bool  # whether the loop contains other loops
 
     @property
     def work_fraction(self) -> float:
@@ -85,32 +113,20 @@ class InnerLoop:
 
 @dataclass(frozen=True)
 class InstructionMix:
-    """Instruction mix of a kernel.
-
-    Attributes:
-        num_instructions: Number of instructions.
-        class_counts: Number of instructions by class, the most frequent first.
-        inner_loop: Loop with most of the arithmetic; None if no loop has any because all loops are unrolled.
-        num_barriers: Number of `BAR` instructions, at which the threads of a block wait for each other.
-        max_pending_groups: Maximum number of groups of asynchronous copies (cp.async) that a wait leaves pending; None
-            without such copies.
-        num_mbarriers: Number of initialized mbarriers, with which threads wait for TMA copies.
-    """
+    """Instruction mix of a kernel."""
 
     num_instructions: int
-    class_counts: dict[str, int]
+    class_counts: dict[str, int]  # instructions by class, the most frequent first
+    # loop with most of the arithmetic; None if no loop has any because all loops are unrolled
     inner_loop: InnerLoop | None
-    num_barriers: int
+    num_barriers: int  # `BAR` instructions, at which the threads of a block wait for each other
+    # maximum number of groups of asynchronous copies (cp.async) that a wait leaves pending; None without such copies
     max_pending_groups: int | None
-    num_mbarriers: int
+    num_mbarriers: int  # initialized mbarriers, with which threads wait for TMA copies
 
 
 def analyze_mix(listing: Listing) -> InstructionMix:
-    """Return the instruction mix of a kernel without the padding at its end.
-
-    Args:
-        listing: Machine code of a device kernel.
-    """
+    """Return the instruction mix of a kernel without the padding at its end."""
     instructions = select_reachable(listing)
     waits = [item for item in instructions if item.opcode == "DEPBAR" and "LE" in item.modifiers]
     has_copies = any(item.opcode == "LDGDEPBAR" for item in instructions)
@@ -161,7 +177,7 @@ def count_pending_groups(wait: SassInstruction) -> int:
     return int(wait.operands.split(",")[1], 0)
 
 
-ACCESSES: dict[tuple[str, str], tuple[str, ...]] = {
+ACCESSES: dict[tuple[MemorySpace, AccessKind], tuple[str, ...]] = {
     ("shared", "load"): ("LDS", "LDSM"),
     ("shared", "store"): ("STS", "STSM", "LDGSTS"),
     ("global", "load"): ("LDG", "LDGSTS"),
@@ -171,7 +187,7 @@ _WIDTHS = ("U8", "S8", "U16", "S16", "64", "128", "MT88", "M88", "2", "4")
 
 
 def count_access_widths(
-    instructions: Iterable[SassInstruction], space: Literal["global", "shared"], kind: Literal["load", "store"]
+    instructions: Iterable[SassInstruction], space: MemorySpace, kind: AccessKind
 ) -> dict[str, int]:
     """Count the accesses of instructions to a memory space by opcode and width (`LDS.128`), the most frequent first."""
     opcodes = ACCESSES[space, kind]

@@ -6,41 +6,29 @@ import functools
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import Listing, SassInstruction
 from tvmconv.compiler.source import strip_preamble
-from tvmconv.compiler.source_lines import map_source_lines, map_tir_lines
+from tvmconv.compiler.source_lines import StatementLines, map_source_lines, map_tir_lines
 from tvmconv.compiler.source_map import map_to_declared, map_to_scheduled
+from tvmconv.kernel import Kernel
 
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import Listing, SassInstruction
-    from tvmconv.compiler.source_lines import StatementLines
-    from tvmconv.kernel import Kernel
+NO_STATEMENT = -1  # statement index of an instruction that the compiler assigns to no line of the TIR
 
 
 @dataclass(frozen=True)
 class LinkedSources:
-    """Sources of one device kernel. Lines start at 1, and a statement of unknown line has no entry.
-
-    Attributes:
-        lowered_kernel: The device kernel.
-        te_lines: Lines of each statement in the stage `te`.
-        tir_lines: Lines of each statement in the stage `tir`.
-        lowered_lines: Lines of each statement in the stage `lowered`.
-        cuda_lines: Lines of each statement in the stage `cuda`.
-        listing: Machine code.
-        num_hidden_lines: Number of lines at the start of the CUDA source that the stage `cuda` leaves out.
-    """
+    """Sources of one device kernel. Lines start at 1, and a statement of unknown line has no entry."""
 
     lowered_kernel: LoweredKernel
-    te_lines: dict[int, tuple[range, ...]]
-    tir_lines: dict[int, tuple[range, ...]]
-    lowered_lines: dict[int, range]
-    cuda_lines: dict[int, range]
+    te_lines: dict[int, tuple[range, ...]]  # lines of each statement in the stage `te`
+    tir_lines: dict[int, tuple[range, ...]]  # lines of each statement in the stage `tir`
+    lowered_lines: dict[int, range]  # lines of each statement in the stage `lowered`
+    cuda_lines: dict[int, range]  # lines of each statement in the stage `cuda`
     listing: Listing
-    num_hidden_lines: int
+    num_hidden_lines: int  # lines at the start of the CUDA source that the stage `cuda` leaves out
 
     @functools.cached_property
     def statement_of_line(self) -> dict[int, int]:
@@ -61,6 +49,11 @@ class LinkedSources:
             return None
         return self.statement_of_line.get(instruction.source_line - self.num_hidden_lines)
 
+    def find_statement_index(self, instruction: SassInstruction) -> int:
+        """Return the statement of an instruction, or `NO_STATEMENT`."""
+        statement = self.find_statement(instruction)
+        return NO_STATEMENT if statement is None else statement
+
 
 _LINKED_CACHE: WeakKeyDictionary[Kernel, list[LinkedSources]] = WeakKeyDictionary()
 
@@ -78,14 +71,7 @@ def prefetch_listings(kernel: Kernel) -> None:
 
 
 def link_sources(kernel: Kernel) -> list[LinkedSources]:
-    """Return the linked sources of a CUDA kernel's device kernels, cached per kernel.
-
-    Args:
-        kernel: Kernel for CUDA.
-
-    Raises:
-        CompileError: The kernel does not compile, or there is no nvdisasm.
-    """
+    """Return the linked sources of a CUDA kernel's device kernels, cached per kernel."""
     if kernel not in _LINKED_CACHE:
         _LINKED_CACHE[kernel] = _link_kernel(kernel)
     return _LINKED_CACHE[kernel]

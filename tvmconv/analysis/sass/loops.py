@@ -16,32 +16,25 @@ _BRANCHES = ("BRA", "CALL")  # functions are inlined: a CALL leads to the code t
 
 @dataclass(frozen=True)
 class NaturalLoop:
-    """A natural loop.
+    """A natural loop."""
 
-    Attributes:
-        head: Index of the loop's first instruction.
-        all_indices: Indices of the loop's instructions, inner loops included.
-        own_indices: Indices of the loop's instructions outside of inner loops.
-    """
-
-    head: int
-    all_indices: frozenset[int]
-    own_indices: frozenset[int]
+    head: int  # index of the loop's first instruction
+    all_indices: frozenset[int]  # indices of the loop's instructions, inner loops included
+    own_indices: frozenset[int]  # indices of the loop's instructions outside of inner loops
 
 
 def find_loops(listing: Listing) -> list[NaturalLoop]:
     """Return the loops of a kernel by their head; the branch to itself at the kernel's end is not a loop."""
     successors = find_successors(listing)
-    predecessors: list[list[int]] = [[] for _ in listing]
-    for index, successor_indices in enumerate(successors):
-        for successor in successor_indices:
-            predecessors[successor].append(index)
+    predecessors = find_predecessors(successors)
+    reachable = _find_reachable({0} if listing else set(), successors)
     indices_by_head: dict[int, set[int]] = {}
-    dominators = _find_dominators(successors, predecessors)
-    for index, successor_indices in enumerate(successors):
-        for head in successor_indices:
-            if head < index and _is_dominated_by(dominators, head, index):
-                indices_by_head.setdefault(head, {head}).update(_find_loop_body(index, head, predecessors))
+    for head in range(len(listing)):
+        if tails := [index for index in predecessors[head] if index > head]:
+            dominated = reachable - _find_reachable({0}, successors, without=head)
+            for tail in dominated.intersection(tails):
+                body = {head} | _find_reachable({tail}, predecessors, without=head)
+                indices_by_head[head] = indices_by_head.get(head, set()) | body
     loops = []
     for head, indices in sorted(indices_by_head.items()):
         own_indices = indices.difference(*(body for body in indices_by_head.values() if body < indices))
@@ -75,55 +68,22 @@ def _is_conditional(instruction: SassInstruction) -> bool:
     return bool(instruction.predicate) or (instruction.opcode == "BRA" and "," in instruction.operands)
 
 
-def _find_dominators(successors: Sequence[Sequence[int]], predecessors: Sequence[Sequence[int]]) -> list[int]:
-    """Return the immediate dominator of each instruction; -1 if the instruction is unreachable.
-
-    Source: Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm" (2001).
-    """
-    order: list[int] = []
-    visited_indices, stack = {0}, [(0, iter(successors[0]))] if successors else []
-    while stack:
-        index, remaining_successors = stack[-1]
-        unvisited = next((neighbor for neighbor in remaining_successors if neighbor not in visited_indices), None)
-        if unvisited is not None:
-            visited_indices.add(unvisited)
-            stack.append((unvisited, iter(successors[unvisited])))
-        else:
-            order.append(index)
-            stack.pop()
-    postorder_number = {index: number for number, index in enumerate(order)}
-    nearest = [-1] * len(successors)
-    if successors:
-        nearest[0] = 0
-    has_changed = True
-    while has_changed:
-        has_changed = False
-        for index in reversed(order[:-1]):
-            processed_predecessors = [neighbor for neighbor in predecessors[index] if nearest[neighbor] >= 0]
-            intersection = processed_predecessors[0]
-            for predecessor in processed_predecessors[1:]:
-                while intersection != predecessor:
-                    while postorder_number[intersection] < postorder_number[predecessor]:
-                        intersection = nearest[intersection]
-                    while postorder_number[predecessor] < postorder_number[intersection]:
-                        predecessor = nearest[predecessor]
-            if nearest[index] != intersection:
-                nearest[index], has_changed = intersection, True
-    return nearest
+def find_predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return, for each instruction, the indices of the instructions that may execute before it."""
+    predecessors: list[list[int]] = [[] for _ in successors]
+    for index, successor_indices in enumerate(successors):
+        for successor in successor_indices:
+            predecessors[successor].append(index)
+    return predecessors
 
 
-def _is_dominated_by(nearest: Sequence[int], head: int, index: int) -> bool:
-    while index not in (head, 0, -1):
-        index = nearest[index]
-    return index == head
-
-
-def _find_loop_body(index: int, head: int, predecessors: Sequence[Sequence[int]]) -> set[int]:
-    """Return the indices from which `index` is reachable without passing through the loop's head."""
-    body, worklist = {index, head}, [index]
+def _find_reachable(starts: set[int], neighbors: Sequence[Sequence[int]], without: int | None = None) -> set[int]:
+    """Return the indices that are reachable from some indices on ways that do not pass through another index."""
+    reached = starts - {without}
+    worklist = list(reached)
     while worklist:
-        for predecessor in predecessors[worklist.pop()]:
-            if predecessor not in body:
-                body.add(predecessor)
-                worklist.append(predecessor)
-    return body
+        for neighbor in neighbors[worklist.pop()]:
+            if neighbor != without and neighbor not in reached:
+                reached.add(neighbor)
+                worklist.append(neighbor)
+    return reached

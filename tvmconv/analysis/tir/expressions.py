@@ -39,15 +39,7 @@ IF_THEN_ELSE = "prim.if_then_else"
 
 
 def evaluate_expression(expression: Any, values: Mapping[Any, Values]) -> Values:
-    """Return the value of an integer or boolean expression.
-
-    Args:
-        expression: TIR expression without memory accesses.
-        values: Value of each variable; all values broadcast against one another.
-
-    Raises:
-        AnalysisError: The expression has a node that is not index arithmetic.
-    """
+    """Return the value of an integer or boolean expression."""
     kind = type(expression).__name__
     if kind == "IntImm":
         return int(expression.value)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tvmconv.analysis.tir.scopes import ASYNC_COPY, SHARED_SCOPES, Scope, iterate_parts, iterate_statements
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.memory_scopes import MemoryScope
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.memory_scopes import MemoryScope
 
 GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"
 CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES = "constant loads", "shared loads", "shared stores"
@@ -35,12 +33,7 @@ class TirOp(NamedTuple):
 
 
 def iterate_ops(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope]) -> Iterator[TirOp]:
-    """Yield the operations of a device kernel in the order of its TIR.
-
-    Args:
-        lowered_kernel: One of a kernel's device kernels.
-        memory_scopes: Memory scope of each argument.
-    """
+    """Yield the operations of a device kernel in the order of its TIR."""
     for statement, scope in iterate_statements(lowered_kernel.function):
         if type(statement).__name__ == "BufferStore":
             memory_scope = find_memory_scope(statement.buffer, memory_scopes)

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.expressions import IF_THEN_ELSE, Values, evaluate_expression, find_variables, list_children
+from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from tvm.tirx import PrimFunc
-
-    from tvmconv.compiler.executable import LaunchConfig
 
 ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # TVM's own intrinsic for a copy to shared memory
 SHARED_SCOPES = ("shared", "shared.dyn")  # static and dynamic shared memory
@@ -34,18 +33,13 @@ _ADDRESS_OF = "tirx.address_of"
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """Loops and conditions around a statement or a part of an expression; scopes compare by identity.
+    """Loops and conditions around a statement or a part of an expression; scopes compare by identity."""
 
-    Attributes:
-        loops: Loops as (variable, first value, extent), outermost first.
-        conditions: Conditions that have to evaluate to an outcome, as (condition, outcome).
-        axes: Variable of each thread and block axis, by the axis's tag.
-        bindings: Expression of each bound variable, in the order of the bindings.
-    """
-
-    loops: tuple[tuple[Any, int, int], ...] = ()
+    loops: tuple[tuple[Any, int, int], ...] = ()  # loops as (variable, first value, extent), outermost first
+    # conditions that have to evaluate to an outcome, as (condition, outcome)
     conditions: tuple[tuple[Any, bool], ...] = ()
-    axes: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)  # variable of each thread and block axis, by the axis's tag
+    # expression of each bound variable, in the order of the bindings
     bindings: Mapping[Any, Any] = field(default_factory=dict)
 
     def add_condition(self, condition: Any, outcome: bool) -> Scope:
@@ -62,14 +56,7 @@ class Scope:
 
 
 def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
-    """Yield every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the TIR.
-
-    Args:
-        function: A lowered device function.
-
-    Raises:
-        AnalysisError: A loop has an extent that is not constant, or a statement has an unsupported kind.
-    """
+    """Yield every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the TIR."""
 
     def iterate(node: Any, scope: Scope) -> Iterator[tuple[Any, Scope]]:
         match type(node).__name__:
@@ -102,16 +89,7 @@ def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
 def iterate_parts(
     expression: Any, scope: Scope, is_opaque: Callable[[Any], bool] = lambda node: False
 ) -> Iterator[tuple[Any, Scope]]:
-    """Yield an expression and every executed part of it with its scope; a branch has its condition in its scope.
-
-    Args:
-        expression: Expression of a statement.
-        scope: Scope of the statement.
-        is_opaque: Predicate of the nodes whose own parts are left out; no node by default.
-
-    Raises:
-        AnalysisError: The expression has a node of an unsupported kind.
-    """
+    """Yield an expression and every executed part of it with its scope; a branch has its condition in its scope."""
     kind = type(expression).__name__
     op_name = str(expression.op.name) if kind == "Call" else None
     if op_name == _ADDRESS_OF:  # the address of a memory location, which is not read
@@ -130,17 +108,11 @@ def iterate_parts(
 
 @dataclass(frozen=True)
 class ScopeExecutions:
-    """Executions of one scope in one block.
+    """Executions of one scope in one block."""
 
-    Attributes:
-        num_repeats: Number of times that each execution repeats in the loops that are not evaluated.
-        is_active: Whether the thread takes part, of shape (iterations, threads).
-        values: Values of the evaluated expressions, each of that shape.
-    """
-
-    num_repeats: int
-    is_active: NDArray[np.bool_]
-    values: tuple[NDArray[Any], ...]
+    num_repeats: int  # times that each execution repeats in the loops that are not evaluated
+    is_active: NDArray[np.bool_]  # whether the thread takes part, of shape (iterations, threads)
+    values: tuple[NDArray[Any], ...]  # values of the evaluated expressions, each of that shape
 
 
 def execute_scope(
@@ -151,17 +123,9 @@ def execute_scope(
     *,
     allow_sampling: bool = False,
 ) -> Iterator[ScopeExecutions]:
-    """Execute a scope for all threads of a block and evaluate expressions, in chunks of about `CHUNK_ELEMENTS` values.
+    """Execute a scope for all threads of a block and evaluate expressions, in chunks of `CHUNK_ELEMENTS` values.
 
-    Args:
-        scope: Scope to execute.
-        expressions: Integer or boolean expressions.
-        launch: Grid and block size.
-        block: Index of the block in the grid as (x, y, z).
-        allow_sampling: Whether `NUM_SAMPLED_ITERATIONS` evenly spread iterations replace more than `MAX_ITERATIONS`.
-
-    Raises:
-        AnalysisError: The scope depends on more than `MAX_ITERATIONS` iterations, or on memory contents.
+    Above `MAX_ITERATIONS`, `NUM_SAMPLED_ITERATIONS` evenly spread iterations stand for all if `allow_sampling` is set.
     """
     evaluated_expressions = [*expressions, *(condition for condition, _ in scope.conditions)]
     variables = scope.find_variables(evaluated_expressions)

@@ -12,8 +12,8 @@ from tvmconv.devices.cuda.benchmark import CudaBenchmark
 from tvmconv.devices.cuda.graphs import check_cuda
 from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
 from tvmconv.devices.device import DeviceNotFoundError, get_first_line
-from tvmconv.gpu_specs import get_fp32_lanes
 from tvmconv.optional_packages import format_install_command
+from tvmconv.target import find_architecture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def _query_device(index: int) -> CudaDevice:
 
     properties = check_cuda(runtime.cudaGetDeviceProperties(index))
     arch = f"sm_{properties.major}{properties.minor}"
-    lanes = get_fp32_lanes(arch)
+    lanes = find_architecture(arch).fp32_lanes
     attribute = runtime.cudaDeviceAttr
     # Clock rates are in kHz and the bus width in bits; memory transfers data twice per clock.
     clock = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrClockRate, index)) * 1e3

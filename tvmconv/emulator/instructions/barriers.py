@@ -13,7 +13,7 @@ import numpy as np
 from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.state import Mask
 from tvmconv.emulator.synchronization.barriers import CLUSTER_BARRIER
-from tvmconv.gpu_specs import WARPGROUP_SIZE
+from tvmconv.target import WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.synchronization.fibers import WaitCondition

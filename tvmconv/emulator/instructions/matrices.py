@@ -15,7 +15,7 @@ from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 # --- ldmatrix and stmatrix ---

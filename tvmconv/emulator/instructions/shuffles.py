@@ -14,7 +14,7 @@ from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.lane_code import ExpressionCode, TirTranslator
 from tvmconv.emulator.state import EmulatorState, Mask
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 
 def elect_lanes(state: EmulatorState, mask: Mask) -> NDArray[np.int64]:

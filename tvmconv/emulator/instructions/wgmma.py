@@ -21,7 +21,7 @@ from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.observers import MemoryAccess
 from tvmconv.emulator.state import Mask
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TILE_M, K_BYTES = 64, 32

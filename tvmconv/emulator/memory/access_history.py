@@ -19,7 +19,7 @@ from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.memory.arrays import check_aligned
 from tvmconv.emulator.memory.vector_clocks import ASYNC_PROXY, GENERIC_PROXY, VectorClocks
 from tvmconv.emulator.threads import EmulatedThreads, Lanes
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 BUFFER_ALIGNMENT_BYTES = 128  # alignment of a shared buffer
 MBARRIER_WRITER = -2  # writer of a location that is an mbarrier

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tvmconv.arithmetic import round_up
 from tvmconv.emulator.errors import ExecutionError, RaceError
-from tvmconv.gpu_specs import VECTOR_BYTES
+from tvmconv.target import VECTOR_BYTES
 
 if TYPE_CHECKING:
     from tvmconv.tensor_map import TensorMap

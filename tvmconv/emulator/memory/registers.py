@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import RaceError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tvmconv.emulator.memory.access_history import AsyncReader
 from tvmconv.emulator.memory.commit_groups import AsyncOps, CommitGroups
 from tvmconv.emulator.memory.registers import AccumulatorRegisters, RegisterBuffer
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.synchronization.fibers import WaitCondition
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import SharedMemory

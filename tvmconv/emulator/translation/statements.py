@@ -14,7 +14,7 @@ from tvmconv.emulator.synchronization.fibers import POLL, FiberGenerator, Fork, 
 from tvmconv.emulator.translation.arithmetic import Value, is_uniform
 from tvmconv.emulator.translation.expressions import ExpressionTranslator, StaticCode
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARPGROUP_SIZE
+from tvmconv.target import WARPGROUP_SIZE
 
 
 class StatementTranslator(ExpressionTranslator):

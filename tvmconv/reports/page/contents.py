@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.analysis.waterfall import WaterfallStep
-from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import Error
 from tvmconv.experiments.counter_comparison import CounterComparison
 from tvmconv.kernel import Kernel
@@ -30,6 +29,7 @@ from tvmconv.reports.page.tiles import LEVELS, render_tiles
 from tvmconv.reports.page.waterfall import render_waterfall
 from tvmconv.reports.tables import format_significant
 from tvmconv.reports.timing_groups import TimingGroup
+from tvmconv.target import Target
 from tvmconv.workloads import Layer, Workload
 
 
@@ -56,7 +56,7 @@ class Contents:
     name: str
     layers: Sequence[Layer]
     target_text: str
-    device_spec: DeviceSpec | None
+    device_spec: Target | None
     timing_groups: Mapping[Workload, Sequence[TimingGroup]]
     focus_workload: Workload
     kernels: Sequence[Kernel]

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvmconv.analysis.block_accesses import find_costliest_requests
-from tvmconv.analysis.memory.coalescing import SECTOR_BYTES
 from tvmconv.analysis.memory.requests import CostliestRequest
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, VECTOR_BYTES, WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
 from tvmconv.reports.page.svg import make_chart, make_line, make_text
+from tvmconv.target import BANK_BYTES, NUM_BANKS, SECTOR_BYTES, VECTOR_BYTES, WARP_SIZE
 
 CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # px: size of a word, origin of the grid
 WIDTH = LEFT + NUM_BANKS * CELL_WIDTH + 4

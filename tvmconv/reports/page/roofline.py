@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.cost_model.features import TENSOR_CORE_RATE, DeviceSpec
 from tvmconv.reports.page import svg
 from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
 from tvmconv.reports.page.network import name_series, number_series
 from tvmconv.reports.tables import format_significant
 from tvmconv.reports.timing_groups import TimingGroup
+from tvmconv.target import Target
 from tvmconv.workloads import Layer, Workload
 
 WIDTH, HEIGHT = 680, 400
@@ -23,7 +23,7 @@ LEGEND = (
 
 
 def render_roofline(
-    layers: Sequence[Layer], groups: Mapping[Workload, Sequence[TimingGroup]], device_spec: DeviceSpec | None
+    layers: Sequence[Layer], groups: Mapping[Workload, Sequence[TimingGroup]], device_spec: Target | None
 ) -> Markup:
     """Render all times of the page below the roofline of the device.
 
@@ -75,8 +75,8 @@ class _RooflinePoint:
         return self.layer.workload.flops / self.seconds
 
 
-def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], device_spec: DeviceSpec) -> Markup:
-    peak = device_spec.flops * max(TENSOR_CORE_RATE.get(layer.workload.dtype, 1) for layer in layers)
+def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], device_spec: Target) -> Markup:
+    peak = max(device_spec.get_peak_flops(layer.workload.dtype) for layer in layers)
     rates = [point.flops_per_second for point in points]
     intensities = [layer.workload.arithmetic_intensity for layer in layers]
     ridge = peak / device_spec.bandwidth

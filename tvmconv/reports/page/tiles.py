@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.memory.output_tiles import NO_THREAD, OutputTileMap, map_output_tile
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, make_element, make_paragraph
 from tvmconv.reports.page.svg import make_chart, make_text
+from tvmconv.target import WARP_SIZE
 
 MAX_DRAWN_CELLS = 64  # rows and columns
 MAX_PICTURE_WIDTH = 640  # px

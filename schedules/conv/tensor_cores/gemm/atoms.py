@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 from ....tir_builder import Expr, emit_call, emit_ptx
 

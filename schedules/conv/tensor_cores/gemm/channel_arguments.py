@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import WARPGROUP_SIZE
+from tvmconv.target import WARPGROUP_SIZE
 
 from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, load_global, logical_and, store, to_uint32
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES

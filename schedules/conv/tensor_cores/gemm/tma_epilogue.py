@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 from ....tir_builder import (
     Buffer,

@@ -216,7 +216,9 @@ class WgmmaMainloop:
         a_descriptor, b_descriptor = descriptors
         a_layout, b_layout, atom = self.a.layout, self.b.layout, self.atom
         rows_per_warpgroup = self.m_atoms * self.rows_per_atom
-        a_descriptor.set_address(stage + to_uint32(warpgroup * a_layout.operand_offset(rows_per_warpgroup, 0, atom.itemsize)))
+        a_descriptor.set_address(
+            stage + to_uint32(warpgroup * a_layout.operand_offset(rows_per_warpgroup, 0, atom.itemsize))
+        )
         b_descriptor.set_address(stage + to_uint32(self.b.offset))
         wgmma_fence()
         for k in range(0, self.taps_per_copy * self.block_k, atom.k):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape

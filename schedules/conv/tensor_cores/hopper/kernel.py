@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import round_up
-from tvmconv.gpu_specs import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
 
 from ....tir_builder import (

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns
+from tvmconv.target import H200, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
@@ -34,7 +34,7 @@ CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 # Maximum number of active CTAs, one per SM, on an H100 SXM or H200, by cluster size. A cluster stays within a GPC of 16
 # or 18 SMs, some of which remain unused. The values for 2, 4 and 8 are those of cuOccupancyMaxActiveClusters; with one
 # more cluster of 3, 5 or 6 CTAs than listed here, kernels took twice as long.
-NUM_MULTIPROCESSORS = 132
+NUM_MULTIPROCESSORS = H200.multiprocessors
 MAX_ACTIVE_CTAS = np.array([0, NUM_MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
 SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_CTA = 228 << 10, 1 << 10  # per SM, and the driver's part for each CTA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tvmconv import tensor_map as maps
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.gpu_specs import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv, epilogue
 
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape

@@ -25,7 +25,6 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
@@ -42,9 +41,7 @@ DTYPES = ("float16", "bfloat16", "tf32")
 def is_promising(w: Conv) -> bool:
     """Return whether there is one group, or each group fills 16-byte chunks and half an mma."""
     gemm = ImplicitGemmShape.from_workload(w)
-    return (
-        gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
-    )
+    return gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
 
 
 @schedule(

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.space import Columns
+from tvmconv.target import WARP_SIZE
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvmconv.arithmetic import round_up
-from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK, WARP_SIZE
+from tvmconv.target import H200, MAX_THREADS_PER_BLOCK, WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from .row_layout import MMA_PIXELS, RowLayout
@@ -16,8 +16,7 @@ WARPS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 BLOCK_N_CHOICES = (16, 32, 48, 64, 96, 128)
 MAX_CTAS_CHOICES = (0, 66, 132, 264, 396, 528, 792, 1056)
 
-PORTABLE_SHARED_BYTES = 99 << 10  # shared memory per block on all architectures since sm_80 (tvmconv/gpu_specs.py)
-NUM_MULTIPROCESSORS = 132  # SMs of an H200, for which the defaults are chosen
+PORTABLE_SHARED_BYTES = 99 << 10  # shared memory per block on all architectures since sm_80 (tvmconv/target.py)
 WARPS_PER_SM = 16  # resident warps per SM by default, whose registers suffice for 64 accumulators per thread
 
 
@@ -57,7 +56,7 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
     large_candidates = [
         candidate
         for candidate in candidates
-        if candidate.num_pixel_tiles * candidate.num_channel_tiles >= 0.75 * NUM_MULTIPROCESSORS
+        if candidate.num_pixel_tiles * candidate.num_channel_tiles >= 0.75 * H200.multiprocessors
     ]
     best = (
         max(large_candidates, key=compute_fill_fraction)
@@ -65,7 +64,7 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
         else max(candidates, key=lambda candidate: (candidate.num_pixel_tiles, compute_fill_fraction(candidate)))
     )
     max_resident_ctas = max(
-        blocks for blocks in MAX_CTAS_CHOICES if blocks <= NUM_MULTIPROCESSORS * max(1, WARPS_PER_SM // best.warps)
+        blocks for blocks in MAX_CTAS_CHOICES if blocks <= H200.multiprocessors * max(1, WARPS_PER_SM // best.warps)
     )
     return make_config(
         best.warps, max_resident_ctas if max_resident_ctas < best.num_pixel_tiles * best.num_channel_tiles else 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....tir_builder import (

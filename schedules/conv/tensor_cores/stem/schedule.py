@@ -41,11 +41,11 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.registry import schedule
 from tvmconv.requirements import ONE_GROUP, Requirement, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv2d
 
 from ....tir_builder import build_schedule

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, WARP_SIZE
+from tvmconv.target import BANK_BYTES, NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from .row_layout import MMA_PIXELS, QUAD_WORDS, RowLayout

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.space import Columns
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, VECTOR_BYTES, RowLayout

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import Listing
 from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.target import WARP_SIZE
 
 MAX_INSTRUCTIONS = 4_000_000  # default limit of executed instructions
 _STACK_WORDS = 4096
@@ -31,51 +32,33 @@ _STACK_WORDS = 4096
 
 @dataclass(frozen=True)
 class WarpRequest:
-    """Memory request of one execution of an instruction by some warps.
+    """Memory request of one execution of an instruction by some warps."""
 
-    Attributes:
-        instruction_index: Index of the instruction in the listing.
-        addresses: Addresses in bytes, of shape (warps, 32).
-        is_active: Whether a thread takes part, of the same shape.
-        access_bytes: Bytes per thread.
-        source_addresses: Source addresses of a copy from global to shared memory, of the same shape; else None.
-        is_read: Whether a thread of a copy reads its source instead of storing zeros, of the same shape.
-    """
-
-    instruction_index: int
-    addresses: NDArray[np.int64]
-    is_active: NDArray[np.bool_]
-    access_bytes: int
+    instruction_index: int  # index of the instruction in the listing
+    addresses: NDArray[np.int64]  # addresses in bytes, of shape (warps, 32)
+    is_active: NDArray[np.bool_]  # whether a thread takes part, of the same shape
+    access_bytes: int  # bytes per thread
+    # source addresses of a copy from global to shared memory, of the same shape; else None
     source_addresses: NDArray[np.int64] | None = None
+    # whether a thread of a copy reads its source instead of storing zeros, of the same shape
     is_read: NDArray[np.bool_] | None = None
 
 
 AccessCallback = Callable[[WarpRequest], None]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class BlockExecution:
-    """Result of the execution of some blocks.
+    """Result of the execution of some blocks."""
 
-    Attributes:
-        execution_counts: Number of executions by a warp of each instruction.
-        backward_branch_counts: Number of times that a warp takes each branch backward.
-        num_executed: Number of executed instructions, each for all threads that have reached it.
-    """
-
-    execution_counts: list[int]
-    backward_branch_counts: list[int]
-    num_executed: int
+    execution_counts: list[int]  # executions by a warp of each instruction
+    backward_branch_counts: list[int]  # times that a warp takes each branch backward
+    num_executed: int  # executed instructions, each for all threads that have reached it
 
 
 class SassInterpreter:
-    """Interpreter of a kernel's machine code.
-
-    Args:
-        listing: Instructions of the kernel.
-        launch: Grid and block size.
-        constants: Function that returns known words of the constant banks, the kernel's arguments among them.
-    """
+    """Interpreter of a kernel's machine code."""
 
     def __init__(self, listing: Listing, launch: LaunchConfig, constants: Constants) -> None:
         self._launch = launch
@@ -92,17 +75,7 @@ class SassInterpreter:
     def execute_blocks(
         self, blocks: Sequence[BlockIndex], on_access: AccessCallback, max_instructions: int | None = None
     ) -> BlockExecution:
-        """Execute some blocks.
-
-        Args:
-            blocks: Indices of the blocks in the grid as (x, y, z).
-            on_access: Function that is called with each access to global and shared memory.
-            max_instructions: Maximum number of executed instructions; `MAX_INSTRUCTIONS` by default.
-
-        Raises:
-            AnalysisError: An address or a branch depends on an unknown value, the kernel calls functions or branches
-                to a register, or it executes too many instructions.
-        """
+        """Execute some blocks."""
         self._special_registers.clear()
         self._special_registers.update(self._evaluate_special_registers(blocks))
         is_thread = np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block
@@ -176,7 +149,7 @@ class _BlockExecutor:
     def _execute_from(self, index: int, mask: NDArray[np.bool_]) -> None:
         """Execute from one index on until the threads diverge, join others, wait or exit."""
         is_full = self._is_whole(mask)
-        num_warps = self._count_warps(mask)
+        num_warps = _count_warps(mask)
         self._num_entered[index] += num_warps
         instructions, next_required = self._instructions, self._next_required
         while True:
@@ -187,7 +160,7 @@ class _BlockExecutor:
             index = next_index
             if self._masks_by_index and index in self._masks_by_index:  # other threads wait here to execute
                 self._num_left[index - 1] += num_warps
-                self._masks_by_index[index] = self._masks_by_index[index] | mask
+                _add_threads(self._masks_by_index, index, mask)
                 return
             self._num_executed += 1
             if self._num_executed > self._max_instructions:
@@ -204,15 +177,12 @@ class _BlockExecutor:
                     return
                 if continuing is not mask:
                     self._num_left[index] += num_warps
-                    mask, is_full, num_warps = continuing, self._is_whole(continuing), self._count_warps(continuing)
+                    mask, is_full, num_warps = continuing, self._is_whole(continuing), _count_warps(continuing)
                     self._num_entered[index + 1] += num_warps
             index += 1
 
     def _is_whole(self, mask: NDArray[np.bool_]) -> bool:
         return mask is self._thread_mask or bool((mask == self._thread_mask).all())
-
-    def _count_warps(self, mask: NDArray[np.bool_]) -> int:
-        return int(mask.reshape(-1, WARP_SIZE).any(axis=1).sum())
 
     def _apply_guard(self, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         if instruction.guard is None:
@@ -258,18 +228,15 @@ class _BlockExecutor:
         addresses = [_group_by_warp(value.astype(np.int64), mask) for value in values if value is not None]
         if len(addresses) < len(values):
             raise AnalysisError(f"the address of {instruction.instruction.text} depends on an unknown value")
-        is_read: NDArray[np.bool_] | None = None
+        request = WarpRequest(index, addresses[0], _group_by_warp(mask, mask), instruction.access_bytes)
         if len(addresses) > 1:
             is_read = mask
             if instruction.fill_guard:
-                value = instruction.fill_guard.read(self._values)
-                if value is None:
+                fill_value = instruction.fill_guard.read(self._values)
+                if fill_value is None:
                     raise AnalysisError(f"the fill predicate of {instruction.instruction.text} is an unknown value")
-                is_read = mask & value
-            is_read = _group_by_warp(is_read, mask)
-        source_addresses = addresses[1] if len(addresses) > 1 else None
-        active = _group_by_warp(mask, mask)
-        request = WarpRequest(index, addresses[0], active, instruction.access_bytes, source_addresses, is_read)
+                is_read = mask & fill_value
+            request = replace(request, source_addresses=addresses[1], is_read=_group_by_warp(is_read, mask))
         self._on_access(request)
 
     def _branch(self, index: int, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
@@ -277,7 +244,8 @@ class _BlockExecutor:
         opcode = instruction.instruction.opcode
         register = instruction.instruction.operands.split(",")[0].strip()
         if opcode == "BSSY":
-            self._convergence_masks[register] = self._merge_convergence(self._convergence_masks.get(register), mask)
+            previous_mask = self._convergence_masks.get(register, mask)  # the warps of `mask` start a new region
+            self._convergence_masks[register] = np.where(_spread_over_warps(mask), mask, previous_mask)
             return mask
         if opcode == "BREAK":
             leaving_mask = self._apply_guard(instruction, mask)
@@ -297,33 +265,21 @@ class _BlockExecutor:
             self._release_waiting()
         elif instruction.target_index is not None and instruction.target_index != index:
             target_mask = self._masks_by_index.get(instruction.target_index)
-            merged_mask = taken_mask if target_mask is None else target_mask | taken_mask
-            self._masks_by_index[instruction.target_index] = merged_mask
+            num_present = 0 if target_mask is None else _count_warps(target_mask)
+            merged_mask = _add_threads(self._masks_by_index, instruction.target_index, taken_mask)
             if instruction.target_index < index:  # a warp that is at the target already continues as one warp
-                num_present = 0 if target_mask is None else self._count_warps(target_mask)
-                self._num_backward_branches[index] += self._count_warps(merged_mask) - num_present
+                self._num_backward_branches[index] += _count_warps(merged_mask) - num_present
         else:
             raise AnalysisError("the machine code has an infinite loop, a branch to itself")
         return fallthrough_mask if fallthrough_mask.any() else None
-
-    def _merge_convergence(self, previous_mask: NDArray[np.bool_] | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the threads that have to converge after the warps of `mask` start a new region."""
-        if previous_mask is None:
-            return mask
-        is_reentered = np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
-        return np.where(is_reentered, mask, previous_mask)
 
     def _converge(self, index: int, register: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         expected_mask = self._convergence_masks.get(register)
         if expected_mask is None:
             return mask
-        warp_mask = np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
-        missing_mask = expected_mask & warp_mask & ~mask & ~self._exited
-        if not missing_mask.any():
+        if not (expected_mask & _spread_over_warps(mask) & ~mask & ~self._exited).any():
             return mask
-        key = register, index
-        waiting_mask = self._waiting_masks.get(key)
-        self._waiting_masks[key] = mask if waiting_mask is None else waiting_mask | mask
+        _add_threads(self._waiting_masks, (register, index), mask)
         self._release_waiting()
         return None
 
@@ -331,7 +287,7 @@ class _BlockExecutor:
         """Release the waiting threads of warps whose threads have all arrived, or of all warps if `force`."""
         for (register, index), waiting_mask in list(self._waiting_masks.items()):
             missing_mask = self._convergence_masks[register] & ~waiting_mask & ~self._exited
-            is_incomplete = np.repeat(missing_mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE) & (not force)
+            is_incomplete = _spread_over_warps(missing_mask) & (not force)
             released_mask = waiting_mask & ~is_incomplete
             if not released_mask.any():
                 continue
@@ -340,8 +296,22 @@ class _BlockExecutor:
                 self._waiting_masks[register, index] = remaining_mask
             else:
                 del self._waiting_masks[register, index]
-            target_mask = self._masks_by_index.get(index + 1)
-            self._masks_by_index[index + 1] = released_mask if target_mask is None else target_mask | released_mask
+            _add_threads(self._masks_by_index, index + 1, released_mask)
+
+
+def _add_threads(masks: dict[Key, NDArray[np.bool_]], key: Key, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Add threads to those that are waiting at a place, and return all of them."""
+    masks[key] = masks[key] | mask if key in masks else mask
+    return masks[key]
+
+
+def _count_warps(mask: NDArray[np.bool_]) -> int:
+    return int(mask.reshape(-1, WARP_SIZE).any(axis=1).sum())
+
+
+def _spread_over_warps(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask of all threads of the warps that have a thread in `mask`."""
+    return np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
 
 
 def _group_by_warp(value: Array, shape_mask: Array) -> Array:

@@ -1,13 +1,17 @@
-"""Decoder of machine code: the semantics, memory addresses and branch target of each instruction."""
+"""Decoder of machine code: the semantics, memory addresses and branch target of each instruction.
+
+Most of a kernel, its arithmetic, affects no memory request. An instruction does if an address, a predicate of an
+access, a branch or another such instruction reads its result before another one overwrites it. This is liveness (Aho,
+Lam, Sethi and Ullman, "Compilers", 9.2.5) of the registers that accesses and branches read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
-from tvmconv.analysis.sass.interpreter.opcodes import make_semantics
 from tvmconv.analysis.sass.interpreter.operands import (
     Constants,
     OperandReader,
@@ -16,11 +20,10 @@ from tvmconv.analysis.sass.interpreter.operands import (
     parse_address,
     parse_predicate,
 )
-from tvmconv.analysis.sass.interpreter.semantics import Array, SassSemantics
-from tvmconv.analysis.sass.interpreter.slicing import slice_for_addresses
-from tvmconv.analysis.sass.loops import find_successors
+from tvmconv.analysis.sass.interpreter.semantics import Array, SassSemantics, make_semantics
+from tvmconv.analysis.sass.loops import find_predecessors, find_successors
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
-from tvmconv.gpu_specs import VECTOR_BYTES
+from tvmconv.target import VECTOR_BYTES
 
 UNSUPPORTED_OPCODES = ("RET", "BRX", "BRXU", "JMP", "JMX", "KILL")
 BRANCH_OPCODES = ("BRA", "CALL", "BSSY", "BSYNC", "BREAK", "EXIT", *UNSUPPORTED_OPCODES)
@@ -30,27 +33,17 @@ _MODIFIER_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 @dataclass
 class DecodedInstruction:
-    """A decoded instruction.
+    """A decoded instruction."""
 
-    Attributes:
-        instruction: Instruction in the listing.
-        guard: Predicate of the instruction; None if it always executes.
-        semantics: Computation of the instruction; None for a branch.
-        affects_addresses: Whether an address or a branch depends on its results.
-        target_index: Index of the branch target in the listing.
-        address_operands: Accessed addresses: one, or two for a copy, of which the first is in shared memory.
-        fill_guard: Predicate of a copy that stores zeros if it is false.
-        access_bytes: Bytes per thread, or per matrix row.
-    """
-
-    instruction: SassInstruction
-    guard: OperandReader | None
-    semantics: SassSemantics | None = None
-    affects_addresses: bool = False
-    target_index: int | None = None
+    instruction: SassInstruction  # instruction in the listing
+    guard: OperandReader | None  # predicate of the instruction; None if it always executes
+    semantics: SassSemantics | None = None  # computation of the instruction; None for a branch
+    affects_addresses: bool = False  # whether an address or a branch depends on its results
+    target_index: int | None = None  # index of the branch target in the listing
+    # accessed addresses: one, or two for a copy, of which the first is in shared memory
     address_operands: tuple[OperandReader, ...] = ()
-    fill_guard: OperandReader | None = None
-    access_bytes: int = 0
+    fill_guard: OperandReader | None = None  # predicate of a copy that stores zeros if it is false
+    access_bytes: int = 0  # bytes per thread, or per matrix row
 
     @property
     def is_branch(self) -> bool:
@@ -66,13 +59,7 @@ class DecodedInstruction:
 def decode_listing(
     listing: Listing, constants: Constants, special_registers: Mapping[str, Array]
 ) -> list[DecodedInstruction]:
-    """Decode the instructions of a kernel.
-
-    Args:
-        listing: Instructions of the kernel.
-        constants: Function that returns known words of the constant banks.
-        special_registers: Values of the special registers, filled in before the execution.
-    """
+    """Decode the instructions of a kernel."""
     index_by_address = {entry.address: index for index, entry in enumerate(listing)}
     decoded = [
         _decode_branch(entry, index_by_address)
@@ -81,9 +68,9 @@ def decode_listing(
         for entry in listing
     ]
     reads, writes, writes_all_threads, roots = zip(*map(_collect_registers, decoded), strict=True)
-    is_in_slice = slice_for_addresses(reads, writes, writes_all_threads, roots, find_successors(listing))
-    for entry, affects_addresses in zip(decoded, is_in_slice, strict=True):
-        entry.affects_addresses = affects_addresses
+    affects_addresses = _find_affecting(reads, writes, writes_all_threads, roots, find_successors(listing))
+    for entry, is_affecting in zip(decoded, affects_addresses, strict=True):
+        entry.affects_addresses = is_affecting
     return decoded
 
 
@@ -145,3 +132,36 @@ def _collect_registers(decoded: DecodedInstruction) -> tuple[int, int, bool, int
     for source in (*decoded.address_operands, *((decoded.fill_guard,) if decoded.fill_guard else ())):
         root_registers |= source.register_bits | guard
     return read_registers, written_registers, decoded.guard is None, root_registers
+
+
+def _find_affecting(
+    read_registers: Sequence[int],
+    written_registers: Sequence[int],
+    writes_all_threads: Sequence[bool],
+    root_registers: Sequence[int],
+    successors: Sequence[Sequence[int]],
+) -> list[bool]:
+    """Return for each instruction whether it affects a memory request; registers are sets of bits."""
+    live_registers = [0] * len(read_registers)  # before each instruction
+    predecessors = find_predecessors(successors)
+    worklist, is_queued = list(range(len(read_registers))), [True] * len(read_registers)
+    while worklist:
+        index = worklist.pop()
+        is_queued[index] = False
+        live_out = 0
+        for neighbor in successors[index]:
+            live_out |= live_registers[neighbor]
+        live_in = live_out | root_registers[index]
+        if written_registers[index] & live_out:
+            kept = live_out & ~written_registers[index] if writes_all_threads[index] else live_out
+            live_in = kept | read_registers[index] | root_registers[index]
+        if live_in != live_registers[index]:
+            live_registers[index] = live_in
+            for neighbor in predecessors[index]:
+                if not is_queued[neighbor]:
+                    is_queued[neighbor] = True
+                    worklist.append(neighbor)
+    return [
+        any(written_registers[index] & live_registers[neighbor] for neighbor in successor_indices)
+        for index, successor_indices in enumerate(successors)
+    ]

@@ -35,15 +35,10 @@ _SCALES = {"X4": 4, "X8": 8, "X16": 16}
 
 @dataclass(frozen=True)
 class OperandReader:
-    """Source operand of an instruction: a value of 32 or 64 bits, or a predicate.
+    """Source operand of an instruction: a value of 32 or 64 bits, or a predicate."""
 
-    Attributes:
-        register_bits: Numbers of the operand's registers as a set of bits.
-        read: Function that returns its value; None if the value is unknown.
-    """
-
-    register_bits: int
-    read: Callable[[Values], Value]
+    register_bits: int  # numbers of the operand's registers as a set of bits
+    read: Callable[[Values], Value]  # function that returns its value; None if the value is unknown
 
 
 def parse_register(text: str) -> int | None:
@@ -116,12 +111,6 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
     """Return the reader of a byte address such as `desc[UR4][R2.64+-0x10]` or `[R5.X4+UR4+0x100]`.
 
     The address has 64 bits if one of its terms has.
-
-    Args:
-        text: Text of the operand.
-        constants: Function that returns known words of the constant banks.
-        is_wide: Whether a register without a suffix stands for a pair (before compute capability 8.0). This is the only
-            register, or the uniform one beside a register with the suffix `.U32`.
     """
     match = _ADDRESS.fullmatch(text)
     if not match:

@@ -9,25 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.bank_conflicts import count_copy_wavefronts_by_request, count_wavefronts_by_request
-from tvmconv.analysis.memory.coalescing import LINE_BYTES, count_sectors
+from tvmconv.analysis.memory.bank_conflicts import count_copy_wavefronts, count_wavefronts
+from tvmconv.analysis.memory.coalescing import count_sectors
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter.block_execution import AccessCallback, SassInterpreter, WarpRequest
+from tvmconv.analysis.tir.accesses import CachedCount
 from tvmconv.arithmetic import round_up
+from tvmconv.compiler.executable import CompiledKernel
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import Listing
+from tvmconv.emulator.blocks import BlockIndex
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu_specs import VECTOR_BYTES
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import CompiledKernel
-    from tvmconv.compiler.lowered_module import LoweredKernel
-    from tvmconv.compiler.sass_listing import Listing
-    from tvmconv.emulator.blocks import BlockIndex
-    from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel
+from tvmconv.target import VECTOR_BYTES
 
 
 @dataclass(frozen=True)
@@ -63,59 +61,41 @@ _DRAWS_PER_BLOCK = 3  # numbers drawn per block, so that nearly all blocks of a 
 
 @dataclass
 class InstructionCounts:
-    """Executions of one instruction, and its memory requests.
+    """Executions of one instruction, and its memory requests."""
 
-    Attributes:
-        num_executed: Number of executions by a warp.
-        num_backward_branches: Number of times that a warp takes the branch backward.
-        num_requests: Number of executions with at least one active thread.
-        num_sectors: Number of global-memory sectors that the requests touch.
-        min_sectors: Number of sectors if the bytes of each request were contiguous.
-        num_lines: Number of 128-byte lines of global memory.
-        num_wavefronts: Number of shared-memory wavefronts.
-        min_wavefronts: Number of wavefronts without bank conflicts.
-        array_indices: Indices of the accessed arrays in the program.
-        shared_address_range: Smallest and largest shared address in bytes.
-        access_bytes: Bytes per thread.
-    """
+    num_executed: int = 0  # executions by a warp
+    num_backward_branches: int = 0  # times that a warp takes the branch backward
+    num_requests: int = 0  # executions with at least one active thread
+    num_sectors: int = 0  # global-memory sectors that the requests touch
+    min_sectors: int = 0  # sectors if the bytes of each request were contiguous
+    num_lines: int = 0  # 128-byte lines of global memory
+    num_wavefronts: int = 0  # shared-memory wavefronts
+    min_wavefronts: int = 0  # wavefronts without bank conflicts
+    array_indices: set[int] = field(default_factory=set)  # indices of the accessed arrays in the program
+    shared_address_range: tuple[int, int] | None = None  # smallest and largest shared address in bytes
+    access_bytes: int = 0  # bytes per thread
 
-    num_executed: int = 0
-    num_backward_branches: int = 0
-    num_requests: int = 0
-    num_sectors: int = 0
-    min_sectors: int = 0
-    num_lines: int = 0
-    num_wavefronts: int = 0
-    min_wavefronts: int = 0
-    array_indices: set[int] = field(default_factory=set)
-    shared_address_range: tuple[int, int] | None = None
-    access_bytes: int = 0
+    def add(self, counts: InstructionCounts) -> None:
+        """Add the requests of another instruction of the same access."""
+        self.num_requests += counts.num_requests
+        self.num_sectors += counts.num_sectors
+        self.min_sectors += counts.min_sectors
+        self.num_lines += counts.num_lines
+        self.num_wavefronts += counts.num_wavefronts
+        self.min_wavefronts += counts.min_wavefronts
+        self.access_bytes = max(self.access_bytes, counts.access_bytes)
 
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """Memory requests of a launch, or of a sample of its blocks.
+    """Memory requests of a launch, or of a sample of its blocks."""
 
-    Attributes:
-        instruction_counts: Counts of each instruction, summed over the interpreted blocks.
-        block_fraction: Fraction of the grid's blocks that were interpreted.
-    """
-
-    instruction_counts: list[InstructionCounts]
-    block_fraction: float
+    instruction_counts: list[InstructionCounts]  # counts of each instruction, summed over the interpreted blocks
+    block_fraction: float  # fraction of the grid's blocks that were interpreted
 
 
 def count_launch_requests(compiled_kernel: CompiledKernel, listing: Listing, arch: str) -> LaunchCounts:
-    """Count the memory requests of a device kernel's instructions in a whole launch.
-
-    Args:
-        compiled_kernel: Compiled device kernel of a kernel's program.
-        listing: Its machine code.
-        arch: NVIDIA architecture, such as "sm_90".
-
-    Raises:
-        AnalysisError: The machine code has an unsupported instruction, or its requests depend on the data.
-    """
+    """Count the memory requests of a device kernel's instructions in a whole launch."""
     counter = _RequestCounter(compiled_kernel, listing, arch)
     order = sample_grid(compiled_kernel.launch.grid, _MAX_SAMPLED_BLOCKS)
     num_first_blocks, blocks_per_batch = (
@@ -137,19 +117,7 @@ def count_requests(
     on_access: AccessCallback | None = None,
     max_instructions: int | None = None,
 ) -> list[InstructionCounts]:
-    """Count the memory requests of a device kernel's instructions in some blocks, in the order of the listing.
-
-    Args:
-        compiled_kernel: Compiled device kernel of a kernel's program.
-        listing: Its machine code.
-        arch: NVIDIA architecture, such as "sm_90".
-        blocks: Indices of the blocks in the grid as (x, y, z).
-        on_access: Function that is called with each access; global addresses are relative to their array.
-        max_instructions: Maximum number of executed instructions, as in `SassInterpreter.execute_blocks`.
-
-    Raises:
-        AnalysisError: The machine code has an unsupported instruction, or its requests depend on the data.
-    """
+    """Count the memory requests of a device kernel's instructions in some blocks, in the order of the listing."""
     counter = _RequestCounter(compiled_kernel, listing, arch, on_access)
     counter.count_blocks(blocks, max_instructions)
     return counter.counts
@@ -188,8 +156,9 @@ class _RequestCounter:
         self._interpreter = SassInterpreter(
             listing, compiled_kernel.launch, lambda bank, offset: constant_words.get(offset) if bank == 0 else None
         )
-        self._counter, self._on_access = _AccessTotals(listing, frozenset(compiled_kernel.arguments)), on_access
-        self.counts = self._counter.counts
+        self._listing, self._arrays, self._on_access = listing, frozenset(compiled_kernel.arguments), on_access
+        self._count_wavefronts, self._count_sectors = CachedCount(count_wavefronts), CachedCount(count_sectors)
+        self.counts = [InstructionCounts() for _ in listing]
 
     def count_blocks(self, blocks: Sequence[BlockIndex], max_instructions: int | None = None) -> int:
         """Interpret some blocks, and return the number of executed instructions."""
@@ -202,9 +171,53 @@ class _RequestCounter:
         return execution.num_executed
 
     def _count_access(self, request: WarpRequest) -> None:
-        counted_request = self._counter.add_request(request)
+        """Count a request; of matrix accesses, only the lanes that provide an address stay active."""
+        instruction, counts = self._listing[request.instruction_index], self.counts[request.instruction_index]
+        counts.num_requests += int(request.is_active.any(axis=1).sum())
+        counts.access_bytes = request.access_bytes
+        if instruction.opcode in ("LDSM", "STSM"):
+            num_matrices = next((int(item) for item in instruction.modifiers if item in ("1", "2", "4")), 1)
+            is_address_lane = np.arange(request.is_active.shape[1]) < 8 * num_matrices
+            request = replace(request, is_active=request.is_active & is_address_lane, access_bytes=VECTOR_BYTES)
+        if instruction.opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
+            self._count_global(request, counts)
+        if instruction.opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
+            self._count_shared(request, counts)
         if self._on_access:
-            self._on_access(_make_array_relative(counted_request))
+            self._on_access(_make_array_relative(request))
+
+    def _count_global(self, request: WarpRequest, counts: InstructionCounts) -> None:
+        is_copy = request.source_addresses is not None
+        addresses = request.addresses if request.source_addresses is None else request.source_addresses
+        active = request.is_active if request.is_read is None else request.is_read
+        if not active.any():
+            return
+        _, num_sectors, min_sectors, num_lines = self._count_sectors(
+            addresses, active, request.access_bytes, is_copy=is_copy
+        )
+        counts.num_sectors += num_sectors
+        counts.min_sectors += min_sectors
+        counts.num_lines += num_lines
+        array_index = (int(addresses[active][0]) >> ARRAY_ADDRESS_BITS) - 1
+        if array_index not in self._arrays:
+            opcode = self._listing[request.instruction_index].opcode
+            raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
+        counts.array_indices.add(array_index)
+
+    def _count_shared(self, request: WarpRequest, counts: InstructionCounts) -> None:
+        addresses, active = request.addresses, request.is_active
+        if not active.any():
+            return
+        if request.source_addresses is not None and request.access_bytes == VECTOR_BYTES:
+            assert request.is_read is not None
+            totals: Sequence[int] = count_copy_wavefronts(addresses, active, request.source_addresses, request.is_read)
+        else:
+            totals = self._count_wavefronts(addresses, active, request.access_bytes)
+        counts.num_wavefronts += totals[1]
+        counts.min_wavefronts += totals[2]
+        first, last = int(addresses[active].min()), int(addresses[active].max())
+        known_first, known_last = counts.shared_address_range or (first, last)
+        counts.shared_address_range = min(known_first, first), max(known_last, last)
 
 
 def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int, int]:
@@ -225,84 +238,6 @@ def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int
         words[argument_offset], words[argument_offset + 4] = offset & 0xFFFFFFFF, offset >> 32
         argument_offset += 8
     return words
-
-
-class _AccessTotals:
-    """Totals of the memory requests, with a cache for requests whose addresses differ by a constant offset."""
-
-    def __init__(self, listing: Listing, arrays: frozenset[int]) -> None:
-        self._array_indices = arrays
-        self.counts = [InstructionCounts() for _ in listing]
-        self._opcodes = [instruction.opcode for instruction in listing]
-        self._num_matrices = [
-            next((int(item) for item in each.modifiers if item in ("1", "2", "4")), 1) for each in listing
-        ]
-        self._request_cache: dict[tuple[object, ...], tuple[int, ...]] = {}
-
-    def add_request(self, request: WarpRequest) -> WarpRequest:
-        """Count a request, and return it; of matrix accesses, only the lanes that provide an address stay active."""
-        opcode, counts = self._opcodes[request.instruction_index], self.counts[request.instruction_index]
-        counts.num_requests += int(request.is_active.any(axis=1).sum())
-        counts.access_bytes = request.access_bytes
-        if opcode in ("LDSM", "STSM"):
-            is_address_lane = np.arange(request.is_active.shape[1]) < 8 * self._num_matrices[request.instruction_index]
-            active = request.is_active & is_address_lane
-            request = WarpRequest(request.instruction_index, request.addresses, active, VECTOR_BYTES)
-        if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
-            global_addresses = request.addresses if request.source_addresses is None else request.source_addresses
-            active = request.is_active if request.is_read is None else request.is_read
-            totals = self._count_request(
-                "global", global_addresses, active, request.access_bytes, copies=request.source_addresses is not None
-            )
-            counts.num_sectors += totals[0]
-            counts.min_sectors += totals[1]
-            counts.num_lines += totals[2]
-            if active.any():
-                array_index = (int(global_addresses[active][0]) >> ARRAY_ADDRESS_BITS) - 1
-                if array_index not in self._array_indices:
-                    raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
-                counts.array_indices.add(array_index)
-        if opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
-            if request.source_addresses is not None and request.access_bytes == VECTOR_BYTES:
-                assert request.is_read is not None
-                wavefronts, min_wavefronts = count_copy_wavefronts_by_request(
-                    request.addresses, request.is_active, request.source_addresses, request.is_read
-                )
-                totals = int(wavefronts.sum()), int(min_wavefronts.sum())
-            else:
-                totals = self._count_request("shared", request.addresses, request.is_active, request.access_bytes)
-            counts.num_wavefronts += totals[0]
-            counts.min_wavefronts += totals[1]
-            if request.is_active.any():
-                active_addresses = request.addresses[request.is_active]
-                first, last = counts.shared_address_range or (active_addresses[0], active_addresses[0])
-                counts.shared_address_range = (
-                    min(int(first), int(active_addresses.min())),
-                    max(int(last), int(active_addresses.max())),
-                )
-        return request
-
-    def _count_request(
-        self,
-        memory_space: str,
-        addresses: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        nbytes: int,
-        *,
-        copies: bool = False,
-    ) -> tuple[int, ...]:
-        if not active.any():
-            return 0, 0, 0
-        first_address = int(addresses[active].min())
-        relative_addresses = np.where(active, addresses - first_address // LINE_BYTES * LINE_BYTES, 0)
-        key = memory_space, copies, nbytes, relative_addresses.tobytes(), active.tobytes()
-        if key not in self._request_cache:
-            if memory_space == "global":
-                self._request_cache[key] = count_sectors(relative_addresses, active, nbytes, is_copy=copies)[1:]
-            else:
-                wavefronts, min_wavefronts = count_wavefronts_by_request(relative_addresses, active, nbytes)
-                self._request_cache[key] = int(wavefronts.sum()), int(min_wavefronts.sum()), 0
-        return self._request_cache[key]
 
 
 def _make_array_relative(request: WarpRequest) -> WarpRequest:

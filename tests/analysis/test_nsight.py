@@ -1,22 +1,91 @@
-"""Nsight Compute's source view, of two launches on an H200, joined to what is counted of their kernels.
+"""Nsight Compute: its output as numbers, and our counts beside those that it took on an H200."""
 
-The data is from `ncu --set none --section SourceCounters python -m tvmconv.experiments.counter_comparison KERNELS
-cuda:0` and `ncu --import REPORT --page source --csv`: two of 24 kernels, with all columns.
-"""
-
+import json
 import lzma
 from pathlib import Path
 
 import pytest
 
 import tvmconv as tc
+from tvmconv.analysis.nsight.ncu import parse_source_view, profile_command
 from tvmconv.analysis.nsight.predicted_counters import predict_counters
-from tvmconv.analysis.nsight.source_view import parse_source_view
 from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
-from tvmconv.errors import Error
+from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.counter_comparison import CounterComparison, compare_accesses
 from tvmconv.reports.counter_comparison import make_access_table
 from tvmconv.reports.tables import EMPTY_CELL
+
+METRICS = {"read": "dram__bytes_read.sum", "stall": "smsp__stall.ratio", "unknown": "no__such_metric.sum"}
+ANSWER = """==PROF== Connected to process 42
+"ID","Kernel Name","dram__bytes_read.sum","smsp__stall.ratio","no__such_metric.sum"
+"","","byte","warp",""
+"0","main_kernel","1,048,576","2.50","n/a"
+"1","main_kernel","32","0","n/a"
+"""
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Put a stand-in for ncu on the PATH, which keeps what it was asked, prints an answer and exits."""
+
+    def install(answer="", status=0, complaint=""):
+        script = tmp_path / "ncu"
+        (tmp_path / "answer").write_text(answer)
+        script.write_text(
+            f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncat {tmp_path}/answer\necho "{complaint}" >&2\nexit {status}\n'
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        return tmp_path / "asked"
+
+    return install
+
+
+def test_each_launch_has_its_metrics_by_name(ncu):
+    ncu(ANSWER)
+    assert list(profile_command(["program"], METRICS)) == [{"read": 1048576, "stall": 2.5}, {"read": 32, "stall": 0}]
+
+
+def test_ncu_is_asked_for_the_metrics_of_a_command(ncu):
+    asked = ncu(ANSWER)
+    list(profile_command(["program", "--option"], METRICS))
+    words = asked.read_text().split()
+    assert words[-2:] == ["program", "--option"]
+    assert words[words.index("--metrics") + 1] == ",".join(METRICS.values())
+
+
+def test_a_failure_is_told_by_ncus_last_line(ncu):
+    ncu(status=1, complaint="ERR_NVGPUCTRPERM: no permission to read the counters")
+    with pytest.raises(DeviceError, match="ncu failed: ERR_NVGPUCTRPERM: no permission"):
+        list(profile_command(["program"], METRICS))
+
+
+def test_where_ncu_is_missing_the_remedy_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match="install Nsight Compute"):
+        list(profile_command(["program"], METRICS))
+
+
+COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("filter*-counters.json"))
+MEASURED = [row for file in COUNTERS for row in json.loads(file.read_text())["kernels"]]
+ROWS = [row for row in MEASURED if row["schedule"] != "register"]  # whose text is long
+QUICK = ("halo_blocks", "halo_strided", "shuffle")
+
+
+def name(row):
+    return f"{row['workload'].partition(':')[0]}-{row['schedule']}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=name(row), marks=[] if row["schedule"] in QUICK else pytest.mark.slow) for row in ROWS],
+)
+def test_sectors_and_requests_are_those_that_a_gpu_counted(row):
+    kernel = tc.build(tc.parse(row["workload"]), row["schedule"], arch="sm_90")
+    for name, count in predict_counters(kernel, kernel.kernels[0]).counts.items():
+        if name.startswith("global"):
+            assert count == pytest.approx(row["metrics"][name], rel=0.01), name
+
 
 FILE = Path(__file__).parents[1] / "data" / "ncu_source.csv.xz"
 TILES = {"sliced_k": 1, "pipeline": "none", "copy_order": "contiguous", "weight_layout": "oihw", "weight_pad": 0}
