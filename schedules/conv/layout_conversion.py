@@ -1,8 +1,9 @@
 """Channels-first convolutions by channels-last kernels: operands and output are transposed by launches of their own.
 
 A channels-last kernel reads neighbouring channels of a pixel in one vector, which tensor cores need. In a
-channels-first array the pixels of a channel are neighbours. The conversion is a matrix transpose for each image: (C, pixels) becomes
-(pixels, C), and the output is transposed back. The weight is transposed once if it does not change between calls.
+channels-first array the pixels of a channel are neighbours. The conversion is a matrix transpose for each image: (C,
+pixels) becomes (pixels, C), and the output is transposed back. The weight is transposed once if it does not change
+between calls.
 
 A block transposes a tile through shared memory. Each thread loads vectors along the rows of the source and stores
 vectors along the rows of the destination, of 16 bytes where sizes permit. Shared memory holds 32-bit words: one
@@ -15,14 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, epilogue
+from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
@@ -42,7 +42,6 @@ from ..tir_builder import (
     thread_axis,
 )
 
-ConvT = TypeVar("ConvT", Conv, Conv1d, Conv2d, Conv3d)
 EmitKernels = Callable[[dict[str, Buffer]], None]
 
 NUM_WARPS = 8  # per block
@@ -52,15 +51,10 @@ PITCH = TILE_WORDS + 1  # words from one column to the next in shared memory
 VECTOR_BYTES = 16
 
 
-def to_channels_last(w: ConvT) -> ConvT:
-    """Return the workload with all arrays channels last."""
-    return w if w.layout == CHANNELS_LAST else dataclasses.replace(w, layout=CHANNELS_LAST)
-
-
 def build_channels_last_schedule(
     w: Conv, emit_kernels: EmitKernels, *, converts_input: bool = True, converts_output: bool = True
 ) -> Schedule:
-    """Return the schedule of kernels that compute `to_channels_last(w)`, with conversions if `w` is channels first.
+    """Return the schedule of kernels that compute `w.to_channels_last()`, with conversions if `w` is channels first.
 
     Args:
         w: The workload.
@@ -76,20 +70,6 @@ def build_channels_last_schedule(
     mark_constant_args(schedule, "K")
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
     return schedule
-
-
-def count_conversion_bytes(w: Conv) -> int:
-    """Return the bytes that conversions of each call read and write; the weight is converted once."""
-    if w.layout == CHANNELS_LAST:
-        return 0
-    residuals = sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue))
-    pixels_in, pixels_out = math.prod(w.input_size), math.prod(w.output_size)
-    elements = _count_converted(w.N, w.C, pixels_in) + (1 + residuals) * _count_converted(w.N, w.O, pixels_out)
-    return 2 * elements * get_itemsize(w.storage)
-
-
-def _count_converted(batch: int, rows: int, columns: int) -> int:
-    return 0 if min(rows, columns) == 1 else batch * rows * columns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,16 @@ class ScheduleModel:
     portfolio: tuple[Config, ...] = ()  # configs of which at least one is fast on most workloads, the most useful first
     examples: tuple[MeasuredExample, ...] = ()  # fastest configs of the measured workloads
 
+    def view(self, workload: Conv) -> Conv | None:
+        """Return the workload as the model covers it; None if it does not.
+
+        A schedule that was measured only channels last converts channels-first arrays.
+        """
+        if describe_workload_kind(workload) in self.kinds:
+            return workload
+        channels_last = workload.to_channels_last()
+        return channels_last if describe_workload_kind(channels_last) in self.kinds else None
+
     def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> np.ndarray:
         """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
         inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names, self.knobs)
@@ -92,7 +102,7 @@ class CostModel:
         Knobs of epilogues, and of spatial dimensions other than those of images, need not be known.
         """
         schedule_model = self.schedule_models.get(schedule)
-        if schedule_model is None or describe_workload_kind(workload) not in schedule_model.kinds:
+        if schedule_model is None or schedule_model.view(workload) is None:
             return None
         if not workload.epilogue and isinstance(workload, Conv2d) and not {*space.knobs} <= {*schedule_model.knobs}:
             _warn_once(f"the cost model of {schedule} has other knobs and is not used: train it again")

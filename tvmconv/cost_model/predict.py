@@ -58,8 +58,11 @@ def _predict_points(
     workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
 ) -> list[Prediction]:
     """Return the predictions for points (n, knobs)."""
-    log2_slowdowns = schedule_model.log2_slowdown(workload, space, points, cost_model.device_spec)
-    seconds = cost_model.device_spec.roofline_seconds(workload) * 2.0 ** log2_slowdowns.mean(axis=0)
+    viewed_workload, target = schedule_model.view(workload) or workload, cost_model.device_spec
+    log2_slowdowns = schedule_model.log2_slowdown(viewed_workload, space, points, target)
+    seconds = target.roofline_seconds(viewed_workload) * 2.0 ** log2_slowdowns.mean(axis=0)
+    if viewed_workload is not workload:  # the input, and often the output, are read and written once more
+        seconds = seconds + target.launch_seconds + 2 * workload.min_bytes / target.bandwidth
     estimates = zip(points, seconds, log2_slowdowns.std(axis=0), strict=True)
     return [
         Prediction(schedule_model.schedule, space.config_from_point(point), float(expected_seconds), float(log2_std))
@@ -88,7 +91,7 @@ def prefer_default_if_close(
 
 def candidate_points(workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel) -> np.ndarray:
     """Return the legal points (n, knobs) of the candidates."""
-    examples = schedule_model.examples
+    examples, workload = schedule_model.examples, schedule_model.view(workload) or workload
     example_workloads = (cost_model.parse_workload(example.workload) for example in examples)
     distances = [workload_distance(workload, other, any_spatial_ndim=True) for other in example_workloads]
     nearest = np.argsort(distances, kind="stable")[:NUM_NEAREST_EXAMPLES]

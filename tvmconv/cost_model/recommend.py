@@ -70,5 +70,8 @@ def make_prior(
     schedule_model = cost_model.find_schedule_model(workload, schedule_name, space)
     if not schedule_model:
         return None
-    slowdown = functools.partial(schedule_model.log2_slowdown, workload, space, device_spec=cost_model.device_spec)
+    viewed_workload = schedule_model.view(workload) or workload
+    slowdown = functools.partial(
+        schedule_model.log2_slowdown, viewed_workload, space, device_spec=cost_model.device_spec
+    )
     return lambda points: slowdown(points).mean(axis=0)

@@ -25,6 +25,16 @@ MIN_ALLOWED_ERROR = 1e-30  # a window inside the padding sums to exactly zero; a
 class Conv(ConvGeometry):
     """A convolution Y of images X with kernels K; `ConvGeometry` documents its fields and its formula."""
 
+    def to_channels_last(self) -> Self:
+        """Return the convolution with all arrays channels last.
+
+        Example:
+            >>> parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").to_channels_last().text
+            'conv2d:1x64x56x56,64x64x3x3,s1,p1,nhwc'
+        """
+        is_last = self.layout == layout.CHANNELS_LAST
+        return self if is_last else type(self)(**{**vars(self), "layout": layout.CHANNELS_LAST})
+
     @property
     def text(self) -> str:
         """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`; without the defaults d1, g1, f32 and nchw."""

@@ -37,7 +37,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ...layout_conversion import build_channels_last_schedule, to_channels_last
+from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
@@ -50,7 +50,7 @@ DTYPES = ("float16", "bfloat16", "tf32")
 
 def view_for_tma(w: Conv) -> Conv:
     """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap."""
-    return split_filter_height(fold_filter_row_into_channels(to_channels_last(w)))
+    return split_filter_height(fold_filter_row_into_channels(w.to_channels_last()))
 
 
 def can_load_view_by_tma(w: Conv) -> bool:

@@ -28,7 +28,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ...layout_conversion import build_channels_last_schedule, to_channels_last
+from ...layout_conversion import build_channels_last_schedule
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
@@ -47,7 +47,7 @@ def is_promising(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(to_channels_last(w)), c),
+    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(w.to_channels_last()), c),
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -55,6 +55,6 @@ def is_promising(w: Conv) -> bool:
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
-    viewed_workload = fold_filter_row_into_channels(to_channels_last(w))
+    viewed_workload = fold_filter_row_into_channels(w.to_channels_last())
     config = declare_knobs(viewed_workload, k)
     return build_channels_last_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))

@@ -26,7 +26,7 @@ from tvmconv.workloads import Conv2d
 
 from ....primitives import disable_buffer_reuse, mark_constant_args
 from ....tir_builder import Buffer, allocate
-from ...layout_conversion import build_channels_last_schedule, to_channels_last
+from ...layout_conversion import build_channels_last_schedule
 from ...tensor_cores.hopper.kernel import emit_kernel
 from ..knobs import WinogradTileGrid
 from .knobs import (
@@ -44,15 +44,15 @@ from .transform_kernels import transform_filters, transform_inputs, transform_ou
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(to_channels_last(w), c),
-    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, lambda w: is_supported(to_channels_last(w))),
-    search_if=lambda w: is_promising(to_channels_last(w)),
+    usage=lambda w, c: compute_usage(w.to_channels_last(), c),
+    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, lambda w: is_supported(w.to_channels_last())),
+    search_if=lambda w: is_promising(w.to_channels_last()),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Compute `output_tile`² outputs per tile, `vector` channels per transform thread, with `hopper`'s knobs."""
-    viewed_workload = to_channels_last(w)
+    viewed_workload = w.to_channels_last()
     m, vector, config = declare_knobs(k, viewed_workload)
     grid, matrices = WinogradTileGrid.from_workload(viewed_workload, m), get_winograd_matrices(m, w.R)
     product_workload = make_product_workload(viewed_workload, m)
