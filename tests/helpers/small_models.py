@@ -1,7 +1,30 @@
-"""Models of PyTorch, small enough to be built and run without a GPU."""
+"""Models of PyTorch, small enough to be built and run without a GPU, and by our kernels on the CPU."""
 
 import torch
 from torch import nn
+
+import tvmconv.torch
+from tvmconv.torch.report import PYTORCH_NAME
+
+X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
+
+
+def optimized(model, example=X, **options):
+    return tvmconv.torch.optimize(model.eval(), example, choose="tuned", **options)
+
+
+def differ(ours, theirs, x=X):
+    """How far outputs are apart, relative to the largest."""
+    with torch.no_grad():
+        y, wanted = ours(x), theirs(x)
+    assert y.shape == wanted.shape
+    assert y.dtype == wanted.dtype
+    return float((y.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+
+
+def runs(model):
+    """Whether each convolution runs by a kernel of ours."""
+    return {line.path: line.implementation != PYTORCH_NAME for line in model.report().lines}
 
 
 def with_statistics(model):
@@ -15,6 +38,19 @@ def with_statistics(model):
                 nn.init.normal_(module.weight)
                 nn.init.normal_(module.bias)
     return model.eval()
+
+
+class Model(nn.Module):
+    """A model with these parts, whose forward pass is a function of itself and its input."""
+
+    def __init__(self, call, **parts):
+        super().__init__()
+        self.call = call
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.call(self, x)
 
 
 class Block(nn.Module):
@@ -38,66 +74,60 @@ class Block(nn.Module):
         return self.relu(y)
 
 
-class Undecided(nn.Module):
+class NormAct(nn.BatchNorm2d):
+    """A normalisation and an activation in one module, as timm's `BatchNormAct2d`."""
+
+    def __init__(self, channels, act):
+        super().__init__(channels)
+        self.act = act
+
+    def forward(self, x):
+        y = nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        return self.act(y)
+
+
+def undecided():
     """What cannot be traced, as it looks at an element; its parts can be."""
 
-    def __init__(self):
-        super().__init__()
-        self.block = Block()
-        self.last = nn.Conv2d(8, 2, 1)
+    def call(model, x):
+        y = model.block(x)
+        return model.last(y) if y.sum() < 1e9 else y
 
-    def forward(self, x):
-        y = self.block(x)
-        return self.last(y) if y.sum() < 1e9 else y
+    return Model(call, block=Block(), last=nn.Conv2d(8, 2, 1))
 
 
-class Between(nn.Module):
+def shared():
+    """Two convolutions of the same weight, and one that is called twice."""
+    first, second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    second.weight = first.weight
+    return Model(lambda m, x: m.second(torch.relu(m.first(torch.relu(m.first(x))))), first=first, second=second)
+
+
+def between():
     """Writes over the input of a convolution before what follows it is there."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x):
+    def call(model, x):
         x = x + 1
-        y = self.conv(x)
+        y = model.conv(x)
         x.mul_(2)
         return torch.relu(y + x)
 
-
-class Shared(nn.Module):
-    """Two convolutions of the same weight, and one that is called twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(4, 4, 3, padding=1)
-        self.second = nn.Conv2d(4, 4, 3, padding=1)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.relu(self.first(torch.relu(self.first(x)))))
+    return Model(call, conv=nn.Conv2d(4, 4, 3, padding=1))
 
 
-class Scaled(nn.Module):
+def scaled():
     """Reads a parameter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((4, 1, 1), 0.5))
-        self.conv = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        return x + self.scale * self.conv(x)
+    scale = nn.Parameter(torch.full((4, 1, 1), 0.5))
+    return Model(lambda m, x: x + m.scale * m.conv(x), scale=scale, conv=nn.Conv2d(4, 4, 1))
 
 
-class Normalised(nn.Module):
+def normalised():
     """Computes something from its buffers at each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.full((4,), 0.5))
-        self.register_buffer("deviation", torch.full((4,), 2.0))
-        self.conv = nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        return self.conv((x - self.mean.view(4, 1, 1)) / (1 + self.deviation.view(4, 1, 1)))
+    model = Model(
+        lambda m, x: m.conv((x - m.mean.view(4, 1, 1)) / (1 + m.deviation.view(4, 1, 1))), conv=nn.Conv2d(4, 4, 1)
+    )
+    model.register_buffer("mean", torch.full((4,), 0.5))
+    model.register_buffer("deviation", torch.full((4,), 2.0))
+    return model

@@ -5,16 +5,16 @@ import copy
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def block():
     from small_models import Block, with_statistics
 
     return with_statistics(Block())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(block):
-    from optimizing import optimized
+    from small_models import optimized
 
     return optimized(block)
 

@@ -7,13 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from small_models import Block, with_statistics  # noqa: E402
+from small_models import Block, X, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402, F401
 from tvmconv.errors import DeviceError, TuningError  # noqa: E402
 from tvmconv.torch.backend import backend  # noqa: E402
 
-X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
 TUNED = {"choose": "tuned", "fallback_backend": "eager"}
 
 

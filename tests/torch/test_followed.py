@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from optimizing import X, differ, optimized, runs  # noqa: E402
+from small_models import Model, X, differ, optimized, runs  # noqa: E402
+from torch.nn import Conv2d  # noqa: E402
 
 
 def test_weights_that_change_are_seen(faster, block):
@@ -26,7 +27,7 @@ def test_weights_that_change_are_seen(faster, block):
 
 @torch.no_grad()
 def test_weights_in_memory_that_others_had_are_seen():
-    model = torch.nn.Conv2d(16, 16, 3, bias=False).eval()
+    model = Conv2d(16, 16, 3, bias=False).eval()
     x = torch.randn(1, 16, 8, 8)
     ours = optimized(model, x)
     assert differ(ours, model, x) < 1e-5
@@ -91,27 +92,22 @@ def test_autocast_decides_on_the_dtype(block):
     assert differ(model, block) < 1e-6  # without it, by PyTorch
 
 
-class Dropping(torch.nn.Module):
-    def __init__(self, *how, **named):
-        super().__init__()
-        self.conv, self.how, self.named = torch.nn.Conv2d(4, 4, 1), how, named
-
-    def forward(self, x):
-        return torch.relu(torch.nn.functional.dropout(self.conv(x), 1.0, *self.how, **self.named))
-
-
 @pytest.mark.parametrize(
-    ("model", "drops"),
+    ("args", "named", "drops"),
     [
-        (Dropping(), True),
-        (Dropping(True, False), True),
-        (Dropping(False), False),
-        (Dropping(training=False), False),
-        (Dropping(inplace=False, training=True), True),
+        ((), {}, True),
+        ((True, False), {}, True),
+        ((False,), {}, False),
+        ((), {"training": False}, False),
+        ((), {"inplace": False, "training": True}, True),
     ],
 )
-def test_only_dropout_that_drops_nothing_is_taken_out(model, drops):
-    ours = optimized(model.eval())
+def test_only_dropout_that_drops_nothing_is_taken_out(args, named, drops):
+    def call(model, x):
+        return torch.relu(torch.nn.functional.dropout(model.conv(x), 1.0, *args, **named))
+
+    model = Model(call, conv=Conv2d(4, 4, 1))
+    ours = optimized(model)
     assert differ(ours, model) < 1e-5 or drops
     assert (float(ours(X).abs().max()) == 0) == drops
     assert ours.report().lines[0].workload.endswith("bias" if drops else "bias,relu")
@@ -122,7 +118,7 @@ class Choosing(torch.nn.Module):
 
     def __init__(self, first):
         super().__init__()
-        self.one, self.other, self.first = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1), first
+        self.one, self.other, self.first = Conv2d(4, 4, 1), Conv2d(4, 4, 1), first
 
     def forward(self, x, mask=None, *, flag=False):
         conv = self.one if self.first(x, mask, flag) else self.other
@@ -149,33 +145,19 @@ def test_absent_arguments_and_flags_decide_as_in_the_model(first):
             torch.testing.assert_close(call(ours), call(model), rtol=1e-4, atol=1e-5)
 
 
-class Noisy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(4, 4, 1)
-
-    def forward(self, x):
-        return self.conv(x) + torch.randn(2, 4, 9, 11)
-
-
 def test_random_values_are_computed_at_each_call():
-    ours = optimized(Noisy().eval())
+    ours = optimized(Model(lambda m, x: m.conv(x) + torch.randn(2, 4, 9, 11), conv=Conv2d(4, 4, 1)))
     assert runs(ours) == {"conv": True}
     assert differ(ours, ours) > 0.01
 
 
 def test_autocast_that_a_model_changes_is_as_in_the_model():
-    class Changing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+    def call(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model.first(x)
+        return model.second(y.float())
 
-        def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                y = self.first(x)
-            return self.second(y.float())
-
-    model = Changing().eval()
+    model = Model(call, first=Conv2d(4, 4, 1), second=Conv2d(4, 4, 1))
     ours = optimized(model)
     assert [",bf16" in line.workload for line in ours.report().lines] == [True, False]
     assert differ(ours, model) < 0.03

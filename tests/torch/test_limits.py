@@ -1,5 +1,6 @@
 """A time limit covers the whole of `optimize`; what there was no time for is PyTorch's, and the report says so."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
 
 from instant import Clock, made_up  # noqa: E402
-from optimizing import X, differ, runs  # noqa: E402
+from small_models import X, differ, runs  # noqa: E402
 
 import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
@@ -158,3 +159,26 @@ def test_a_search_for_a_model_on_the_cpu_warns_first(log):
     model = torch.nn.Conv2d(4, 4, 1).eval()
     with pytest.warns(FallbackWarning, match="on the CPU, where PyTorch is mostly faster"):
         tvmconv.torch.optimize(model, torch.randn(1, 4, 4, 4), seconds=0.1, log=log)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_that_wait_for_a_time_slice_do_not_count(two_threads):
+    def call():
+        if torch.get_num_threads() > 1:
+            time.sleep(0.016)
+
+    assert timing.time_call(call, torch.device("cpu")) < 0.001
+    assert torch.get_num_threads() == 2
+
+
+def test_calls_that_were_disturbed_do_not_count():
+    slow = itertools.cycle([True, False, False])
+    seconds = timing.time_wall_clock(lambda: time.sleep(0.01 if next(slow) else 0.0005), lambda: None)
+    assert seconds < 0.003

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from small_models import Block, Undecided, with_statistics  # noqa: E402
+from small_models import Block, undecided, with_statistics  # noqa: E402
 
 import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
@@ -74,7 +74,7 @@ def test_a_model_in_the_slower_memory_format_is_laid_out_anew(dtype, given):
 
 @torch.inference_mode()
 def test_a_model_that_waits_for_the_gpu_runs_too():
-    model = with_statistics(Undecided()).cuda().half().to(memory_format=torch.channels_last)
+    model = with_statistics(undecided()).cuda().half().to(memory_format=torch.channels_last)
     x = torch.randn(2, 4, 30, 34, device="cuda:0", dtype=torch.half).contiguous(memory_format=torch.channels_last)
     assert differ(tvmconv.torch.optimize(model, x, choose="tuned")(x), model(x)) < 5e-3
 

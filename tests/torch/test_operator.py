@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from small_models import Block, with_statistics  # noqa: E402
+from small_models import X  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
@@ -17,18 +17,7 @@ from tvmconv.torch import archive  # noqa: E402
 from tvmconv.torch.layer import TunedConv  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
-X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
 TEXT = "conv2d:2x8x9x11,8x8x3x3,s1,p1,bias,add,relu"
-
-
-@pytest.fixture(scope="module")
-def block():
-    return with_statistics(Block())
-
-
-@pytest.fixture(scope="module")
-def made(block):
-    return tvmconv.torch.optimize(block, X, choose="tuned")
 
 
 def kernel(model):

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from optimizing import X, differ, optimized, runs  # noqa: E402
-from small_models import Between, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
+import small_models  # noqa: E402
+from small_models import Model, NormAct, X, differ, optimized, runs, with_statistics  # noqa: E402
+from torch.nn import Conv2d  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.checksummed_file import read_checked, write_checked  # noqa: E402
@@ -34,7 +35,7 @@ def test_a_block_is_three_kernels_with_the_same_output(faster, block):
 
 
 def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
-    model = with_statistics(Shared())
+    model = with_statistics(small_models.shared())
     ours, new = optimized(model), torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False)
     for each in (ours, model):
         each.first.weight = new
@@ -56,15 +57,9 @@ def test_tensors_that_lie_otherwise_are_brought_to_the_layout(faster, block):
 
 
 def test_an_input_that_is_expanded_is_taken():
-    class Grey(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
-
-        def forward(self, x):
-            return self.conv(x.expand(-1, 4, -1, -1)) + x[..., :1].expand(-1, 4, -1, 11)
-
-    model = Grey().eval()
+    model = Model(
+        lambda m, x: m.conv(x.expand(-1, 4, -1, -1)) + x[..., :1].expand(-1, 4, -1, 11), conv=Conv2d(4, 4, 3, padding=1)
+    )
     ours = optimized(model, X[:, :1])
     assert ours.report().lines[0].workload.endswith("bias,add")
     assert all(runs(ours).values())
@@ -72,49 +67,31 @@ def test_an_input_that_is_expanded_is_taken():
 
 
 def test_a_sum_lies_as_in_the_model():
-    class Viewed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(4, 4, 1)
+    def call(model, x):
+        y = x + model.conv(x.contiguous(memory_format=torch.channels_last))
+        return y.view(y.size(0), -1)
 
-        def forward(self, x):
-            y = x + self.conv(x.contiguous(memory_format=torch.channels_last))
-            return y.view(y.size(0), -1)
-
-    model = Viewed().eval()
+    model = Model(call, conv=Conv2d(4, 4, 1))
     ours = optimized(model)
     assert ours.report().lines[0].workload.endswith("nhwc,bias")
     assert differ(ours, model) < 1e-5
 
 
 def test_a_residual_of_another_dtype_is_added_behind_the_kernel():
-    class Mixed(torch.nn.Module):
-        def __init__(self, dtype):
-            super().__init__()
-            self.conv, self.dtype = torch.nn.Conv2d(4, 4, 1), dtype
+    def mixed(dtype):
+        return Model(lambda m, x: m.conv(x) + x.to(dtype), conv=Conv2d(4, 4, 1))
 
-        def forward(self, x):
-            return self.conv(x) + x.to(self.dtype)
-
-    model = Mixed(torch.half).eval()
+    model = mixed(torch.half)
     ours = optimized(model)
     assert ours.report().lines[0].workload.endswith("p0,bias")
     assert differ(ours, model) > 0  # for it is our kernel
     with torch.autocast("cpu", torch.bfloat16):
-        assert runs(optimized(Mixed(torch.float32).eval())) == {"conv": True}
+        assert runs(optimized(mixed(torch.float32))) == {"conv": True}
 
 
 def test_an_example_that_the_model_writes_to_stays_as_it_is():
-    class Writing(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(4, 4, 1)
-
-        def forward(self, x):
-            return self.conv(x.sub_(0.5).mul_(2))
-
     x = X.clone()
-    ours = optimized(Writing().eval(), x)
+    ours = optimized(Model(lambda m, x: m.conv(x.sub_(0.5).mul_(2)), conv=Conv2d(4, 4, 1)), x)
     assert torch.equal(x, X)
     assert ours.report().difference < 1e-5
 
@@ -131,42 +108,32 @@ def test_channels_last_stays_so(block):
         assert model(x).stride() == block(x).stride()
 
 
-class Viewing(torch.nn.Module):
-    """Looks at an image as rows, and at a weight that is of no convolution; another one is of five axes."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.other = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv3d(4, 4, 1)
-        self.place = torch.nn.Parameter(torch.randn(1, 4, 9, 11))
-
-    def forward(self, x):
-        y = self.conv(x) + self.place.view(-1).view(4, 9, 11)
-        return self.rows(y) + self.other(y[:, :, None]).flatten(1)
-
-    def rows(self, y):
-        return y.flatten(1)
-
-
-class Rows(Viewing):
-    def rows(self, y):
-        return y.view(y.size(0), -1)
-
-
 @pytest.mark.parametrize(
-    ("make", "note"), [(Viewing, "Inside the model, images are"), (Rows, "Images keep their memory format")]
+    ("rows", "note"),
+    [
+        (lambda y: y.flatten(1), "Inside the model, images are"),
+        (lambda y: y.view(y.size(0), -1), "Images keep their memory format"),
+    ],
 )
-def test_a_model_is_laid_out_anew_where_it_can_be(make, note, monkeypatch):
+def test_a_model_is_laid_out_anew_where_it_can_be(rows, note, monkeypatch):
+    """An image becomes rows, a parameter is of no convolution, and another convolution is of five axes."""
+
+    def call(model, x):
+        y = model.conv(x) + model.place.view(-1).view(4, 9, 11)
+        return rows(y) + model.other(y[:, :, None]).flatten(1)
+
     monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "choose_memory_format", lambda *_: "channels last")
-    model = make().eval()
+    place = torch.nn.Parameter(torch.randn(1, 4, 9, 11))
+    model = Model(call, conv=Conv2d(4, 4, 1), other=torch.nn.Conv3d(4, 4, 1), place=place)
     ours = optimized(model)
     assert ours.report().notes[0].startswith(note)
-    assert ("nhwc" in ours.report().lines[0].workload) == (make is Viewing)
+    assert ("nhwc" in ours.report().lines[0].workload) == note.startswith("Inside")
     assert differ(ours, model) < 1e-5
 
 
-@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled, Normalised])
-def test_models_of_all_kinds(make):
-    model = with_statistics(make())
+@pytest.mark.parametrize("name", ["undecided", "between", "shared", "scaled", "normalised"])
+def test_models_of_all_kinds(name):
+    model = with_statistics(getattr(small_models, name)())
     ours = optimized(model)
     assert all(runs(ours).values())
     assert differ(ours, model, X[:, :4]) < 1e-5
@@ -180,7 +147,7 @@ def test_models_of_all_kinds(make):
     ("make", "x"),
     [
         (lambda: torch.nn.Conv1d(4, 6, 5, stride=2, padding=2), X[:, :, 0]),
-        (lambda: torch.nn.Conv2d(4, 8, (3, 2), padding="same", groups=2), X),
+        (lambda: Conv2d(4, 8, (3, 2), padding="same", groups=2), X),
         (lambda: torch.nn.Conv3d(4, 3, 2, dilation=(1, 2, 1), bias=False), X[:, :, None].repeat(1, 1, 3, 1, 1)),
     ],
 )
@@ -194,21 +161,21 @@ def test_a_model_that_is_a_convolution(make, x):
 
 @pytest.mark.parametrize("how", [torch.jit.script, lambda part: torch.compile(part, backend="eager", fullgraph=True)])
 def test_a_part_that_is_compiled_runs_as_it_is(how):
-    part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.ReLU()).eval()
-    model = torch.nn.Sequential(how(part), torch.nn.Conv2d(4, 4, 1)).eval()
+    part = torch.nn.Sequential(Conv2d(4, 4, 1), torch.nn.ReLU()).eval()
+    model = torch.nn.Sequential(how(part), Conv2d(4, 4, 1)).eval()
     ours = optimized(model)
     assert runs(ours)["1"]
     assert differ(ours, model) < 1e-5
 
 
 def computed():
-    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1))
+    model = torch.nn.Sequential(Conv2d(4, 4, 1))
     torch.nn.utils.parametrizations.spectral_norm(model[0])
     return model
 
 
 def hooked(where):
-    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), torch.nn.ReLU())
+    model = torch.nn.Sequential(torch.nn.Sequential(Conv2d(4, 4, 1)), torch.nn.ReLU())
     module = model[0] if where == "around" else model[0][0]
     module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     return model
@@ -217,12 +184,12 @@ def hooked(where):
 @pytest.mark.parametrize(
     ("make", "x", "why"),
     [
-        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1).double()), X.double(), "float64"),
-        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect")), X, "reflect"),
+        (lambda: torch.nn.Sequential(Conv2d(4, 4, 1).double()), X.double(), "float64"),
+        (lambda: torch.nn.Sequential(Conv2d(4, 4, 1, padding=1, padding_mode="reflect")), X, "reflect"),
         (lambda: hooked("it"), X, "hooks"),
         (lambda: hooked("around"), X, "hooks"),
         (computed, X, "a subclass of a convolution"),
-        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), X[0], "no batch axis"),
+        (lambda: torch.nn.Sequential(Conv2d(4, 4, 1)), X[0], "no batch axis"),
     ],
 )
 def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
@@ -235,7 +202,7 @@ def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
 
 
 def keeping_a_result():
-    model = torch.nn.Conv2d(4, 4, 1)
+    model = Conv2d(4, 4, 1)
     model.kept = model(X)
     return model
 
@@ -244,21 +211,21 @@ def keeping_a_result():
     ("model", "example", "error"),
     [
         (lambda x: x, X, "expected a torch.nn.Module"),
-        (torch.nn.Conv2d(4, 4, 1, device="meta"), X, "are on cpu, meta"),
-        (torch.nn.Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
-        (torch.nn.Conv2d(3, 4, 1), X, "does not run on the example"),
-        (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimized"),
+        (Conv2d(4, 4, 1, device="meta"), X, "are on cpu, meta"),
+        (Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
+        (Conv2d(3, 4, 1), X, "does not run on the example"),
+        (torch.jit.script(Conv2d(4, 4, 1)), X, "cannot be optimized"),
         (keeping_a_result(), X, "cannot be copied: RuntimeError: Only Tensors created explicitly"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(model, example, error):
     with pytest.raises(ModelError, match=error) as raised:
-        optimized(model, example)
+        tvmconv.torch.optimize(model, example)
     assert "\n" not in str(raised.value)
 
 
 def test_a_log_that_cannot_be_used_is_an_error(tmp_path):
-    model = torch.nn.Conv2d(4, 4, 1)
+    model = Conv2d(4, 4, 1)
     with pytest.raises(Error, match="typo"):
         optimized(model, log=tmp_path / "typo.jsonl")
     with pytest.raises(Error, match="folder"):
@@ -271,32 +238,34 @@ def few_trials(shared_processes, monkeypatch):
     monkeypatch.setattr("tvmconv.torch.kernels.TuneOptions", functools.partial(TuneOptions, trials=3))
 
 
-def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, few_trials):
+def test_the_next_run_takes_kernels_from_the_log_without_builds(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "kept"))
-    model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
-    optimized(model, seconds=300, log=log)
+    model, log, lines = Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
+    optimized(model, seconds=300, log=log, progress=lines.append)
+    records = log.read_text()
+    assert records.count("\n") > 2
+    assert any("configs" in line for line in lines)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
     monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: 1 / 0)
     again = optimized(model, seconds=300, log=log)
+    assert log.read_text() == records
     assert [line.config_source for line in again.report().lines] == ["tuned"]
     assert differ(again, model) < 1e-5
 
 
 def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
-    class Repeating(torch.nn.Sequential):
-        def __init__(self, count):
-            super().__init__(torch.nn.Conv2d(4, 4, 1))
-            self.count = count
-
-        def forward(self, x):
-            for _ in range(self.count):
+    def repeating(count):
+        def call(model, x):
+            for _ in range(count):
                 x = torch.tanh(x)
-            return super().forward(x)
+            return model.conv(x)
+
+        return Model(call, conv=Conv2d(4, 4, 1))
 
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
     count = itertools.count(1)
     monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: float(next(count)))
-    befores = [optimized(Repeating(times).eval()).report().pytorch_seconds for times in (1, 2, 1)]
+    befores = [optimized(repeating(times)).report().pytorch_seconds for times in (1, 2, 1)]
     assert befores[0] == befores[2] != befores[1]
 
 
@@ -304,7 +273,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
 def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
     monkeypatch.setattr("tvmconv.torch.timing.time_call", lambda *_: 0.25)
-    model = torch.nn.Conv2d(4, 4, 1).eval()
+    model = Conv2d(4, 4, 1).eval()
     optimized(model)
     (file,) = tmp_path.glob("times-*.json")
     names = json.loads(read_checked(file))
@@ -322,7 +291,7 @@ def test_by_default_what_is_faster_runs(block):
 
 
 def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
-    model, other = torch.nn.Conv2d(4, 4, 3).eval(), torch.nn.Conv2d(4, 4, 3).eval()
+    model, other = Conv2d(4, 4, 3).eval(), Conv2d(4, 4, 3).eval()
     first = optimized(model)
     launcher_of = AvailableKernel.launcher.func
     wrong = property(lambda kernel: lambda *tensors: launcher_of(kernel)(*tensors) * 2)
@@ -334,27 +303,8 @@ def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
         operator.find_launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
-def test_the_next_call_takes_its_kernels_from_the_log(tmp_path, few_trials):
-    model, log, told = torch.nn.Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
-    optimized(model.eval(), seconds=300, log=log, progress=told.append)
-    records = log.read_text()
-    assert records.count("\n") > 2
-    assert any("configs" in line for line in told)
-    again = optimized(model, seconds=300, log=log)
-    assert log.read_text() == records
-    assert differ(again, model) < 1e-5
-
-
-class NormAct(torch.nn.BatchNorm2d):
-    """A normalisation and an activation in one module, as timm's `BatchNormAct2d`."""
-
-    def forward(self, x):
-        y = torch.nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False)
-        return torch.nn.functional.leaky_relu(y, 0.1)
-
-
 def test_functional_norm_and_leaky_relu_run_in_the_kernel():
-    model = with_statistics(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), NormAct(4)))
+    model = with_statistics(torch.nn.Sequential(Conv2d(4, 4, 3, padding=1), NormAct(4, torch.nn.LeakyReLU(0.1))))
     ours = optimized(model)
     (line,) = ours.report().lines
     assert line.workload.endswith(",bias,leaky_relu0.1")
@@ -366,5 +316,5 @@ def test_functional_norm_and_leaky_relu_run_in_the_kernel():
 
 
 def test_the_report_names_what_no_kernel_does():
-    ours = optimized(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.PReLU()).eval())
+    ours = optimized(torch.nn.Sequential(Conv2d(4, 4, 3, padding=1), torch.nn.PReLU()).eval())
     assert "followed by PReLU, which no kernel does" in str(ours.report())

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
+from small_models import Model, NormAct  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -42,16 +43,9 @@ BEHIND = {
 }
 
 
-class Followed(nn.Module):
+def followed(behind):
     """A convolution, and a function or a module behind it."""
-
-    def __init__(self, behind):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 1, 1)
-        self.behind = behind
-
-    def forward(self, x):
-        return self.behind(self.conv(x))
+    return Model(lambda m, x: m.behind(m.conv(x)), conv=nn.Conv2d(1, 1, 1), behind=behind)
 
 
 CASES = [(name, behind) for name, several in BEHIND.items() for behind in several]
@@ -59,24 +53,10 @@ CASES = [(name, behind) for name, several in BEHIND.items() for behind in severa
 
 @pytest.mark.parametrize(("name", "behind"), CASES)
 def test_an_activation_becomes_part_of_the_kernel(name, behind):
-    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
+    (site,) = find_fusion_sites(trace_model(followed(behind)), {})
     assert site.epilogue_names == ([name] if name else [])
     if name:  # and PyTorch would compute the same in its place
         torch.testing.assert_close(ACTIVATIONS[name](X), behind(X.clone()))
-
-
-class NormAct(nn.BatchNorm2d):
-    """A normalisation and an activation in one module, as timm's `BatchNormAct2d`."""
-
-    def __init__(self, channels, act):
-        super().__init__(channels)
-        self.act = act
-
-    def forward(self, x):
-        y = functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
-        )
-        return self.act(y)
 
 
 class Statistics(nn.Module):
@@ -87,7 +67,7 @@ class Statistics(nn.Module):
 
 
 def test_functional_batch_norm_becomes_part_of_the_kernel():
-    model = Followed(NormAct(1, nn.ReLU())).eval()
+    model = followed(NormAct(1, nn.ReLU())).eval()
     nn.init.uniform_(model.behind.weight)
     model.behind.running_mean.fill_(0.5)
     (site,) = find_fusion_sites(trace_model(model), {})
@@ -103,13 +83,13 @@ NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 
 def test_sync_batch_norm_becomes_part_of_the_kernel():
-    (site,) = find_fusion_sites(trace_model(Followed(nn.SyncBatchNorm(1)).eval()), {})
+    (site,) = find_fusion_sites(trace_model(followed(nn.SyncBatchNorm(1)).eval()), {})
     assert isinstance(site.norm, nn.SyncBatchNorm)
 
 
 @pytest.mark.parametrize("behind", [Statistics(), NormAct(1, nn.ReLU()).train()])
 def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
-    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
+    (site,) = find_fusion_sites(trace_model(followed(behind)), {})
     assert site.norm is None
 
 
@@ -125,5 +105,5 @@ def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
     ],
 )
 def test_what_no_kernel_does_is_named(behind, name):
-    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
+    (site,) = find_fusion_sites(trace_model(followed(behind)), {})
     assert site.followed_by == name
