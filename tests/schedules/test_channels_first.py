@@ -1,0 +1,59 @@
+"""Channels-first convolutions on tensor cores: conversions around channels-last kernels, and kernels without them."""
+
+import emulate
+import pytest
+
+import tvmconv as tc
+
+SMALL, WIDE = {"split_k": 1, "block_n": 48, "warpgroups": 1}, {"split_k": 1, "warpgroups": 2, "wgmma_m_tiles": 2}
+WORKLOADS = (
+    ("conv2d:2x24x7x7,16x24x3x3,s2,p1,f16,bias,add,relu", 3),  # 49 pixels: no vector of them is aligned
+    ("conv2d:2x32x14x14,144x32x3x3,s1,p1,bf16,add,silu", 3),
+    ("conv2d:1x32x10x12,72x32x3x3,s1,p1,tf32,add", 3),
+    ("conv2d:2x64x9x8,64x32x3x3,s1,p1,g2,f16,bias", 3),
+    ("conv2d:1x32x9x10,40x32x3x2,s1x2,p1x0x2x1,d2,f16,bias", 3),
+    ("conv1d:2x32x37,32x32x5,s1,p2,bf16,bias", 3),
+    ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", 3),
+    ("conv2d:2x64x8x8,72x64x1x1,s1,p0,f16,bias,add,relu", 1),  # pixels are an MN-major operand
+    ("conv2d:3x72x8x12,48x72x1x1,s1,p0,bf16,bias", 1),
+    ("conv1d:2x128x320,64x64x1,s1,p0,g2,f16", 1),
+    ("conv2d:3x64x9x10,72x64x1x1,s1,p0,f16,bias", 2),  # 90 pixels are no multiple of a box
+    ("conv2d:1x64x8x8,40x64x1x1,s1,p0,tf32", 2),  # only 16-bit operands may be MN-major
+)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, SMALL, {**SMALL, "cluster_m": 2}, WIDE], ids=["default", "small", "cluster", "wide"]
+)
+@pytest.mark.parametrize(("text", "launches"), WORKLOADS)
+def test_hopper_computes_channels_first_workloads(text, launches, config):
+    w = tc.parse(text)
+    kernel = tc.build(w, "hopper", arch="sm_90", config=config)
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
+    if config.get("split_k") == 1:
+        assert len(kernel.kernels) == launches
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        ("hopper", "conv2d:1x128x7x7,64x128x3x3,s1,p1,f16,bias,add"),
+        ("mma_sync", "conv2d:2x24x7x7,16x24x3x3,s2,p1,f16,bias,add,relu"),
+        ("mma_sync", "conv2d:1x7x9x8,13x7x3x3,s1,p1,f16"),  # odd numbers of channels and pixels
+        ("mma_sync", "conv2d:1x32x9x8,40x16x3x3,s1,p1,g2,tf32"),
+        ("winograd_hopper", "conv2d:1x32x9x8,40x32x3x3,s1,p1,f16,bias,add,relu"),
+    ],
+)
+def test_conversions_surround_channels_last_kernels(schedule, text):
+    w = tc.parse(text)
+    config = {"split_k": 2} if schedule == "hopper" else {}
+    kernel = tc.build(w, schedule, arch="sm_90", config=config)
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
+    assert len(kernel.kernels) > len(tc.build(w.to_channels_last(), schedule, arch="sm_90", config=config).kernels)
+
+
+def test_conversions_are_left_out_where_both_layouts_are_the_same():
+    w = tc.parse("conv2d:2x64x1x1,48x64x1x1,s1,p0,f16")
+    kernel = tc.build(w, "mma_sync", arch="sm_90")
+    assert len(kernel.kernels) == len(tc.build(w.to_channels_last(), "mma_sync", arch="sm_90").kernels)
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
