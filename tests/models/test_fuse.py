@@ -127,8 +127,12 @@ def test_an_activation_is_told_by_what_it_computes(model, y, write, name):
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("clip", {"low": 0, "high": 5}), ("leaky_relu", {"slope": 0.3}), ("elu", {"alpha": 0.5})],
-    ids=["clip to 5", "leaky ReLU of slope 0.3", "ELU of alpha 0.5"],
+    [
+        ("clip", {"low": 0, "high": 5}),
+        ("clip", {"low": 0, "high": 20}),
+        ("leaky_relu", {"slope": 0.3}),
+        ("elu", {"alpha": 0.5}),
+    ],
 )
 def test_activations_that_no_epilogue_has_are_left_alone(model, y, kind, how):
     model.op("add", model.op(kind, y, to="a", **how), "x", to="end")

@@ -67,7 +67,7 @@ def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
     assert [words[1] for _, _, words, _, _ in recorded] == [3010, 3010, 3012, 3010]
     for first in range(100, 100 + 2 * launch.MAX_TENSOR_MAPS):
         step.enqueue([first, 20, 30, 40], stream=0)
-    assert len(step._encoded_maps) == launch.MAX_TENSOR_MAPS
+    assert step._encode_map.cache_info().currsize == launch.MAX_TENSOR_MAPS
 
 
 def test_kernels_that_read_constant_memory_are_refused():

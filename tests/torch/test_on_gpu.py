@@ -163,26 +163,18 @@ def test_it_works_on_the_current_stream_and_in_a_captured_graph(case):
 
 
 @torch.no_grad()
-def test_it_compiles_and_sees_weights_that_change(case):
+@pytest.mark.parametrize("by_backend", [False, True])
+def test_it_compiles_and_sees_weights_that_change(case, by_backend):
     block, x, faster, tolerance = case
-    compiled, other = torch.compile(faster, fullgraph=True), copy.deepcopy(block)
-    assert differ(compiled(x), other(x)) < tolerance
-    for model in (faster, other):
-        model.conv1.weight.mul_(2)
-        model.bn2.running_mean.add_(1)
-    assert differ(compiled(x), other(x)) < tolerance
-
-
-@torch.no_grad()
-def test_the_backend_compiles_and_sees_weights_that_change(case):
-    block, x, _, tolerance = case
     torch._dynamo.reset()
     other = copy.deepcopy(block)
-    compiled = torch.compile(block, backend=backend, options={"choose": "tuned"})
+    model = block if by_backend else faster
+    options = {"backend": backend, "options": {"choose": "tuned"}} if by_backend else {"fullgraph": True}
+    compiled = torch.compile(model, **options)
     assert differ(compiled(x), other(x)) < tolerance
-    for model in (block, other):
-        model.conv1.weight.mul_(2)
-        model.bn2.running_mean.add_(1)
+    for each in (model, other):
+        each.conv1.weight.mul_(2)
+        each.bn2.running_mean.add_(1)
     assert differ(compiled(x), other(x)) < tolerance
 
 

@@ -37,6 +37,8 @@ BEHIND = {
         nn.Hardtanh(),
         lambda y: functional.elu(y, 2.0),
         lambda y: y.clamp(0, 5),
+        lambda y: y.clamp(0, 20),
+        lambda y: torch.clamp(y, torch.zeros(()), torch.ones(())),
         lambda y: y.clamp(max=6),
         lambda y: y * torch.sigmoid(y),
     ],

@@ -5,39 +5,14 @@ import math
 
 import numpy as np
 import pytest
-import tvm
 from hypothesis import given, settings
+from nasty_workloads import CONVOLUTIONS
 from strategies import any_convolutions
 
-from tvmconv.devices.comparison import compute_relative_error
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv1d, Conv2d, Conv3d, parse
 from tvmconv.workloads.dtypes import DTYPES, get_numpy_dtype
 from tvmconv.workloads.layout import move_channels_second, to_storage_layout
-
-NASTY = [
-    "conv2d:1x1x1x1,1x1x1x1",
-    "conv2d:2x3x7x11,5x3x3x3,p1",
-    "conv2d:1x3x9x8,4x3x2x5,s2x3,p1x2x0x3",
-    "conv2d:1x2x13x12,3x2x3x2,p2,d2x3",
-    "conv2d:1x4x5x6,2x4x1x1,s2",
-    "conv2d:2x6x8x7,9x2x3x3,s2x1,p1x0,g3",
-    "conv2d:3x7x6x6,7x1x3x3,p1,g7",
-    "conv2d:1x2x5x5,6x1x3x3,s3,p3x0x1x2,d2,g2",
-    "conv2d:1x4x6x6,4x4x3x3,p1,f16",
-    "conv2d:1x4x6x6,4x2x3x3,p1,g2,f16",
-    "conv2d:1x4x6x6,4x4x3x3,p1,tf32",
-    "conv2d:2x4x5x7,6x2x3x3,p1x0x2x1,g2,bf16",
-    "conv2d:2x6x8x7,9x2x3x3,s2x1,p1x0,g3,nhwc",
-    "conv2d:2x4x5x7,6x2x3x3,p1x0x2x1,g2,f16,nhwc",
-    "conv1d:1x1x1,1x1x1",
-    "conv1d:3x4x17,6x4x5,s2,p1x3,d2",
-    "conv1d:1x6x13,9x2x3,p1,g3,nhwc",
-    "conv3d:1x1x1x1x1,1x1x1x1x1",
-    "conv3d:2x3x4x5x6,4x3x2x3x1,s1x2x1,p1x0x2x0x1x1,d2x1x1",
-    "conv3d:1x4x3x5x4,4x1x3x3x3,p1,g4,nhwc",
-    "conv3d:1x4x3x5x4,2x4x1x3x3,p0x1x1,bf16",
-]
 
 
 def taps(w):
@@ -78,7 +53,7 @@ def test_reference_equals_the_definition(workload):
     np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", NASTY)
+@pytest.mark.parametrize("text", CONVOLUTIONS)
 def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
     workload = parse(text)
     columns = 3  # of a chunk
@@ -95,37 +70,6 @@ def test_the_layout_moves_memory_and_changes_no_value():
     moved = [to_storage_layout("nhwc", array) if array.ndim > 1 else array for array in inputs]
     assert tuple(array.shape for array in moved) == last.argument_shapes[:-1]
     np.testing.assert_array_equal(move_channels_second("nhwc", last.reference(*moved)), first.reference(*inputs))
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_declaration_computes_the_reference(text):
-    check_declaration(parse(text))
-
-
-@given(any_convolutions(max_flops=20_000))
-@settings(max_examples=10)
-def test_declaration_of_any_convolution_computes_the_reference(workload):
-    check_declaration(workload)
-
-
-def check_declaration(workload):
-    inputs = workload.inputs(seed=0)
-    output = np.full(workload.argument_shapes[-1], np.nan, get_numpy_dtype(workload.argument_dtypes[-1]))
-    arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
-    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
-    assert compute_relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
-
-
-@pytest.mark.parametrize("text", [*NASTY, "conv2d:2x4x5x7,6x2x3x3,p1,g2,f16,nhwc,bias,add,silu"])
-def test_all_stages_but_the_sum_can_be_inlined(text):
-    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
-    total = schedule.get_sblock("sum")
-    schedule.cache_write(total, 0, "local")
-    schedule.reverse_compute_inline(schedule.get_sblock("Y"))
-    for stage in ("padded", "weight"):
-        schedule.compute_inline(schedule.get_sblock(stage))
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    assert [schedule.get(block).name_hint for block in blocks] == ["sum", "sum_local"]
 
 
 def test_a_tolerance_is_a_few_roundings_of_what_is_stored():

@@ -6,51 +6,24 @@ from tvmconv.errors import WorkloadError
 from tvmconv.workloads import SUITES, parse, suite
 from tvmconv.workloads.suites import iterate_layers
 
-NETWORKS = [
-    "resnet50",
-    "vgg16",
-    "mobilenet",
-    "yolov8s",
-    "efficientnet_b0",
-    "convnext_tiny",
-    "sd_vae_decoder",
-    "sd_unet",
-]
+# Convolutions and linear layers of each network, and their multiplications.
+NETWORKS = {
+    "resnet50": (53, 4.087e9),
+    "vgg16": (13, 15.347e9),
+    "mobilenet": (27, 567.7e6),
+    "yolov8s": (64, 14.30e9),  # 28.6 GFLOP of the model's page
+    "efficientnet_b0": (81, 384.5e6),
+    "convnext_tiny": (22 + 36, 4.455e9),
+    "sd_vae_decoder": (36 + 4, 1.240e12),
+    "sd_unet": (98, 221.97e9),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "convolutions"),
-    [
-        ("d2l", 5),
-        ("resnet50", 53),
-        ("vgg16", 13),
-        ("mobilenet", 27),
-        ("yolov8s", 64),
-        ("efficientnet_b0", 81),
-        ("convnext_tiny", 58),  # 22, and 36 linear layers
-        ("sd_vae_decoder", 40),  # 36, and 4 linear layers
-        ("sd_unet", 98),
-    ],
-)
-def test_counts_sum_to_the_network_s_convolutions(name, convolutions):
-    assert sum(layer.count for layer in suite(name)) == convolutions
-
-
-@pytest.mark.parametrize(
-    ("name", "macs"),
-    [
-        ("resnet50", 4.087e9),
-        ("vgg16", 15.347e9),
-        ("mobilenet", 567.7e6),
-        ("yolov8s", 14.30e9),  # 28.6 GFLOP of the model's page
-        ("efficientnet_b0", 384.5e6),
-        ("convnext_tiny", 4.455e9),
-        ("sd_vae_decoder", 1.240e12),
-        ("sd_unet", 221.97e9),
-    ],
-)
-def test_multiplications_sum_to_the_network_s_known_total(name, macs):
-    assert sum(layer.count * layer.workload.flops for layer in suite(name)) / 2 == pytest.approx(macs, rel=1e-3)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_and_products_sum_to_those_of_the_network(name):
+    layers, (convolutions, macs) = suite(name), NETWORKS[name]
+    assert sum(layer.count for layer in layers) == convolutions
+    assert sum(layer.count * layer.workload.flops for layer in layers) / 2 == pytest.approx(macs, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ class _LoadedFunction:
         self._free_params: list[PackedParams] = []
         self._overlaps = kernel.uses_pdl  # the kernel itself waits for the end of its predecessor on the stream
         self._stream_launchers: dict[int, Callable[[PackedParams], None]] = {}  # by stream handle
-        self._encoded_maps: OrderedDict[tuple[int, int], tuple[int, ...]] = OrderedDict()
+        self._encode_map = functools.lru_cache(MAX_TENSOR_MAPS)(self._encode_uncached_map)
 
     def enqueue(self, pointers: Sequence[int], stream: int) -> None:
         """Queue one launch on arrays at these addresses."""
@@ -195,13 +195,5 @@ class _LoadedFunction:
         launch_on_stream(params)
         self._free_params.append(params)
 
-    def _encode_map(self, parameter_index: int, pointer: int) -> tuple[int, ...]:
-        """Return the encoded tensor map of the array at an address; recent ones are cached."""
-        encoded_map = self._encoded_maps.get((parameter_index, pointer))
-        if encoded_map is None:
-            encoded_map = self._encoded_maps[parameter_index, pointer] = encode_tensor_map(
-                self._tensor_maps[parameter_index], pointer
-            )
-            if len(self._encoded_maps) > MAX_TENSOR_MAPS:
-                self._encoded_maps.popitem(last=False)
-        return encoded_map
+    def _encode_uncached_map(self, parameter_index: int, pointer: int) -> tuple[int, ...]:
+        return encode_tensor_map(self._tensor_maps[parameter_index], pointer)
