@@ -9,7 +9,6 @@ LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 FILTERS = ("constant", "halo_threads", "caching", "shuffle", "register")
 NOT_FOR = {
     "hopper": [
-        f"{LAYER},f16",  # channels first
         f"{LAYER},nhwc",  # float32
         "conv2d:1x12x8x8,16x12x3x3,s1,p1,f16,nhwc",  # channels of 24 bytes
         "conv2d:1x6x8x8,16x6x3x3,s1,p1,tf32,nhwc",
@@ -20,7 +19,7 @@ NOT_FOR = {
         "conv2d:1x8x9x9,16x8x3x3,s1,p129,f16,nhwc",  # a corner beyond 8 bits
         "conv3d:1x8x9x9x9,16x8x3x3x3,s1,p17,f16,nhwc",  # a corner beyond 5 bits
     ],
-    "mma_sync": [f"{LAYER},f16", f"{LAYER},nhwc"],
+    "mma_sync": [f"{LAYER},nhwc"],
     "tensor_core": [LAYER, "conv2d:1x6x5x5,12x1x1x1,g6,f16,nhwc"],  # a product of two numbers
     "stem": [
         "conv2d:1x3x16x16,9x1x3x3,s1,p1,g3,f16,nhwc",
@@ -47,7 +46,6 @@ NOT_FOR = {
         "conv2d:1x64x9x9,64x64x1x1,s1,p0,f16,nhwc",
         "conv2d:1x64x9x9,64x64x5x5,s1,p2,f16,nhwc",  # its error is too large
         "conv2d:1x40x9x9,64x40x3x3,s1,p1,f16,nhwc",  # channels that are no whole wgmmas
-        "conv2d:1x64x9x9,64x64x3x3,s1,p1,f16",  # channels first
         "conv2d:1x64x9x9,64x64x3x3,s1,p1",
     ],
     # 64 KiB and 4 bytes of constants; a block of as many threads as the mask has taps; 48 KiB with the tile's 256.
