@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, run_guarded
-from tvmconv.cli.options import parse_count
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.training import read_valid_records
@@ -33,15 +33,10 @@ def _run(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="pack_logs", description="Pack the valid records of logs.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs, or folders of logs.")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="File to write (.jsonl.gz).")
-    parser.add_argument(
-        "--every",
-        type=parse_count,
-        default=1,
-        metavar="N",
-        help="Keep only every N-th trial of each search, new best trials, the last trial and final timings.",
-    )
+    text = "Keep only every N-th trial of each search, new best trials, the last trial and final timings"
+    options.add_option(parser, "--every", "N", text, type=options.parse_count, default=1)
     args = parser.parse_args(argv)
-    kept = (record for log in list_log_files(args.logs) for record in _every(args.every, list(read_valid_records(log))))
+    kept = (record for log in list_log_files(args.logs) for record in _thin(args.every, list(read_valid_records(log))))
     lines = dict.fromkeys(record.rounded().line() for record in kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open(args.out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
@@ -50,7 +45,7 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _every(n: int, records: Sequence[Record]) -> Iterator[Record]:
+def _thin(n: int, records: Sequence[Record]) -> Iterator[Record]:
     """Yield every n-th trial of each workload, its new best trials, its last trial, and its final timings."""
     last = {record.workload: number for number, record in enumerate(records) if not record.final}
     fastest: dict[Workload, float] = {}

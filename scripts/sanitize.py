@@ -21,8 +21,8 @@ import numpy as np
 
 import tvmconv as tc
 from tvmconv import devices
+from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, run_guarded
-from tvmconv.cli.options import add_renamed_option, parse_count
 from tvmconv.errors import DeviceError
 from tvmconv.space import Config
 from tvmconv.target import BlockLimits
@@ -30,8 +30,8 @@ from tvmconv.workloads import Workload
 
 # Errors of the driver's API are not reported, because cuda-bindings looks up the functions of all driver versions.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
-AT_ONCE = 8  # number of concurrent processes, as the GPU mostly waits for compilers
-FOUND = 9  # exit status of compute-sanitizer if it reports an error
+NUM_PROCESSES = 8  # number of concurrent processes, as the GPU mostly waits for compilers
+ERROR_STATUS = 9  # exit status of compute-sanitizer if it reports an error
 
 # All options together, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
 WORKLOADS = (
@@ -76,31 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="sanitize", description="Run every schedule under compute-sanitizer.")
-    parser.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="Workloads to run (default: corner cases)."
-    )
-    parser.add_argument("--device", default="cuda:0", help="CUDA device (default: %(default)s).")
-    parser.add_argument(
-        "--schedule",
-        action="append",
-        metavar="NAME",
-        help="Schedule to run; may be given several times (default: all).",
-    )
-    add_renamed_option(
-        parser,
-        "--num-configs",
-        "--drawn",
-        type=parse_count,
-        default=1,
-        metavar="N",
-        help="Number of random configs per schedule (default: 1).",
-    )
+    text = "Workloads to run (default: corner cases)."
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help=text)
+    options.add_option(parser, "--device", "D", "CUDA device", default="cuda:0")
+    options.add_option(parser, "--schedule", "NAME", "Schedule to run (default: all)", repeat=True)
+    text, count = "Number of random configs per schedule", options.parse_count
+    options.add_option(parser, "--num-configs", "N", text, former="--drawn", type=count, default=1)
     parser.add_argument("--launch-only", action="store_true", help="Verify each kernel once, without the sanitizer.")
     args = parser.parse_args(argv)
 
     workloads = [tc.parse(text) for text in args.workloads]
     if args.launch_only:
-        return 0 if all(_verified(w, args) for w in workloads) else 1
+        return 0 if all(_verify(w, args) for w in workloads) else 1
     devices.find_device(args.device)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -108,15 +95,15 @@ def _run(argv: Sequence[str]) -> int:
 
     def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
         w, tool = task
-        named = [part for name in args.schedule or () for part in ("--schedule", name)]
+        named = [part for name in args.schedule for part in ("--schedule", name)]
         choice = ["--device", args.device, "--num-configs", str(args.num_configs), *named]
         command = [sys.executable, __file__, "--launch-only", *choice, str(w)]
-        options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--target-processes", "all"]
+        options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(ERROR_STATUS), "--target-processes", "all"]
         return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
 
     clean = True
     tasks = list(product(workloads, TOOLS))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(NUM_PROCESSES) as threads:
         for (w, tool), done in zip(tasks, threads.map(check, tasks), strict=True):
             last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
             print(f"{tool:9}  {w}  {last.lstrip('= ')}", flush=True)
@@ -126,7 +113,7 @@ def _run(argv: Sequence[str]) -> int:
     return 0 if clean else 1
 
 
-def _verified(w: Workload, args: argparse.Namespace) -> bool:
+def _verify(w: Workload, args: argparse.Namespace) -> bool:
     problem, device = tc.Problem(w), devices.find_device(args.device)
     return all(
         tc.build(w, schedule, device=args.device, config=config).verify(problem).ok

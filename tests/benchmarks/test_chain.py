@@ -65,7 +65,7 @@ def record(seconds, kernel, workload=SMALL):
 
 
 def entries(archive):
-    found = [entry for entry, _, _ in prebuild.entries(archive)]
+    found = [entry for entry, _, _ in prebuild.read_entries(archive)]
     for entry in found:
         entry["config"] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry["config"].items()}
     return found

@@ -71,7 +71,7 @@ def test_times_and_failures_are_read_and_schedules_of_others_are_not(tmp_path):
         tmp_path / "nvbench.json",
         state("basic", measured),
         state("shuffle", skipped="wrong result"),
-        state("texture", skipped=nvbench.OTHERS),
+        state("texture", skipped=nvbench.NOT_APPLICABLE),
     )
     rows, failures = nvbench.read_states(file, {(SMALL, "basic"): 5e-6})
     assert rows == [nvbench.NvbenchRow(SMALL, "basic", 4e-6, None, 2e9, 0.5, 5e-6)]

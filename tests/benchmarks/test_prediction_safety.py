@@ -27,7 +27,7 @@ def built():
 @pytest.mark.parametrize("factor", [2, 0.5])
 def test_what_is_built_is_no_slower_than_the_best_default(built, factor):
     device = Stopwatch(factor, tc.parse(SMALL).reference)
-    outcome = prediction_safety._measured(SMALL, built, device)
+    outcome = prediction_safety.measure(SMALL, built, device)
     assert not outcome.failure
     assert ("predicted" in outcome.chosen) == (factor > 1)
     assert outcome.ratio == pytest.approx(0.5 if factor > 1 else 1.0)
@@ -35,7 +35,7 @@ def test_what_is_built_is_no_slower_than_the_best_default(built, factor):
 
 def test_a_wrong_result_is_a_failure(built):
     device = Stopwatch(2, lambda *inputs: 0 * tc.parse(SMALL).reference(*inputs))
-    outcome = prediction_safety._measured(SMALL, built, device)
+    outcome = prediction_safety.measure(SMALL, built, device)
     assert "computes a wrong result" in outcome.failure
     assert math.isnan(outcome.ratio)
 

@@ -119,7 +119,7 @@ def test_a_variant_of_a_suite_from_a_file_is_tuned_and_compared(tuned_mine, tmp_
 def any_times_agree(monkeypatch):
     """However noisy the machine, no time is far from another one."""
     monkeypatch.setattr(timing_rounds, "MAX_DEVIATION", math.inf)
-    monkeypatch.setattr(tune_suite, "FAR", math.inf)
+    monkeypatch.setattr(tune_suite, "MAX_DEVIATION", math.inf)
 
 
 @pytest.mark.usefixtures("any_times_agree")
@@ -151,7 +151,7 @@ def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, tmp_path,
     if spoilt == "unstable":
         row = replace(row, unstable=True)
     else:
-        monkeypatch.setattr(tune_suite, "FAR", 1e3)  # times as slow as the log says
+        monkeypatch.setattr(tune_suite, "MAX_DEVIATION", 1e3)  # times as slow as the log says
         row = replace(row, timing=Timing((row.timing.median * 1e6,), "by hand", cold=False))
     results = [replace(sweep.results[0], rows=(row, other)), *sweep.results[1:]]
     file.write_text(replace(sweep, results=results).to_json())
@@ -256,7 +256,7 @@ def test_bad_input_is_one_line_and_status_2(bench, tmp_path, capsys, words, said
 
 def test_a_comparison_tells_how_many_of_its_layers_the_model_had_seen(capsys):
     """Without this, a page could show what the model remembers as what it predicts."""
-    tell, place = tune_suite._describe_model, find_device("sm_90")
+    tell, place = tune_suite.describe_training_layers, find_device("sm_90")
     seen = [layer.workload for layer in suite("resnet50", dtype="float16", layout="nhwc")][:5]
     unseen = [replace(w, C=3 * w.C + 2, O=3 * w.O + 2) for w in seen]
     assert tell([*seen, *unseen, *unseen], place) == "a model that has seen 5 of the 10 layers"

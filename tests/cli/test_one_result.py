@@ -7,7 +7,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
-from tvmconv.cli.log import _format_config
+from tvmconv.cli.log import format_config
 from tvmconv.logs.candidates import iterate_candidates
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -92,7 +92,7 @@ def test_all_commands_name_the_same_result(tuned, change, opencl, capsys, tmp_pa
         assert tc.build(W, device="opencl:0", log=tuned).record == result
         candidate = next(iterate_candidates(tuned, W, opencl))
         assert (candidate.schedule.name, candidate.config) == (result.schedule, result.config)
-        assert _format_config(result) in printed("log", "best", tuned)
+        assert format_config(result) in printed("log", "best", tuned)
     assert (row["schedule"], row["best [µs]"]) == (result.schedule, format_significant(result.cost * 1e6))
     assert result.final
 

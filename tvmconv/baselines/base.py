@@ -27,11 +27,9 @@ REGISTRY: dict[str, TimeLibrary] = {}  # by name, filled by the import of the pa
 def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
     """Return a decorator that registers `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
-    The function imports the library when it is called. It raises `UnsupportedDeviceError` if the library never supports
-    the device, and another `Error` if the library is missing or cannot compute the workload.
-
-    Args:
-        name: Name of the baseline for users.
+    The function gets all arguments of the workload except Y, times it with a cold cache if `cold`, and spends about
+    `seconds` of device time. It imports the library when it is called. It raises `UnsupportedDeviceError` if the
+    library never supports the device, and another `Error` if the library is missing or cannot compute the workload.
 
     Raises:
         Error: Another module has registered the name.
@@ -51,10 +49,6 @@ class UnsupportedDeviceError(DeviceError):
     """A library never supports devices of this kind."""
 
 
-def _do_nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Baseline:
     """Result of a library for a workload.
@@ -72,7 +66,7 @@ class Baseline:
     output: NDArray[Any] | None
     description: str
     time_again: Callable[[float], Timing] | None = None
-    close: Callable[[], None] = _do_nothing
+    close: Callable[[], None] = lambda: None
 
 
 def require_gpu(device: Device, library: str) -> CudaDevice:
@@ -93,16 +87,7 @@ def require_filter(w: Workload, library: str) -> Filter:
 
 @contextmanager
 def translate_library_errors(library: str, gpu: CudaDevice, *error_types: type[Exception]) -> Iterator[None]:
-    """Make a GPU the current device, and translate exceptions of a library in the block to DeviceError.
-
-    Args:
-        library: Name of the library for messages.
-        gpu: Device to use.
-        error_types: Exceptions of the library.
-
-    Raises:
-        DeviceError: The block raised one of these exceptions, or CUDA failed.
-    """
+    """Make a GPU the current device, and translate exceptions of a library in the block to DeviceError."""
     with translate_errors(gpu):
         try:
             yield

@@ -52,17 +52,6 @@ def time_cudnn(
 
     The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
     unfused epilogue. It excludes conversions of the layout.
-
-    Args:
-        w: Workload.
-        inputs: All arguments except Y, with the shapes and dtypes of the workload.
-        device: NVIDIA GPU.
-        cold: Time with a cold cache, see `LoadedKernel.time`.
-        seconds: Approximate device time of the final timing.
-
-    Raises:
-        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
-        DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
     gpu = require_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # raises before threads are started
@@ -126,54 +115,19 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
 
 
 def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None = None) -> None:
-    """Keep a GPU busy until its clocks are steady, because cuDNN's trials are unreliable at low clocks.
-
-    Args:
-        torch: PyTorch module.
-        gpu: GPU to warm up.
-        stream: Handle of PyTorch's current stream on the GPU.
-        seconds: Minimum duration, see `graphs.warm_up`.
-    """
+    """Keep a GPU busy until its clocks are steady, because cuDNN's trials are unreliable at low clocks."""
     values = torch.zeros(WARM_UP_VALUES, device=gpu.text)
     warm_up(lambda: values.add_(1.0), stream, seconds)
 
 
 class CudnnPickThread:
-    """A thread with one pick of cuDNN, which caches its picks per thread.
+    """A thread with one pick of cuDNN, which caches its picks per thread; the arguments are those of `CudnnPick`."""
 
-    Args:
-        w: Workload.
-        call: Call that computes it.
-        inputs: Inputs as for `time_cudnn`.
-        gpu: GPU that runs the call.
-        cold: Time with a cold cache.
-        num_algorithms: Number of algorithms to try, see `CudnnPick`.
-
-    Attributes:
-        call: Call that computes the workload.
-        pick: Pick of cuDNN.
-        timing: Timing of `PICK_SECONDS`, by which picks are compared.
-
-    Raises:
-        DeviceError: PyTorch with cuDNN is missing, or it fails.
-    """
-
-    def __init__(
-        self,
-        w: Conv | Filter,
-        call: TorchConvCall,
-        inputs: Sequence[NDArray[Any]],
-        gpu: CudaDevice,
-        *,
-        cold: bool,
-        num_algorithms: int | None = 0,
-    ) -> None:
-        self.call = call
+    def __init__(self, *arguments: Any, **how: Any) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
-            future = self._thread.submit(CudnnPick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
-            self.pick = future.result()
-            self.timing = self.time(PICK_SECONDS)
+            self.pick = self._thread.submit(CudnnPick, *arguments, **how).result()
+            self.timing = self.time(PICK_SECONDS)  # by which picks are compared
         except BaseException:
             self._thread.shutdown()
             raise
@@ -191,21 +145,8 @@ class CudnnPickThread:
 class CudnnPick:
     """A call of PyTorch's convolution with the algorithm that cuDNN picks for it in this thread.
 
-    Args:
-        w: Workload.
-        call: Call that computes it.
-        inputs: Inputs as for `time_cudnn`.
-        gpu: GPU that runs the call.
-        cold: Time with a cold cache.
-        num_algorithms: Number of algorithms that cuDNN tries in the order of its heuristics, 0 for all; None for the
-            choice of its heuristics without trials.
-
-    Attributes:
-        output: Computed output.
-        description: Library with its version and settings.
-
-    Raises:
-        DeviceError: PyTorch with cuDNN is missing, or it fails.
+    cuDNN tries `num_algorithms` algorithms in the order of its heuristics, all of them for 0. For None, it takes the
+    choice of its heuristics without trials.
     """
 
     def __init__(
@@ -272,32 +213,6 @@ class CudnnPick:
             configure_cudnn(torch, allow_tf32=self._tf32, num_algorithms=self._num_algorithms),
         ):
             yield
-
-
-def time_pick(
-    w: Conv | Filter,
-    call: TorchConvCall,
-    inputs: Sequence[NDArray[Any]],
-    gpu: CudaDevice,
-    *,
-    cold: bool,
-    seconds: float,
-) -> Baseline:
-    """Let cuDNN pick an algorithm in this thread, and time it once.
-
-    Args:
-        w: Workload.
-        call: Call that computes it.
-        inputs: Inputs as for `time_cudnn`.
-        gpu: GPU that runs the call.
-        cold: Time with a cold cache.
-        seconds: Approximate device time to spend.
-
-    Raises:
-        DeviceError: PyTorch with cuDNN is missing, or it fails.
-    """
-    pick = CudnnPick(w, call, inputs, gpu, cold=cold)
-    return Baseline(pick.time(seconds), pick.output, pick.description)
 
 
 def torch_with_cudnn() -> Any:

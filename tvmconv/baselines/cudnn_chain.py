@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.baselines.base import Baseline, require_gpu, translate_library_errors
-from tvmconv.baselines.cudnn import configure_cudnn, time_pick, torch_with_cudnn
+from tvmconv.baselines.cudnn import CudnnPick, configure_cudnn, torch_with_cudnn
 from tvmconv.baselines.torch_calls import TorchConvCall, list_calls_in_layout, to_tensor
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices.cuda.graphs import time_replay
@@ -30,15 +30,10 @@ WorkloadInputs = Mapping["Conv", Sequence["NDArray[Any]"]]
 
 @dataclass(frozen=True)
 class CudnnChain:
-    """Times of cuDNN for the convolutions of a network.
+    """Times of cuDNN for the convolutions of a network."""
 
-    Attributes:
-        timing: Timing of all convolutions in one CUDA graph.
-        singles: Result of each distinct convolution alone.
-    """
-
-    timing: Timing
-    singles: Mapping[Conv, Baseline]
+    timing: Timing  # of all convolutions in one CUDA graph
+    singles: Mapping[Conv, Baseline]  # of each distinct convolution alone
 
 
 def time_cudnn_chain(
@@ -55,19 +50,7 @@ def time_cudnn_chain(
     Each convolution has its own tensors, and reads the output of its predecessor if it fits, as in `KernelChain`. If
     cuDNN can fuse an epilogue, the faster one of both variants is used. cuDNN does not always pick the fastest
     algorithm, and picks again in each thread. The results are the fastest graph and the fastest time of each
-    convolution over several threads.
-
-    Args:
-        workloads: Workloads in the order of the network, including repeated ones.
-        inputs: All arguments except Y for each distinct workload.
-        device: NVIDIA GPU.
-        num_picks: Number of threads.
-        seconds: Approximate device time for the graph in each thread.
-        single_seconds: Approximate device time for each variant of each distinct convolution.
-
-    Raises:
-        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
-        DeviceError: PyTorch with cuDNN is missing, or it fails.
+    convolution over `num_picks` threads. The device times are those in each thread.
     """
     gpu = require_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # raises before threads are started
@@ -136,7 +119,8 @@ def _pick_faster_call(
     timed_calls, errors = [], []
     for call in list_calls_in_layout(w, w.layout):
         try:
-            timed_calls.append((call, time_pick(w, call, inputs, gpu, cold=False, seconds=seconds)))
+            pick = CudnnPick(w, call, inputs, gpu, cold=False)
+            timed_calls.append((call, Baseline(pick.time(seconds), pick.output, pick.description)))
         except DeviceError as error:
             errors.append(error)
     if not timed_calls:

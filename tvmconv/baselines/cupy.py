@@ -26,21 +26,15 @@ def time_cupy(
     """Time `cupyx.scipy.ndimage.correlate` with a preallocated output, followed by a clip if the filter has a clamp.
 
     The same function is used for signals, because `correlate1d` launches the same kernel.
-
-    Args:
-        w: Filter workload.
-        inputs: X and K, with the shapes and dtype of the workload.
-        device: NVIDIA GPU.
-        cold: Time with a cold cache, see `LoadedKernel.time`.
-        seconds: Approximate device time to spend.
-
-    Raises:
-        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
-        DeviceError: The workload is not a filter, CuPy is missing, or it fails.
     """
     gpu = require_gpu(device, "CuPy")
     image_filter = require_filter(w, "CuPy")
-    cupy, ndimage = _import_cupy()
+    try:
+        import cupy
+        from cupyx.scipy import ndimage
+    except ImportError as error:
+        reason = get_first_line(error)
+        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({reason})") from error
     nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
     sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
     with (
@@ -63,27 +57,8 @@ def time_cupy(
 
 
 def apply_filter(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
-    """Filter `x` with `k` into `y`.
-
-    Args:
-        ndimage: Module `cupyx.scipy.ndimage` or `scipy.ndimage`.
-        w: Filter workload.
-        x: Signal with the shape `w.signal_shape`.
-        k: Mask with the shape `w.mask_shape`.
-        y: Output with the shape `w.signal_shape`.
-    """
+    """Filter a signal `x` with a mask `k` into `y` by a module, `cupyx.scipy.ndimage` or `scipy.ndimage`."""
     channel_axes = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # the mask does not mix channels
     ndimage.correlate(x, k.reshape(*w.mask_shape, *channel_axes), output=y, mode="constant")
     if w.clamp:
         y.clip(0, 1, out=y)
-
-
-def _import_cupy() -> tuple[Any, Any]:
-    """Return the modules `cupy` and `cupyx.scipy.ndimage`; raises `DeviceError` if they are missing."""
-    try:
-        import cupy
-        from cupyx.scipy import ndimage
-    except ImportError as error:
-        reason = get_first_line(error)
-        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({reason})") from error
-    return cupy, ndimage

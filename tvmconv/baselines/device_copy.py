@@ -39,21 +39,7 @@ def time_copy(
     """Time a copy with as much traffic, half reads and half writes, as X and Y have bytes.
 
     The result is the faster one of cudaMemcpyAsync and a kernel whose threads copy a `float4` each. For large arrays,
-    cudaMemcpyAsync takes a third longer than the kernel on some GPUs.
-
-    Args:
-        w: Workload.
-        inputs: X and K, with the shapes and dtype of the workload.
-        device: NVIDIA GPU.
-        cold: Time with a cold cache, see `LoadedKernel.time`.
-        seconds: Approximate device time to spend.
-
-    Returns:
-        A baseline without an output.
-
-    Raises:
-        UnsupportedDeviceError: `device` is not an NVIDIA GPU.
-        DeviceError: CUDA failed.
+    cudaMemcpyAsync takes a third longer than the kernel on some GPUs. The baseline has no output.
     """
     gpu = require_gpu(device, "copy")
     x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)

@@ -35,19 +35,12 @@ _CLOCK_FILE = "clock"
 
 @dataclass(frozen=True)
 class MetaScheduleResult:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        trials: Number of tried configs.
-        succeeded: Number of configs with a time.
-        seconds: Wall time from the first config to the last time.
-        best: Seconds per launch of the fastest config; None if none succeeded.
-    """
-
-    trials: int
-    succeeded: int
-    seconds: float
-    best: float | None
+    trials: int  # number of tried configs
+    succeeded: int  # number of configs with a time
+    seconds: float  # wall time from the first config to the last time
+    best: float | None  # seconds per launch of the fastest config
 
 
 def check_device(device: Device) -> None:
@@ -64,20 +57,9 @@ def check_device(device: Device) -> None:
 def run_search(
     workload: Workload, device: Device, num_trials: int, *, log: Path, seed: int = 0, seconds: float
 ) -> MetaScheduleResult:
-    """Run a search with MetaSchedule; only its log is kept.
+    """Run a search with MetaSchedule in rounds of `TRIALS_PER_ROUND`; only its log is kept.
 
-    Args:
-        workload: Workload to compute, of which MetaSchedule gets the unscheduled function.
-        device: Device to measure on.
-        num_trials: Number of trials, in rounds of `TRIALS_PER_ROUND`.
-        log: File for MetaSchedule's output.
-        seed: Seed of the search.
-        seconds: Time limit, after which the search is ended; rounds that were completed before count.
-
-    Raises:
-        DeviceError: MetaSchedule cannot measure on the device.
-        Error: The search failed, or it did not begin in time.
-        OSError: The log cannot be written.
+    The search is ended after `seconds`, and rounds that were completed before count.
     """
     check_device(device)
     with tempfile.TemporaryDirectory() as name:
@@ -99,9 +81,8 @@ def run_search(
 def main(argv: Sequence[str]) -> None:
     """Run a search in this process.
 
-    Args:
-        argv: Workload, device, number of trials, seed, and the folder for the database and the file `clock`, which gets
-            the start and the end of the search by the monotonic clock.
+    The arguments are workload, device, number of trials, seed, and the folder for the database and the file `clock`,
+    which gets the start and the end of the search by the monotonic clock.
     """
     text, device_name, num_trials, seed, name = argv
     workload, target, folder = workloads.parse(text), devices.find_device(device_name).make_target(), Path(name)
@@ -119,12 +100,6 @@ def main(argv: Sequence[str]) -> None:
 
 def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str], seconds: float) -> int | None:
     """Run a command with a time limit, and end all processes that it started.
-
-    Args:
-        command: Program and arguments.
-        log: File for the output.
-        environment: Additional environment variables.
-        seconds: Time limit in seconds.
 
     Returns:
         The exit status; None after the time limit.
@@ -162,15 +137,7 @@ def _make_cuda_environment() -> dict[str, str]:
 
 
 def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:
-    """Read the result of a search from MetaSchedule's database and the file `clock`.
-
-    Args:
-        folder: Folder of both files.
-        stopped_at: End by the monotonic clock for a search that was ended.
-
-    Raises:
-        Error: The search did not begin.
-    """
+    """Read the result of a search, which ended by `stopped_at`, from MetaSchedule's database and the file `clock`."""
     clock = folder / _CLOCK_FILE
     if not clock.exists():
         raise Error("MetaSchedule reached its time limit before it began")

@@ -23,6 +23,12 @@ _MEMORY_FORMATS = {
     3: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last_3d"},
 }
 
+# Operations of epilogues that have PyTorch's names.
+FUNCTION_NAMES = (
+    *("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid"),
+    *("tanh", "mish", "elu", "softplus"),
+)
+
 # PyTorch's functions, for NVIDIA GPUs only, of epilogues that cuDNN fuses with the convolution.
 FUSED_FUNCTIONS = {
     ("relu",): "cudnn_convolution_relu",
@@ -42,29 +48,14 @@ def to_tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def _return_inputs(*inputs: Any) -> Tensors:
-    return inputs
-
-
-def _return_output(y: Any) -> Any:
-    return y
-
-
 @dataclass(frozen=True)
 class TorchConvCall:
-    """A way to compute a workload with PyTorch.
-
-    Attributes:
-        compute: Timed function from the result of `prepare` to the argument of `finish`.
-        prepare: Function from the workload's inputs to the arguments of `compute`.
-        notes: Remarks for the description of the baseline.
-        finish: Function from the result of `compute` to Y as a dense tensor.
-    """
+    """A way to compute a workload: `prepare` its inputs, `compute` in the time, and `finish` to a dense Y."""
 
     compute: Callable[..., Any]
-    prepare: Callable[..., Tensors] = _return_inputs
-    notes: tuple[str, ...] = ()
-    finish: Callable[[Any], Any] = _return_output
+    prepare: Callable[..., Tensors] = lambda *inputs: inputs
+    notes: tuple[str, ...] = ()  # remarks for the description of the baseline
+    finish: Callable[[Any], Any] = lambda y: y
 
 
 def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
@@ -112,12 +103,9 @@ def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvC
 
 
 def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
-    """Return the call of a convolution; its leading bias is an argument, and other kernels compute the rest.
+    """Return the call of a convolution with tensors in a layout, which computes the epilogue fused or by other kernels.
 
-    Args:
-        w: Workload.
-        layout: Layout of the tensors.
-        fused: Compute the epilogue by a function of `FUSED_FUNCTIONS`.
+    The leading bias is an argument of the convolution in both cases.
     """
     import torch
     from torch.nn import functional
@@ -204,67 +192,45 @@ _OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "bias": _add_bias,
     "add": lambda y, residual: y + residual,
     "clamp": lambda y, _: y.clamp(0, 1),
-    **{
-        name: _make_functional(name)
-        for name in ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid")
-    },
-    **{name: _make_functional(name) for name in ("tanh", "mish", "elu", "softplus")},
+    **{name: _make_functional(name) for name in FUNCTION_NAMES},
     "gelu_tanh": _make_functional("gelu", approximate="tanh"),
     **{name: _make_functional("leaky_relu", negative_slope=slope) for name, slope in SLOPES.items()},
 }
 
 
 def _list_filter_calls(w: Filter) -> list[TorchConvCall]:
-    calls = [_make_plane_call(w)]
-    if w.image[-1] > 1:
-        calls += [_make_depthwise_call(w), _make_batch_call(w)]
+    """Return the calls of a filter: on a plane, and with several channels depthwise and as a batch of images."""
+    from torch.nn.functional import conv2d
+
+    (height, width, channels), (row_radius, column_radius) = w.image, w.radius
+    plane_options: dict[str, Any] = {"padding": (row_radius, column_radius * channels), "dilation": (1, channels)}
+
+    def to_interleaved(planes: Any) -> Any:  # (C, H, W) as (H, W, C), copied unless the memory has that order already
+        return planes.permute(1, 2, 0).contiguous()
+
+    calls = [
+        TorchConvCall(
+            lambda image, weight: conv2d(image, weight, **plane_options).view(w.signal_shape),
+            lambda x, k: (x.view(1, 1, height, width * channels), k.view(1, 1, *w.mask)),
+            ("channels as columns of one plane, which the mask strides over",) if channels > 1 else (),
+        )
+    ]
+    if channels > 1:
+        calls += [
+            TorchConvCall(
+                lambda image, weight: to_interleaved(conv2d(image, weight, padding=w.radius, groups=channels)[0]),
+                lambda x, k: (x.permute(2, 0, 1)[None], k.expand(channels, 1, *w.mask).contiguous()),
+                ("depthwise with the channels last",),
+            ),
+            TorchConvCall(
+                lambda image, weight: to_interleaved(conv2d(image, weight, padding=w.radius)[:, 0]),
+                lambda x, k: (x.permute(2, 0, 1)[:, None], k.view(1, 1, *w.mask)),
+                ("channels as a batch, the transpositions in the time",),
+            ),
+        ]
     return [_add_clamp(call) for call in calls] if w.clamp else calls
 
 
-def _make_plane_call(w: Filter) -> TorchConvCall:
-    """Return a call on interleaved channels as one plane, in which the mask is dilated by the number of channels."""
-    from torch.nn import functional
-
-    (height, width, channels), (row_radius, column_radius) = w.image, w.radius
-    options: dict[str, Any] = {"padding": (row_radius, column_radius * channels), "dilation": (1, channels)}
-    return TorchConvCall(
-        lambda image, weight: functional.conv2d(image, weight, **options).view(w.signal_shape),
-        lambda x, k: (x.view(1, 1, height, width * channels), k.view(1, 1, *w.mask)),
-        ("channels as columns of one plane, which the mask strides over",) if channels > 1 else (),
-    )
-
-
-def _make_depthwise_call(w: Filter) -> TorchConvCall:
-    """Return a call of a depthwise convolution in the memory format `channels_last`."""
-    from torch.nn import functional
-
-    channels = w.image[-1]
-    return TorchConvCall(
-        lambda image, weight: _to_interleaved(functional.conv2d(image, weight, padding=w.radius, groups=channels)[0]),
-        lambda x, k: (x.permute(2, 0, 1)[None], k.expand(channels, 1, *w.mask).contiguous()),
-        ("depthwise with the channels last",),
-    )
-
-
-def _make_batch_call(w: Filter) -> TorchConvCall:
-    """Return a call on the channels as a batch of images, which have to be transposed."""
-    from torch.nn import functional
-
-    return TorchConvCall(
-        lambda image, weight: _to_interleaved(functional.conv2d(image, weight, padding=w.radius)[:, 0]),
-        lambda x, k: (x.permute(2, 0, 1)[:, None], k.view(1, 1, *w.mask)),
-        ("channels as a batch, the transpositions in the time",),
-    )
-
-
-def _to_interleaved(planes: Any) -> Any:
-    """Return a tensor (C, H, W) as an image (H, W, C), copied unless its memory already has that order."""
-    return planes.permute(1, 2, 0).contiguous()
-
-
 def _add_clamp(call: TorchConvCall) -> TorchConvCall:
-    return replace(
-        call,
-        compute=lambda image, weight: call.compute(image, weight).clamp_(0, 1),
-        notes=(*call.notes, "clamped by a kernel of its own"),
-    )
+    notes = (*call.notes, "clamped by a kernel of its own")
+    return replace(call, compute=lambda image, weight: call.compute(image, weight).clamp_(0, 1), notes=notes)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.benchmarks.common import add_output, find_device
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import add_timing_options, print_skipped_schedules, timing_kwargs
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.experiments.sweep import Sweep, find_reusable_part, measure_sweep
@@ -31,6 +31,18 @@ SIZES = {
 }
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    options.add_option(parser, "--operator", None, "Filter to time", choices=MASKS, default="filter1d")
+    text = "Array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel)."
+    parser.add_argument("--sizes", metavar="SIZE", nargs="+", help=text)
+    parser.add_argument("--mask", help="Mask size and border, such as k7,clamp (default: k5, or 5x5).")
+    text = "Schedules to time besides the naive one"
+    options.add_option(parser, "--only", "NAME,NAME", text, type=options.parse_names)
+    add_output(parser)
+    options.add_timing_options(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure a filter over sizes, then print and write the sweep."""
     sizes = dict.fromkeys(args.sizes or SIZES[args.operator])
@@ -39,60 +51,34 @@ def run(args: argparse.Namespace) -> int:
     mask = args.mask or MASKS[args.operator]
     name = f"{args.operator}-{mask.replace(',', '-')}"
     sweep_workloads = {size: workloads.parse(f"{args.operator}:{size},{mask}") for size in sizes}
-    first = next(iter(sweep_workloads.values()))
     device = find_device(args)
     if not args.only:
-        print_skipped_schedules(first, device)
+        options.print_skipped_schedules(next(iter(sweep_workloads.values())), device)
+
+    def write_and_print(sweep: Sweep) -> None:
+        write_sweep(sweep, args.out)
+        print(format_result(sweep.results[-1]), end="\n\n", flush=True)
 
     args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
-    known = _known(args.out / f"{name}.json", device, args)
     sweep = measure_sweep(
         name,
         sweep_workloads,
         device,
         args.command,
         progress=progress_line,
-        on_result=lambda sweep: _keep(sweep, args.out),
-        previous_sweep=known,
+        on_result=write_and_print,
+        previous_sweep=_read_previous(args.out / f"{name}.json", device, args),
         schedules=args.only,
-        **{**timing_kwargs(args), "cold": args.cold or None},
+        **{**options.timing_kwargs(args), "cold": args.cold or None},
     )
-    print(make_table(sweep).format_text())
-    print(sweep.provenance)
+    print(f"{make_table(sweep).format_text()}\n{sweep.provenance}")
     write_sweep(sweep, args.out)
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the benchmark."""
-    parser.add_argument("--operator", choices=MASKS, default="filter1d", help="Filter to time (default: %(default)s).")
-    parser.add_argument(
-        "--sizes",
-        metavar="SIZE",
-        nargs="+",
-        help="Array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel).",
-    )
-    parser.add_argument("--mask", help="Mask size and border, such as k7,clamp (default: k5, or 5x5).")
-    parser.add_argument("--only", metavar="NAME,NAME", type=_names, help="Schedules to time besides the naive one.")
-    add_output(parser)
-    add_timing_options(parser)
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names of schedules joined by commas, not {text!r}")
-    return names
-
-
-def _known(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None:
+def _read_previous(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None:
     """Return the results that a file has for this device, with the same schedules and libraries."""
-    known = find_reusable_part(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
-    if known:
-        print_note(f"not measured again, as {file} has them: {', '.join(known.labels)}")
-    return known
-
-
-def _keep(sweep: Sweep, folder: Path) -> None:
-    write_sweep(sweep, folder)
-    print(format_result(sweep.results[-1]), end="\n\n", flush=True)
+    previous = find_reusable_part(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
+    if previous:
+        print_note(f"not measured again, as {file} has them: {', '.join(previous.labels)}")
+    return previous

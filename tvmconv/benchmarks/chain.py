@@ -18,16 +18,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tvmconv as tc
 from tvmconv.baselines.cudnn import torch_with_cudnn
-from tvmconv.benchmarks.common import add_archive, add_device, add_output, find_device
-from tvmconv.benchmarks.prebuild import entries
+from tvmconv.benchmarks.common import add_device, add_output, find_device
+from tvmconv.benchmarks.prebuild import ArchivedKernel, check_arch, get_config, read_entries
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import add_suite_options, parse_count, parse_layer_sequence
 from tvmconv.cli.progress import progress_line
-from tvmconv.compiler.executable import Executable
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import Error
 from tvmconv.experiments.chain import ChainKernel, ChainLayer, measure_chain, split_common_settings
@@ -37,6 +35,22 @@ from tvmconv.logs.candidates import DEFAULT_CONFIG, describe_config_source, iter
 from tvmconv.logs.ranking import RecordIndex
 from tvmconv.reports.chain import LEGEND, make_layers_table, make_totals_table
 from tvmconv.workloads import Conv
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    options.add_suite_options(parser, "resnet50")
+    parser.add_argument("--log", nargs="+", default=[], type=Path, metavar="FILE", help="Logs, or folders of logs.")
+    text = "File of kernels that `tvmconv bench prebuild build` wrote; then TVM is not needed"
+    options.add_option(parser, "--kernel-archive", "FILE", text, former="--archive", dest="archive", type=Path)
+    add_device(parser)
+    options.add_option(
+        parser, "--baseline", None, "Library to compare with", choices=("cudnn", "none"), default="cudnn"
+    )
+    text = "Number of times that cuDNN selects its algorithms"
+    options.add_option(parser, "--picks", "N", text, type=options.parse_count, default=3)
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="JSON file to read, not to measure.")
+    add_output(parser, None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,63 +69,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the benchmark."""
-    add_suite_options(parser, "resnet50")
-    parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="Logs, or folders of logs.")
-    add_archive(parser)
-    add_device(parser)
-    parser.add_argument(
-        "--baseline", choices=("cudnn", "none"), default="cudnn", help="Library to compare with (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--picks",
-        type=parse_count,
-        default=3,
-        metavar="N",
-        help="Number of times that cuDNN selects its algorithms (default: %(default)s).",
-    )
-    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="JSON file to read, not to measure.")
-    add_output(parser, None)
-
-
 def _measure(args: argparse.Namespace) -> KernelMetricsFile[ChainLayer]:
-    name, chosen = parse_layer_sequence(args)
-    layers = [(layer.name, layer.workload) for layer in chosen if isinstance(layer.workload, Conv)]
-    if len(layers) < len(chosen):
+    name, sequence = options.parse_layer_sequence(args)
+    layers = [(layer.name, layer.workload) for layer in sequence if isinstance(layer.workload, Conv)]
+    if len(layers) < len(sequence):
         raise UsageError(f"{args.suite}: expected a suite of convolutions only")
     device = find_device(args, "a chain is one CUDA graph")
     assert isinstance(device, CudaDevice)
-    picks = args.picks if args.baseline == "cudnn" else 0
-    if picks:
+    num_picks = args.picks if args.baseline == "cudnn" else 0
+    if num_picks:
         torch_with_cudnn()  # raises an error before the measurement if cuDNN is missing
     with progress_line(f"{device.text}: ") as show:
         show("kernels")
-        built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
-        links, times = measure_chain(layers, built, device, show, picks=picks)
-    common, links = split_common_settings(links)
-    elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
-    source = describe_provenance(device, args.command, ", ".join(common), builder_versions=elsewhere)
-    return KernelMetricsFile(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
+        workloads = list(dict.fromkeys(workload for _, workload in layers))
+        if args.archive:
+            kernels = _load_kernels(args.archive, workloads, args.log, device)
+        else:
+            kernels = {workload: _build_fastest(workload, args.log, device) for workload in workloads}
+        for workload, kernel in kernels.items():
+            if not kernel.config_source.startswith("tuned"):
+                print_note(f"no record of {workload} applies: {kernel.schedule}, {kernel.config_source}")
+        rows, timings = measure_chain(layers, kernels, device, show, picks=num_picks)
+    shared_settings, rows = split_common_settings(rows)
+    versions = [kernel.versions for kernel in kernels.values() if kernel.versions]
+    source = describe_provenance(device, args.command, ", ".join(shared_settings), builder_versions=versions)
+    totals = {name: [timing.median, timing.spread] for name, timing in timings.items()}
+    return KernelMetricsFile(f"{name}-chain", source, rows, totals)
 
 
-def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, ChainKernel]:
-    """Return a kernel for each workload, and print on stderr which workloads have no record."""
-    if args.archive:
-        found = _archived(args.archive, workloads, args.log, device)
-    else:
-        found = {w: _fastest(w, args.log, device) for w in workloads}
-    for w, built in found.items():
-        if not built.config_source.startswith("tuned"):
-            print_note(f"no record of {w} applies: {built.schedule}, {built.config_source}")
-    return found
-
-
-def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> ChainKernel:
+def _build_fastest(workload: Conv, logs: Sequence[Path], device: CudaDevice) -> ChainKernel:
     """Return the first candidate that can still be built."""
-    for candidate in iterate_candidates(logs, w, device):
+    for candidate in iterate_candidates(logs, workload, device):
         try:
-            kernel = tc.build(w, candidate.schedule, device=device, config=candidate.config)
+            kernel = tc.build(workload, candidate.schedule, device=device, config=candidate.config)
             return ChainKernel(candidate.schedule.name, candidate.config_source, kernel.executable)
         except Error:
             if candidate.config_source == DEFAULT_CONFIG:
@@ -119,26 +109,29 @@ def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> ChainKernel:
     raise AssertionError("the last candidate is untuned")
 
 
-def _archived(
-    file: Path, workloads: Sequence[Conv], logs: Sequence[Path] | None, device: CudaDevice
+def _load_kernels(
+    file: Path, workloads: Sequence[Conv], logs: Sequence[Path], device: CudaDevice
 ) -> dict[Conv, ChainKernel]:
     """Return for each workload the kernel of an archive that is the fastest by the logs, or else the first."""
-    there: dict[str, list[tuple[dict[str, Any], Executable]]] = {}
-    for entry, _, program in entries(file):
-        if entry["arch"] != device.arch:
-            raise Error(f"{file} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
-        there.setdefault(entry["workload"], []).append((entry, program))
-    if missing := [w.text for w in workloads if w.text not in there]:
+    archived: dict[str, list[ArchivedKernel]] = {}
+    for entry, _, executable in read_entries(file):
+        check_arch(entry, device, file)
+        archived.setdefault(entry["workload"], []).append((entry, executable))
+    if missing := [workload.text for workload in workloads if workload.text not in archived]:
         raise Error(f"{file} has no kernel of {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1))
-    found = {}
-    for w in workloads:
-        (entry, program), where = there[w.text][0], "the first of the archive"
-        where = entry.get("origin", where)
-        for nearness, record in RecordIndex(logs, w).iterate_applicable_records(w, device) if logs else ():
-            config = {name: list(v) if isinstance(v, tuple) else v for name, v in record.config.items()}
-            same = [e for e in there[w.text] if (e[0]["schedule"], e[0]["config"]) == (record.schedule, config)]
-            if same:
-                (entry, program), where = same[0], describe_config_source(nearness, record, w)
+    kernels = {}
+    for workload in workloads:
+        entry, executable = archived[workload.text][0]
+        config_source = entry.get("origin", "the first of the archive")
+        by_config = {
+            (each[0]["schedule"], tuple(sorted(get_config(each[0]).items()))): each
+            for each in reversed(archived[workload.text])
+        }
+        for match, record in RecordIndex(logs, workload).iterate_applicable_records(workload, device) if logs else ():
+            key = record.schedule, tuple(sorted(record.config.items()))
+            if key in by_config:
+                entry, executable = by_config[key]
+                config_source = describe_config_source(match, record, workload)
                 break
-        found[w] = ChainKernel(entry["schedule"], where, program, entry.get("versions"))
-    return found
+        kernels[workload] = ChainKernel(entry["schedule"], config_source, executable, entry.get("versions"))
+    return kernels

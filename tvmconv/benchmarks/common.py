@@ -8,36 +8,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvmconv import devices
-from tvmconv.cli.options import add_renamed_option, parse_count, print_auto_device, update_page
+from tvmconv.cli import options
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 RESULTS = Path("results")
+BEST_FRACTION = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`, for `find_device`."""
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="Device to measure on: cuda:N, opencl:N or auto (default: auto)."
-    )
+    options.add_device_option(parser, "Device to measure on: cuda:N, opencl:N or auto")
 
 
 def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
     """Return the device that `--device` names, and print on stderr which one `auto` chose.
 
-    Args:
-        args: Values of the options of `add_device`.
-        cuda_for: Reason why an NVIDIA GPU is needed, for the message; empty if any device is accepted.
-
-    Raises:
-        DeviceError: There is no such device, or it is not an NVIDIA GPU although one is needed.
+    The text `cuda_for` says why an NVIDIA GPU is needed, for the message of DeviceError; it is empty if none is needed.
     """
     device = devices.find_device(args.device)
     if cuda_for and (device.kind != "cuda" or isinstance(device, devices.Arch)):
         raise DeviceError(f"{cuda_for}: expected --device cuda:N instead of {device.text}")
-    print_auto_device(args.device, device)
+    options.print_auto_device(args.device, device)
     return device
 
 
@@ -48,55 +44,15 @@ def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, 
     parser.add_argument("-o", "--output", dest="out", type=Path, default=default, metavar=metavar, help=text)
 
 
-def add_archive(parser: argparse.ArgumentParser) -> None:
-    """Add `--kernel-archive`, and its old name `--archive`, for a file of `tvmconv bench prebuild`."""
-    add_renamed_option(
-        parser,
-        "--kernel-archive",
-        "--archive",
-        dest="archive",
-        type=Path,
-        metavar="FILE",
-        help="File of kernels that `tvmconv bench prebuild build` wrote; then TVM is not needed.",
-    )
-
-
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments `args.logs`, the logs that a benchmark reads."""
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Tuning logs, also .gz, or folders of logs.")
 
 
-def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--min-configs`, and its old name `--least`."""
-    add_renamed_option(
-        parser,
-        "--min-configs",
-        "--least",
-        dest="min_configs",
-        type=parse_count,
-        default=default,
-        metavar="N",
-        help="Leave out layers with fewer measured configs (default: %(default)s).",
-    )
-
-
-def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
-    """Add `--repetitions`, the number of times that each kernel is timed."""
-    add_renamed_option(
-        parser,
-        "--repetitions",
-        "--rounds",
-        type=parse_count,
-        default=default,
-        metavar="N",
-        help="Number of rounds in which all kernels are timed in turn (default: %(default)s).",
-    )
-
-
 def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:
     """Print a table, and write it with its legend into a section of the page that `--update-page` names."""
     print(table.format_text())
-    update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
+    options.update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
 
 
 def micros(seconds: float | None) -> str:
@@ -105,13 +61,7 @@ def micros(seconds: float | None) -> str:
 
 
 def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], left: Iterable[str] = ()) -> Table:
-    """Return a table with one line per row.
-
-    Args:
-        rows: Objects that the columns' functions take.
-        columns: Headers, each with the function that returns a row's cell.
-        left: Headers of the columns that are aligned to the left.
-    """
+    """Return a table with one line per row; `columns` has for each header the function from a row to its cell."""
     return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left_aligned=frozenset(left))
 
 
@@ -126,3 +76,17 @@ def report(
         (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | None, float]:
+    """Compare estimates with measured times.
+
+    Returns:
+        Spearman's rank correlation, None if all estimates are equal; and the time of the fastest config among the
+        `BEST_FRACTION` with the best estimates, divided by that of the fastest config.
+    """
+    from scipy.stats import spearmanr
+
+    best = np.argsort(estimates, kind="stable")[: max(1, round(BEST_FRACTION * len(estimates)))]
+    correlation = float(spearmanr(estimates, seconds).statistic) if np.ptp(estimates) else None
+    return correlation, float(seconds[best].min() / seconds.min())

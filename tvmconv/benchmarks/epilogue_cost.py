@@ -21,48 +21,51 @@ from typing import Any
 import tvmconv as tc
 from tvmconv import baselines as libraries
 from tvmconv.baselines.base import UnsupportedDeviceError
-from tvmconv.benchmarks.common import add_device, add_logs, add_output, add_rounds, find_device, micros
+from tvmconv.benchmarks.common import add_device, add_logs, add_output, find_device, micros
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import add_baseline_option, add_suite_options, parse_epilogue_names
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import ProgressCallback, exceeds_cache
-from tvmconv.experiments.sweep import LayerSelection, select_layers
+from tvmconv.experiments.sweep import LayerSelection
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.ranking import find_best_per_workload, find_best_record, list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
 from tvmconv.verification import Problem
-from tvmconv.workloads import Conv, Layer, Workload, dtypes
-from tvmconv.workloads.suites import SuiteVariant
+from tvmconv.workloads import Conv, Layer
 
 EPILOGUES = (("bias", "relu"), ("bias", "add", "relu"))
 KERNEL_SECONDS, LIBRARY_SECONDS = 0.05, 0.1  # time of a kernel in each round, and total time of a library
 OURS = ""  # tvmconv among the names of libraries
-BARE = "bare"
+BARE = "bare"  # no epilogue
 
 
 @dataclass
 class EpilogueTimes:
-    """The times of a convolution without and with epilogues.
-
-    Attributes:
-        label: Label of the layer.
-        count: Number of occurrences of the layer in the network.
-        schedule: Schedule of tvmconv's kernels.
-        seconds: Seconds by library (`OURS` for tvmconv) and epilogue (`BARE` for none); failures are left out.
-        how: Remarks by library and epilogue, such as the library's algorithm.
-        failures: One line for each failure.
-    """
+    """The times of a layer without and with epilogues."""
 
     label: str
-    count: int
-    schedule: str
-    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    how: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    layer: Layer
+    record: Record  # of tvmconv's kernel
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)  # by library and epilogue
+    remarks: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # such as the library's algorithm
     failures: list[str] = field(default_factory=list)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    add_logs(parser)
+    options.add_suite_options(parser, epilogues=False)
+    text = "Epilogue to time (default: bias,relu and bias,add,relu)"
+    options.add_option(parser, "--epilogue", "E", text, type=options.parse_epilogue_names, repeat=True)
+    options.add_baseline_option(parser)
+    add_device(parser)
+    text, count = "Number of rounds in which all kernels are timed in turn", options.parse_count
+    options.add_option(parser, "--repetitions", "N", text, former="--rounds", type=count, default=7)
+    add_output(parser, None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,225 +75,174 @@ def run(args: argparse.Namespace) -> int:
     selection = _select(args, device)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-    measured: list[EpilogueTimes] = []
-    found = {
+    records = {
         label: find_best_record(args.logs, layer.workload, device=device.name)
         for label, layer in selection.layers.items()
     }
-    records = {label: record for label, record in found.items() if record}
-    missing = [label for label in found if label not in records]
-    for number, (label, record) in enumerate(records.items(), 1):
-        with progress_line(f"{device.text}: {number} of {len(records)}, {label}, ") as on_progress:
-            times = EpilogueTimes(label, selection.layers[label].count, record.schedule)
-            _measure(times, record, epilogues, args, device, on_progress)
-        measured.append(times)
-        table, said = _report(measured, missing, [BARE, *map(",".join, epilogues)], args, device)
-        if args.out:  # after each layer, because all layers together take long
-            name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
-            (args.out / name).write_text(f"{table.format_markdown()}\n\n{said}\n", encoding="utf-8")
+    missing = [label for label, record in records.items() if record is None]
+    measured = [
+        EpilogueTimes(label, selection.layers[label], record) for label, record in records.items() if record is not None
+    ]
     if missing:
         print_note(f"no record on {device.name} of {', '.join(missing)}")
     if not measured:
         raise Error(f"no record of {device.name} in {', '.join(map(str, args.logs))} is of these convolutions")
-    print(f"{table.format_text()}\n\n{said}")
+    for number, times in enumerate(measured, 1):
+        with progress_line(f"{device.text}: {number} of {len(measured)}, {times.label}, ") as on_progress:
+            _measure(times, epilogues, args, device, on_progress)
+        finished = measured[:number]
+        shared_remarks = {library: _find_shared_remarks(finished, library) for library in args.baseline}
+        versions = ", ".join(remark for remarks in shared_remarks.values() for remark in remarks)
+        notes = [f"Without a record, and not in the table: {', '.join(missing)}."] if missing else []
+        notes += [f"{times.label}: {line}" for times in finished for line in times.failures]
+        notes.append(describe_provenance(device, args.command, versions))
+        epilogue_names = [BARE, *map(",".join, epilogues)]
+        table = _make_table(finished, epilogue_names, shared_remarks, is_network=args.suite is not None)
+        if args.out:  # after each layer, because all layers together take long
+            name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
+            page = "\n\n".join([table.format_markdown(), *notes])
+            (args.out / name).write_text(f"{page}\n", encoding="utf-8")
+    print("\n\n".join([table.format_text(), *notes]))
     return 1 if any(times.failures for times in measured) else 0
-
-
-def _report(
-    measured: Sequence[EpilogueTimes],
-    missing: Sequence[str],
-    names: Sequence[str],
-    args: argparse.Namespace,
-    device: Device,
-) -> tuple[Table, str]:
-    """Return the table and the remarks below it, for measured convolutions and those without a record."""
-    common = {library: _common(measured, library) for library in args.baseline}
-    source = describe_provenance(device, args.command, ", ".join(part for parts in common.values() for part in parts))
-    failures = [f"{times.label}: {line}" for times in measured for line in times.failures]
-    absent = [f"Without a record, and not in the table: {', '.join(missing)}."] if missing else []
-    said = "\n\n".join([*absent, *failures, source])
-    return _table(measured, names, common, summed=args.suite is not None), said
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the benchmark."""
-    add_logs(parser)
-    add_suite_options(parser, epilogues=False)
-    parser.add_argument(
-        "--epilogue",
-        metavar="E",
-        action="append",
-        type=parse_epilogue_names,
-        help="Epilogue to time; may be given several times (default: bias,relu and bias,add,relu).",
-    )
-    add_baseline_option(parser)
-    add_device(parser)
-    add_rounds(parser, 7)
-    add_output(parser, None)
 
 
 def _select(args: argparse.Namespace, device: Device) -> LayerSelection:
     """Return the selected convolutions without epilogue, of a suite or of the logs, whose texts `--only` matches."""
     if args.suite is not None:
-        dtype = dtypes.DTYPES_BY_TEXT[args.dtype].name if args.dtype else None
-        found = select_layers(args.suite, SuiteVariant(args.batch, dtype, args.layout, ()), args.only, args.skip)
-        return replace(found, layers={k: v for k, v in found.layers.items() if isinstance(v.workload, Conv)})
+        selection = options.parse_layers(argparse.Namespace(**{**vars(args), "epilogue": ()}))
+        convolutions = {label: each for label, each in selection.layers.items() if isinstance(each.workload, Conv)}
+        return replace(selection, layers=convolutions)
     for name in ("batch", "dtype", "layout"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} is for the layers of a --suite")
     files = {file: InvalidLines() for file in list_log_files(args.logs)}
-    texts = {
-        record.workload.text: record.workload
-        for record in find_best_per_workload(files, device_name=device.name)
-        if isinstance(record.workload, Conv) and not record.workload.epilogue
-    }
-    chosen = {t: w for t, w in texts.items() if (args.only or "") in t and not (args.skip and args.skip in t)}
-    if not chosen:
+    layers = {}
+    for record in find_best_per_workload(files, device_name=device.name):
+        w, text = record.workload, record.workload.text
+        is_excluded = (args.only or "") not in text or (args.skip and args.skip in text)
+        if isinstance(w, Conv) and not w.epilogue and not is_excluded:
+            layers[text] = Layer(text, w, 1)
+    if not layers:
         raise Error(f"no record of {device.name} is of a convolution with {args.only or 'conv'!r} in its text")
-    return LayerSelection("logs", {text: Layer(text, workload, 1) for text, workload in chosen.items()})
+    return LayerSelection("logs", layers)
 
 
 def _measure(
     times: EpilogueTimes,
-    record: Record,
     epilogues: Sequence[tuple[str, ...]],
     args: argparse.Namespace,
     device: Device,
     on_progress: ProgressCallback,
 ) -> None:
-    """Time a record's kernel and those with epilogues, in turns, then the libraries."""
-    bare = Problem(record.workload)
-    problems = {BARE: bare}
+    """Time the layer's kernel and those with epilogues, in turns, then the libraries."""
+    workload = times.layer.workload
+    problems = {BARE: Problem(workload)}
     for names in epilogues:
-        problems[",".join(names)] = Problem(_with(record.workload, names), bare.seed)
-    cold = exceeds_cache(record.workload, device)
-    kernels: dict[tuple[str, str], tuple[tc.Kernel, Problem]] = {}  # by epilogue and source of the config
+        problems[",".join(names)] = Problem(tc.parse(",".join([workload.text, *names])), problems[BARE].seed)
+    cold = exceeds_cache(workload, device)
+    kernels: dict[tuple[str, bool], tuple[tc.Kernel, Problem]] = {}  # by epilogue and `has_own_config`
     for name, problem in problems.items():
-        sources = {"same": record}
-        if name != BARE and (own := find_best_record(args.logs, problem.workload, device=device.name)):
-            sources["own"] = own
-        for config, each in sources.items():
+        own_record = None if name == BARE else find_best_record(args.logs, problem.workload, device=device.name)
+        for has_own_config, record in ((False, times.record), (True, own_record)):
+            if record is None:
+                continue
             on_progress(f"building and verifying {name}")
             try:
-                kernel = tc.build(problem.workload, each.schedule, config=each.config, device=device)
-                found = kernel.verify(problem)
-                if not found.ok:
-                    raise Error(f"wrong by {found.error:.2g}")
-                kernels[name, config] = kernel, problem
+                kernel = tc.build(problem.workload, record.schedule, config=record.config, device=device)
+                if not (verification := kernel.verify(problem)).ok:
+                    raise Error(f"wrong by {verification.error:.2g}")
+                kernels[name, has_own_config] = kernel, problem
             except Error as error:
-                times.failures.append(f"{name} with {config} config failed: {error}")
+                times.failures.append(f"{name} with {'own' if has_own_config else 'same'} config failed: {error}")
     on_progress("timing")
-    turns = [
+    rounds = [
         [kernel.time(problem, cold=cold, seconds=KERNEL_SECONDS).median for kernel, problem in kernels.values()]
         for _ in range(args.repetitions)
     ]
-    for (name, config), seconds in zip(kernels, zip(*turns, strict=True), strict=True):
+    for (name, has_own_config), seconds in zip(kernels, zip(*rounds, strict=True), strict=True):
         median = statistics.median(seconds)
         if median < times.seconds.get((OURS, name), float("inf")):
             times.seconds[OURS, name] = median
-            times.how[OURS, name] = [] if config == "same" else ["config of its own"]
+            times.remarks[OURS, name] = ["config of its own"] if has_own_config else []
     for library in args.baseline:
-        _measure_library(times, library, problems, device, cold, on_progress)
+        for name, problem in problems.items():
+            on_progress(f"{library}: {name}")
+            _measure_library(times, library, name, problem, {"device": device, "cold": cold})
 
 
 def _measure_library(
-    times: EpilogueTimes,
-    library: str,
-    problems: Mapping[str, Problem],
-    device: Device,
-    cold: bool,
-    on_progress: ProgressCallback,
+    times: EpilogueTimes, library: str, epilogue: str, problem: Problem, how: Mapping[str, Any]
 ) -> None:
-    """Time a library on the same inputs."""
-    for name, problem in problems.items():
-        on_progress(f"{library}: {name}")
-        try:
-            ran: Any = libraries.load_baselines()[library](
-                problem.workload, problem.inputs, device=device, cold=cold, seconds=LIBRARY_SECONDS
-            )
-            if ran.output is not None and not (found := problem.check(ran.output)).ok:
-                raise Error(f"wrong by {found.error:.2g}")
-        except UnsupportedDeviceError:
-            raise
-        except Error as error:
-            times.failures.append(f"{library}, {name} failed: {error}")
-            continue
-        ran.close()
-        times.seconds[library, name] = ran.timing.median
-        times.how[library, name] = ran.description.split(", ")
+    try:
+        time_library = libraries.load_baselines()[library]
+        baseline = time_library(problem.workload, problem.inputs, seconds=LIBRARY_SECONDS, **how)
+        if baseline.output is not None and not (verification := problem.check(baseline.output)).ok:
+            raise Error(f"wrong by {verification.error:.2g}")
+    except UnsupportedDeviceError:
+        raise
+    except Error as error:
+        times.failures.append(f"{library}, {epilogue} failed: {error}")
+        return
+    baseline.close()
+    times.seconds[library, epilogue] = baseline.timing.median
+    times.remarks[library, epilogue] = baseline.description.split(", ")
 
 
-def _common(measured: Sequence[EpilogueTimes], library: str) -> list[str]:
+def _find_shared_remarks(measured: Sequence[EpilogueTimes], library: str) -> list[str]:
     """Return the remarks of a library that all its times share, such as its version."""
-    remarks = [parts for times in measured for (name, _), parts in times.how.items() if name == library]
-    return [part for part in remarks[0] if all(part in parts for parts in remarks)] if remarks else []
+    remarks = [own for times in measured for (name, _), own in times.remarks.items() if name == library]
+    return [remark for remark in remarks[0] if all(remark in own for own in remarks)] if remarks else []
 
 
-def _with(w: Workload, names: tuple[str, ...]) -> Workload:
-    return tc.parse(",".join([w.text, *names]))
-
-
-def _table(
-    measured: Sequence[EpilogueTimes], names: Sequence[str], common: Mapping[str, Sequence[str]], *, summed: bool
+def _make_table(
+    measured: Sequence[EpilogueTimes],
+    epilogue_names: Sequence[str],
+    shared_remarks: Mapping[str, Sequence[str]],
+    *,
+    is_network: bool,
 ) -> Table:
     """Return a table with one line per convolution: times by library and epilogue, and the cost of the epilogue.
 
-    The last line has the geometric means. For a network, the line before it has the sums of all layers.
-
-    Args:
-        measured: Times of the convolutions.
-        names: Names of the epilogues, `BARE` first.
-        common: Remarks of each library that are always the same, and therefore left out.
-        summed: Whether the convolutions are a network.
+    The last line has the geometric means. For a network, the line before it has the sums of all layers. Remarks of a
+    library that are always the same are left out.
     """
+    counts = [times.layer.count for times in measured]
+    label = "layer" if is_network else "workload"
+    last_rows = [NETWORK_ROW, "geometric mean"] if is_network else ["geometric mean"]
+    empty = [EMPTY_CELL] * len(last_rows)
     columns: dict[str, list[str]] = {
-        "layer" if summed else "workload": [times.label for times in measured],
-        "schedule": [times.schedule for times in measured],
+        label: [*(times.label for times in measured), *last_rows],
+        "schedule": [*(times.record.schedule for times in measured), *empty],
     }
-    left = [*columns]
-    ends = [NETWORK_ROW] * summed + ["geometric mean"]
-    blank = [EMPTY_CELL] * len(ends)
-    columns[left[0]] += ends
-    columns["schedule"] += blank
-    for library_name in (OURS, *common):
-        bare = [times.seconds.get((library_name, BARE)) for times in measured]
-        for name in names:
-            title = f"{library_name} {name}".strip()
-            seconds = [times.seconds.get((library_name, name)) for times in measured]
-            total = _total(measured, seconds)
-            columns[f"{title} [µs]"] = [*map(micros, seconds), *[micros(total)] * summed, EMPTY_CELL]
+    left_aligned = {*columns}
+
+    def list_seconds(library: str, epilogue: str) -> list[float | None]:
+        """Return the seconds of each convolution, and for a network their sum."""
+        seconds = [times.seconds.get((library, epilogue)) for times in measured]
+        return [*seconds, *([sum_seconds(seconds, counts)] if is_network else [])]
+
+    def list_ratios(seconds: Sequence[float | None], others: Sequence[float | None]) -> list[float | None]:
+        """Return the ratios of times, and the geometric mean of the convolutions' ratios."""
+        ratios = [a / b if a is not None and b is not None else None for a, b in zip(seconds, others, strict=True)]
+        known = [ratio for ratio in ratios[: len(measured)] if ratio is not None]
+        return [*ratios, statistics.geometric_mean(known) if known else None]
+
+    for library in (OURS, *shared_remarks):
+        for name in epilogue_names:
+            title, seconds = f"{library} {name}".strip(), list_seconds(library, name)
+            columns[f"{title} [µs]"] = [*map(micros, seconds), EMPTY_CELL]
             if name != BARE:
-                costs = [*map(_ratio, seconds, bare)]
-                sums = [_ratio(total, _total(measured, bare))] * summed
-                columns[f"{title}: cost"] = [*map(_percent, [*costs, *sums, _mean(costs)])]
-            if library_name != OURS:
-                ours = [times.seconds.get((OURS, name)) for times in measured]
-                speedups = [*map(_ratio, seconds, ours)]
-                sums = [_ratio(total, _total(measured, ours))] * summed
-                columns[f"{name}: × {library_name}"] = [
-                    format_significant(each) if each else EMPTY_CELL for each in (*speedups, *sums, _mean(speedups))
-                ]
-            remarks = [times.how.get((library_name, name), []) for times in measured]
-            how = [", ".join(part for part in parts if part not in common.get(library_name, ())) for parts in remarks]
-            if any(how):
-                columns[f"{title}, how"] = [*(each or EMPTY_CELL for each in how), *blank]
-                left.append(f"{title}, how")
-    return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset(left))
-
-
-def _total(measured: Sequence[EpilogueTimes], seconds: Sequence[float | None]) -> float | None:
-    """Return the seconds of all layers of the network; None if a layer has no time."""
-    return sum_seconds(seconds, [times.count for times in measured])
-
-
-def _ratio(time: float | None, other: float | None) -> float | None:
-    return None if time is None or other is None else time / other
-
-
-def _mean(ratios: Sequence[float | None]) -> float | None:
-    known = [ratio for ratio in ratios if ratio is not None]
-    return statistics.geometric_mean(known) if known else None
-
-
-def _percent(ratio: float | None) -> str:
-    return EMPTY_CELL if ratio is None else f"{ratio - 1:+.1%}"
+                costs = list_ratios(seconds, list_seconds(library, BARE))
+                columns[f"{title}: cost"] = [EMPTY_CELL if cost is None else f"{cost - 1:+.1%}" for cost in costs]
+            if library != OURS:
+                speedups = list_ratios(seconds, list_seconds(OURS, name))
+                columns[f"{name}: × {library}"] = [format_significant(x) if x else EMPTY_CELL for x in speedups]
+            shared = shared_remarks.get(library, ())
+            remarks = [
+                ", ".join(remark for remark in times.remarks.get((library, name), []) if remark not in shared)
+                for times in measured
+            ]
+            if any(remarks):
+                columns[f"{title}, how"] = [*(remark or EMPTY_CELL for remark in remarks), *empty]
+                left_aligned.add(f"{title}, how")
+    return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset(left_aligned))

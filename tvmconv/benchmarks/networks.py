@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
-from tvmconv.cli.options import add_page
+from tvmconv.cli import options
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.networks import make_networks_table, make_predictions_table, make_slower_layers_table
 
@@ -44,7 +44,7 @@ TABLES = {  # by the section of a page
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Files NAME-tuned.json.")
-    add_page(parser)
+    options.add_page(parser)
     kinds = parser.add_mutually_exclusive_group()
     for kind, text in (("predicted", "the predictions without trials"), ("slower", "the layers that are slower")):
         kinds.add_argument(f"--{kind}", dest="table", action="store_const", const=kind, help=f"Show {text}.")

@@ -22,8 +22,8 @@ from typing import Any
 
 import tvmconv as tc
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import parse_positive, parse_seed
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel, DeviceArrays
@@ -40,30 +40,20 @@ from tvmconv.workloads import Workload
 
 NAME, SCHEDULE, WORKLOAD = "tvmconv", "schedule", "workload"  # names of the benchmark and its axes
 SUMMARIES = ("time/gpu/mean", "time/gpu/stdev/relative", "bw/global/bytes_per_second", "bw/global/utilization")
-OTHERS = "a schedule for another workload of the axis"
+NOT_APPLICABLE = "a schedule for another workload of the axis"
 
 
 @dataclass(frozen=True)
 class NvbenchRow:
-    """The times of a kernel by NVBench and by tvmconv.
-
-    Attributes:
-        workload: Text of the workload.
-        schedule: Name of the schedule.
-        nvbench: Seconds per launch, the mean of NVBench.
-        noise: Standard deviation divided by the mean; None if NVBench reports none.
-        bandwidth: Bytes per second, the workload's minimum bytes divided by NVBench's time.
-        bandwidth_share: Fraction of the peak memory bandwidth by NVBench, 0 to 1.
-        ours: Seconds per launch, the median of `Kernel.time(cold=True)`.
-    """
+    """The times of a kernel by NVBench and by tvmconv."""
 
     workload: str
     schedule: str
-    nvbench: float
-    noise: float | None
-    bandwidth: float
-    bandwidth_share: float
-    ours: float
+    nvbench: float  # seconds per launch, the mean of NVBench
+    noise: float | None  # standard deviation divided by the mean; None if NVBench reports none
+    bandwidth: float  # bytes per second: the workload's minimum bytes divided by NVBench's time
+    bandwidth_share: float  # fraction of the peak memory bandwidth, 0 to 1
+    ours: float  # seconds per launch, the median of `Kernel.time(cold=True)`
 
 
 COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
@@ -81,21 +71,12 @@ COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="Workloads of one operator.")
-    parser.add_argument(
-        "--schedule",
-        metavar="S",
-        action="append",
-        help="Schedule to time in addition to the naive one; may be given several times (default: all that apply).",
-    )
+    text = "Schedule to time in addition to the naive one (default: all that apply)"
+    options.add_option(parser, "--schedule", "S", text, repeat=True)
     add_device(parser)
-    parser.add_argument(
-        "--seconds",
-        metavar="S",
-        type=parse_positive,
-        default=0.2,
-        help="Seconds of tvmconv's timing per kernel (default: 0.2).",
-    )
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Seed of the inputs (default: 0).")
+    text = "Seconds of tvmconv's timing per kernel"
+    options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=0.2)
+    options.add_option(parser, "--seed", "N", "Seed of the inputs", type=options.parse_seed, default=0)
     add_output(parser, None)
 
 
@@ -110,16 +91,16 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
 
-    chosen = {w: [schedule.name for schedule in select_schedules(w, args.schedule, device)] for w in workloads}
+    names = {w: [schedule.name for schedule in select_schedules(w, args.schedule or None, device)] for w in workloads}
     with progress_line(f"{device.text}: ") as progress:
-        rows, failures = measure(chosen, device, seed=args.seed, seconds=args.seconds, progress=progress)
+        rows, failures = measure(names, device, seed=args.seed, seconds=args.seconds, progress=progress)
     table = make_table(rows, COLUMNS, [WORKLOAD, SCHEDULE])
     source = describe_provenance(device, args.command, f"NVBench of {version}")
     notes = [*failures, source]
     print("\n".join([table.format_text(), "", *notes]))
     if args.out:
-        name = f"{workloads[0].operator}-nvbench"
-        KernelMetricsFile(name, source, rows).write(args.out, "\n\n".join([table.format_markdown(), *notes]))
+        metrics = KernelMetricsFile(f"{workloads[0].operator}-nvbench", source, rows)
+        metrics.write(args.out, "\n\n".join([table.format_markdown(), *notes]))
     return 1 if failures else 0
 
 
@@ -133,7 +114,7 @@ def nvbench_version() -> str:
 
 
 def measure(
-    chosen: Mapping[Workload, Sequence[str]],
+    schedule_names: Mapping[Workload, Sequence[str]],
     device: CudaDevice,
     *,
     seed: int,
@@ -142,59 +123,44 @@ def measure(
 ) -> tuple[list[NvbenchRow], list[str]]:
     """Run a benchmark of NVBench with workloads and schedules as its axes, which is possible once per process.
 
-    Args:
-        chosen: Names of schedules for each workload.
-        device: Device to run on.
-        seed: Seed of the inputs.
-        seconds: Seconds of tvmconv's timing for each kernel.
-        progress: Function that is called with a text at each step.
-
     Returns:
         The rows, and one line for each failure.
-
-    Raises:
-        DeviceError: NVBench does not run on this host.
     """
     from cuda import bench
 
-    workloads = {w.text: w for w in chosen}
-    problem = functools.lru_cache(maxsize=1)(lambda text: Problem(workloads[text], seed))
-    ours: dict[tuple[str, str], float] = {}
+    workloads = {w.text: w for w in schedule_names}
+    make_problem = functools.lru_cache(maxsize=1)(lambda text: Problem(workloads[text], seed))
+    our_seconds: dict[tuple[str, str], float] = {}
 
-    def run(state: Any) -> None:
+    def run_state(state: Any) -> None:
         text, name = state.get_string(WORKLOAD), state.get_string(SCHEDULE)
-        if name not in chosen[workloads[text]]:
-            state.skip(OTHERS)
+        if name not in schedule_names[workloads[text]]:
+            state.skip(NOT_APPLICABLE)
             return
         progress(f"{text}, {name}")
         try:
-            kernel = tc.build(workloads[text], name, device=device)
-            ours[text, name] = _time(kernel, problem(text), seconds)
-            _exec(kernel, problem(text), state)
+            kernel, problem = tc.build(workloads[text], name, device=device), make_problem(text)
+            if not (verification := kernel.verify(problem)).ok:
+                raise Error(f"wrong result: relative error {verification.error:.2g}")
+            our_seconds[text, name] = kernel.time(problem, cold=True, seconds=seconds).median
+            _run_on_stream(kernel, problem, state)
         except Error as error:
             state.skip(str(error))
 
-    names = list(dict.fromkeys(name for schedules in chosen.values() for name in schedules))
+    names = list(dict.fromkeys(name for names in schedule_names.values() for name in names))
     # The axis that is added last changes last, so that inputs and reference are computed once for each workload.
-    bench.register(run).set_name(NAME).add_string_axis(SCHEDULE, names).add_string_axis(WORKLOAD, list(workloads))
+    benchmark = bench.register(run_state).set_name(NAME)
+    benchmark.add_string_axis(SCHEDULE, names).add_string_axis(WORKLOAD, list(workloads))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nvbench.json"
         try:
             bench.run_all_benchmarks(["nvbench", "--devices", str(device.index), "--json", str(file), "--quiet"])
         except bench.NVBenchRuntimeError as error:
             raise DeviceError(f"NVBench: {get_first_line(error)}") from error
-        return read_states(file, ours)
+        return read_states(file, our_seconds)
 
 
-def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
-    """Verify a kernel, and return tvmconv's time in seconds per launch."""
-    verification = kernel.verify(problem)
-    if not verification.ok:
-        raise Error(f"wrong result: relative error {verification.error:.2g}")
-    return kernel.time(problem, cold=True, seconds=seconds).median
-
-
-def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
+def _run_on_stream(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
     """Run a kernel on NVBench's stream."""
     loaded = kernel.loaded_kernel
     assert isinstance(loaded, CudaLoadedKernel)
@@ -209,18 +175,19 @@ def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
         state.exec(lambda launch: bound.launch(), batched=False)  # batches do not flush the L2 cache between launches
 
 
-def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list[NvbenchRow], list[str]]:
+def read_states(file: Path, our_seconds: Mapping[tuple[str, str], float]) -> tuple[list[NvbenchRow], list[str]]:
     """Read NVBench's JSON, and return a row for each kernel with tvmconv's times, and one line for each failure."""
     from cuda.bench.results import BenchmarkResult
 
     rows, failures = [], []
     for state in BenchmarkResult.from_json(file)[NAME].states:
         names = state.point[WORKLOAD], state.point[SCHEDULE]
-        if state.skip_reason == OTHERS:
+        if state.skip_reason == NOT_APPLICABLE:
             continue
         if state.is_skipped:
             failures.append(f"{' '.join(names)} failed: {state.skip_reason}")
             continue
         time, noise, bandwidth, share = (float(state.summaries[f"nv/cold/{tag}"].value) for tag in SUMMARIES)
-        rows.append(NvbenchRow(*names, time, noise if math.isfinite(noise) else None, bandwidth, share, ours[names]))
+        known_noise = noise if math.isfinite(noise) else None
+        rows.append(NvbenchRow(*names, time, known_noise, bandwidth, share, our_seconds[names]))
     return rows, failures

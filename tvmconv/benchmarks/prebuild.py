@@ -21,7 +21,7 @@ import re
 import time
 import zipfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import metadata
 from itertools import groupby
@@ -32,14 +32,14 @@ from typing import Any
 import tvmconv as tc
 from tvmconv import devices, registry
 from tvmconv.benchmarks.common import add_device, find_device
+from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, UsageError, print_note
-from tvmconv.cli.options import add_suite_options, parse_count, parse_layers, parse_workers
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
-from tvmconv.devices.device import Benchmark
 from tvmconv.errors import Error
+from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidates
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
@@ -52,60 +52,43 @@ from tvmconv.verification import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
-ArchivedKernel = tuple[dict[str, Any], Executable]  # entry of an archive, and its compiled kernels
+Entry = dict[str, Any]  # JSON of a kernel in an archive: what was built, and how
+ArchivedKernel = tuple[Entry, Executable]
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parts = parser.add_subparsers(metavar="build|measure", required=True, parser_class=CommandParser)
     build = parts.add_parser("build", help="compile the configs that a search would try first")
-    add_suite_options(build, "d2l")
-    build.add_argument(
-        "--schedule", action="append", metavar="S", help="Schedule to compile (default: those that a search tries)."
-    )
-    build.add_argument(
-        "--configs",
-        type=parse_count,
-        default=24,
-        metavar="N",
-        help="Number of configs per schedule (default: %(default)s).",
-    )
+    options.add_suite_options(build, "d2l")
+    text = "Schedule to compile (default: those that a search tries)"
+    options.add_option(build, "--schedule", "S", text, repeat=True)
+    options.add_option(build, "--configs", "N", "Number of configs per schedule", type=options.parse_count, default=24)
     source = build.add_mutually_exclusive_group()
     source.add_argument("--log", type=Path, metavar="FILE", help="Log of trials that the tuner learns from.")
-    source.add_argument(
-        "--best", nargs="+", type=Path, metavar="LOG", help="Logs whose fastest config of each layer is compiled."
-    )
-    build.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s).")
-    build.add_argument(
-        "--workers",
-        type=parse_workers,
-        default=len(os.sched_getaffinity(0)),
-        help="Number of processes (default: all processors).",
-    )
-    build.add_argument(
-        "-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help="Archive (.zip) to add kernels to."
-    )
-    build.set_defaults(do=_build)
-    measuring = parts.add_parser("measure", help="verify and time the kernels of archives")
-    measuring.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="Archives (.zip) of build.")
-    add_device(measuring)
-    measuring.add_argument(
-        "--share",
-        type=_share,
-        default=(1, 1),
-        metavar="I/N",
-        help="Measure the I-th of N parts, so that N GPUs can work in parallel.",
-    )
-    measuring.add_argument("--log", type=Path, required=True, metavar="FILE", help="Log to append records to.")
-    measuring.set_defaults(do=_measure)
+    text = "Logs whose fastest config of each layer is compiled."
+    source.add_argument("--best", nargs="+", type=Path, metavar="LOG", help=text)
+    options.add_option(build, "--arch", "A", "CUDA architecture", default="sm_90")
+    cores, text = len(os.sched_getaffinity(0)), "Number of processes (default: all processors)."
+    build.add_argument("--workers", type=options.parse_workers, default=cores, metavar="N", help=text)
+    text = "Archive (.zip) to add kernels to."
+    build.add_argument("-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help=text)
+    build.set_defaults(action=_build)
+    measure = parts.add_parser("measure", help="verify and time the kernels of archives")
+    measure.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="Archives (.zip) of build.")
+    add_device(measure)
+    text = "Measure the I-th of N parts, so that N GPUs can work in parallel."
+    measure.add_argument("--share", type=_parse_share, default=(1, 1), metavar="I/N", help=text)
+    measure.add_argument("--log", type=Path, required=True, metavar="FILE", help="Log to append records to.")
+    measure.set_defaults(action=_measure)
 
 
 def run(args: Namespace) -> int:
     """Build or measure the kernels."""
-    return args.do(args)
+    return args.action(args)
 
 
-def _share(text: str) -> tuple[int, int]:
+def _parse_share(text: str) -> tuple[int, int]:
     """Parse the index of a part and the number of parts, for argparse."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -116,176 +99,173 @@ def _share(text: str) -> tuple[int, int]:
 def _build(args: Namespace) -> int:
     if args.best and args.schedule:
         raise UsageError("--schedule and --best exclude each other: --best takes the fastest record of any schedule")
-    jobs = list(_best(args) if args.best else _jobs(args))
-    known = {_identity(entry) for entry, _, _ in entries(args.out)} if args.out.exists() else set()
-    jobs = [job for job in jobs if _identity(job) not in known]
-    failed, start = 0, time.monotonic()
+    entries = list(_choose_best(args) if args.best else _propose(args))
+    archived = {_identify(entry) for entry, _, _ in read_entries(args.out)} if args.out.exists() else set()
+    entries = [entry for entry in entries if _identify(entry) not in archived]
+    num_failed, started_at = 0, time.monotonic()
     with (
         zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
         ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
         progress_line(f"{args.out}: ") as show,
     ):
-        for number, done in enumerate(as_completed([pool.submit(_built, job) for job in jobs]), 1):
-            entry, code = done.result()
+        futures = [pool.submit(_build_entry, entry) for entry in entries]
+        for number, future in enumerate(as_completed(futures), 1):
+            entry, code = future.result()
             if code is None:
-                failed += 1
+                num_failed += 1
                 print_note(f"{entry['workload']} {entry['schedule']}: {entry['error']}")
             else:
-                archive.writestr(f"{len(known) + number}.bin", code)
-                archive.writestr(f"{len(known) + number}.json", json.dumps(entry))
-            rate = number / (time.monotonic() - start)
-            show(f"{number} of {len(jobs)}, {rate:.1f}/s, {failed} failed, {(len(jobs) - number) / rate:.0f} s left")
-    print(f"{len(jobs) - failed} kernels in {args.out}, {len(known)} were there")
+                archive.writestr(f"{len(archived) + number}.bin", code)
+                archive.writestr(f"{len(archived) + number}.json", json.dumps(entry))
+            rate = number / (time.monotonic() - started_at)
+            seconds_left = (len(entries) - number) / rate
+            show(f"{number} of {len(entries)}, {rate:.1f}/s, {num_failed} failed, {seconds_left:.0f} s left")
+    print(f"{len(entries) - num_failed} kernels in {args.out}, {len(archived)} were there")
     return 0
 
 
-def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
+def _propose(args: Namespace) -> Iterator[Entry]:
+    """Yield the configs that a search would try next."""
     from tvmconv.search.tuners import create_tuner  # hosts that only measure need not have xgboost
 
     limits = devices.find_device(args.arch).limits
-    for workload in dict.fromkeys(layer.workload for layer in parse_layers(args).layers.values()):
-        chosen = [registry.find_schedule(workload, name) for name in args.schedule or ()]
+    for workload in dict.fromkeys(options.parse_layers(args).workloads.values()):
+        chosen = [registry.find_schedule(workload, name) for name in args.schedule]
         for schedule in chosen or registry.schedules_to_tune(workload, "cuda", args.arch):
-            space = schedule.space(workload, limits)
-            tuner = create_tuner("gp", space, seed=0)
+            tuner = create_tuner("gp", schedule.space(workload, limits), seed=0)
             if args.log:
                 records = read_records(args.log, InvalidLines())
                 tuner.tell(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))
             for config in tuner.ask(args.configs):
-                yield _job(workload, schedule.name, config, args.arch)
+                yield _make_entry(workload, schedule.name, config, args.arch)
 
 
-def _best(args: Namespace) -> Iterator[dict[str, Any]]:
+def _choose_best(args: Namespace) -> Iterator[Entry]:
     """Yield the best candidate of each layer, and its origin."""
-    from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidates
-
     device = devices.find_device(args.arch)
-    for workload in dict.fromkeys(layer.workload for layer in parse_layers(args).layers.values()):
+    for workload in dict.fromkeys(options.parse_layers(args).workloads.values()):
         best = next(iterate_candidates(args.best, workload, device))
         if best.config_source in (PREDICTED, DEFAULT_CONFIG):
             print_note(f"no record of {workload}: {best.schedule.name}, {best.config_source} knobs")
-        yield _job(workload, best.schedule.name, best.config, args.arch, origin=best.config_source)
+        yield _make_entry(workload, best.schedule.name, best.config, args.arch, origin=best.config_source)
 
 
-def _job(workload: Workload, schedule: str, config: Config, arch: str, **more: str) -> dict[str, Any]:
+def _make_entry(workload: Workload, schedule: str, config: Config, arch: str, **more: str) -> Entry:
     """Return the description of a kernel to build, with the values that JSON gives when it is read."""
-    job = {"workload": str(workload), "schedule": schedule, "config": config, "arch": arch, **more}
-    return json.loads(json.dumps(job))
+    entry = {"workload": str(workload), "schedule": schedule, "config": config, "arch": arch, **more}
+    return json.loads(json.dumps(entry))
 
 
-def _config(job: Mapping[str, Any]) -> Config:
-    """Return a job's config, whose splits are lists in JSON."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
+def get_config(entry: Entry) -> Config:
+    """Return the config of an entry, whose splits are lists in JSON."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry["config"].items()}
 
 
-def _identity(job: Mapping[str, Any]) -> str:
-    return json.dumps([job[name] for name in ("workload", "schedule", "config", "arch")])
+def _identify(entry: Entry) -> str:
+    return json.dumps([entry[name] for name in ("workload", "schedule", "config", "arch")])
 
 
-def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
-    """Build a job, and return it with its resources and versions, and its code; the code is None for a failure."""
+def _build_entry(entry: Entry) -> tuple[Entry, bytes | None]:
+    """Build a kernel, and return its entry with resources and versions, and its code; no code for a failure."""
     started_at = time.monotonic()
     try:
-        kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=_config(job))
-        program, resources = kernel.executable, kernel.resources
+        workload = tc.parse(entry["workload"])
+        kernel = tc.build(workload, entry["schedule"], arch=entry["arch"], config=get_config(entry))
+        executable, resources = kernel.executable, kernel.resources
     except Error as error:
-        return {**job, "error": str(error)}, None
-    header, code = encode_executable(program, math.inf)
-    versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.get_version()}
-    taken = {
+        return {**entry, "error": str(error)}, None
+    header, code = encode_executable(executable, math.inf)
+    entry["versions"] = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.get_version()}
+    entry["resources"] = {
         "registers": resources.registers,
         "spills": resources.spills,
-        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in program.kernels),
-        "shared_bytes": max(step.shared_bytes for step in program.kernels),
-        "threads": max(step.launch.threads_per_block for step in program.kernels),
-        "blocks": max(step.launch.num_blocks for step in program.kernels),
+        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in executable.kernels),
+        "shared_bytes": max(step.shared_bytes for step in executable.kernels),
+        "threads": max(step.launch.threads_per_block for step in executable.kernels),
+        "blocks": max(step.launch.num_blocks for step in executable.kernels),
     }
-    seconds = time.monotonic() - started_at
-    return {**job, "header": header, "resources": taken, "versions": versions, "seconds": seconds}, code
+    return {**entry, "header": header, "seconds": time.monotonic() - started_at}, code
 
 
-def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Executable]]:
-    """Yield the entry, the code and the executable of each kernel of an archive; kernels of a workload are adjacent.
-
-    Raises:
-        Error: The file cannot be read, or is not such an archive.
-    """
+def read_entries(path: Path) -> Iterator[tuple[Entry, bytes, Executable]]:
+    """Yield the entry, the code and the executable of each kernel of an archive; kernels of a workload are adjacent."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".json")]
-            found = [{**json.loads(archive.read(name)), "code": name[: -len("json")] + "bin"} for name in names]
-            order = list(dict.fromkeys(entry["workload"] for entry in found))
-            for entry in sorted(found, key=lambda entry: order.index(entry["workload"])):
-                code = archive.read(entry["code"])
-                yield entry, code, decode_executable(entry["header"], code)[0]
+            stems = [name.removesuffix(".json") for name in archive.namelist() if name.endswith(".json")]
+            entries = {stem: json.loads(archive.read(f"{stem}.json")) for stem in stems}
+            order = list(dict.fromkeys(entry["workload"] for entry in entries.values()))
+            for stem in sorted(stems, key=lambda stem: order.index(entries[stem]["workload"])):
+                code = archive.read(f"{stem}.bin")
+                yield entries[stem], code, decode_executable(entries[stem]["header"], code)[0]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
         raise Error(f"cannot read {path}: {error}") from error
 
 
+def check_arch(entry: Entry, device: Device, path: Path) -> None:
+    """Raise Error if a kernel of the archive `path` is for another architecture than that of the device."""
+    if entry["arch"] != device.arch:
+        raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
+
+
 def _measure(args: Namespace) -> int:
     device = find_device(args)
-    log, measured, failed = Log(args.log), 0, 0
-    chosen, parts = args.share
+    log, num_measured, num_failed = Log(args.log), 0, 0
+    part, num_parts = args.share
     with progress_line(f"{device.text}: ") as show:
         for path in args.archives:
-            for number, (text, kernels) in enumerate(groupby(entries(path), lambda entry: entry[0]["workload"])):
-                if number % parts == chosen - 1:
-                    show(f"{measured} kernels measured, {failed} failed; {text}")
-                    archived = [(entry, program) for entry, _, program in kernels]
-                    records = list(_records(Problem(tc.parse(text)), archived, device, log, path))
-                    measured, failed = measured + len(records), failed + sum(not record.ok for record in records)
-    print(f"{measured} kernels measured, {failed} failed; {args.log}")
+            groups = groupby(read_entries(path), lambda kernel: kernel[0]["workload"])
+            for number, (text, group) in enumerate(groups):
+                if number % num_parts == part - 1:
+                    show(f"{num_measured} kernels measured, {num_failed} failed; {text}")
+                    kernels = [(entry, executable) for entry, _, executable in group]
+                    for entry, _ in kernels:
+                        check_arch(entry, device, path)
+                    records = _measure_workload(Problem(tc.parse(text)), kernels, device, log)
+                    num_measured += len(records)
+                    num_failed += sum(not record.ok for record in records)
+    print(f"{num_measured} kernels measured, {num_failed} failed; {args.log}")
     return 0
 
 
-def _records(
-    problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log, path: Path
-) -> Iterator[Record]:
-    """Measure a workload's kernels and append their records to a log, then time the fastest ones again."""
-    bench = device.create_benchmark(problem.inputs, problem.expected_output)
+def _measure_workload(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> list[Record]:
+    """Measure a workload's kernels and append their records to a log, then time the fastest ones again, in turn."""
+    benchmark = device.create_benchmark(problem.inputs, problem.expected_output)
+    tolerance = problem.workload.tolerance
+    records: list[Record] = []
     fastest: list[tuple[float, ArchivedKernel]] = []
-    for entry, program in kernels:
-        if entry["arch"] != device.arch:
-            raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
-        best = fastest[0][0] if fastest else math.inf
-        outcome = measure_executable(device, bench, program, best, problem.workload.tolerance)
-        record = _record(problem.workload, device, entry, outcome)
-        log.append(record)
-        if record.ok:
-            fastest = sorted([*fastest, (record.cost, (entry, program))], key=lambda each: each[0])[:NUM_FINALISTS]
-        yield record
-    for entry, outcome in _race(device, bench, problem, [kernel for _, kernel in fastest]):
-        log.append(_record(problem.workload, device, entry, outcome, final=True))
-    bench.close()
-
-
-def _race(
-    device: Device, bench: Benchmark, problem: Problem, kernels: Sequence[ArchivedKernel]
-) -> Iterator[tuple[dict[str, Any], RunnerResult]]:
-    """Time the fastest kernels again, in turn and for longer, and yield the results."""
+    for entry, executable in kernels:
+        best_seconds = fastest[0][0] if fastest else math.inf
+        outcome = measure_executable(device, benchmark, executable, best_seconds, tolerance)
+        records.append(_make_record(problem.workload, device, entry, outcome))
+        log.append(records[-1])
+        if records[-1].ok:
+            fastest.append((records[-1].cost, (entry, executable)))
+            fastest = sorted(fastest, key=lambda timed: timed[0])[:NUM_FINALISTS]
     rounds = [
-        [measure_executable(device, bench, program, None, problem.workload.tolerance) for _, program in kernels]
-        for _ in range(NUM_FINAL_ROUNDS if len(kernels) > 1 else 0)
+        [measure_executable(device, benchmark, executable, None, tolerance) for _, (_, executable) in fastest]
+        for _ in range(NUM_FINAL_ROUNDS if len(fastest) > 1 else 0)
     ]
-    for (entry, _), outcomes in zip(kernels, zip(*rounds, strict=True), strict=False):
-        yield entry, merge_results(outcomes)
+    for (_, (entry, _)), outcomes in zip(fastest, zip(*rounds, strict=True), strict=False):
+        log.append(_make_record(problem.workload, device, entry, merge_results(outcomes), is_final=True))
+    benchmark.close()
+    return records
 
 
-def _record(
-    workload: Workload, device: Device, entry: Mapping[str, Any], outcome: RunnerResult, *, final: bool = False
+def _make_record(
+    workload: Workload, device: Device, entry: Entry, outcome: RunnerResult, *, is_final: bool = False
 ) -> Record:
-    """Return the record of a kernel of an archive."""
-    found = MeasureResult(
-        workload=workload,
-        schedule=entry["schedule"],
-        config=_config(entry),
-        device=device.name,
-        target=format_target(device),
-        runner_result=outcome,
-        seconds=entry["seconds"] + outcome.seconds,
-        timestamp=time.time(),
-        resources=entry["resources"],
-        versions=entry["versions"],
-        is_final=final,
+    return Record.from_measurement(
+        MeasureResult(
+            workload=workload,
+            schedule=entry["schedule"],
+            config=get_config(entry),
+            device=device.name,
+            target=format_target(device),
+            runner_result=outcome,
+            seconds=entry["seconds"] + outcome.seconds,
+            timestamp=time.time(),
+            resources=entry["resources"],
+            versions=entry["versions"],
+            is_final=is_final,
+        )
     )
-    return Record.from_measurement(found)

@@ -22,67 +22,46 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tvmconv import devices, workloads
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import parse_positive
 from tvmconv.cli.progress import progress_line
+from tvmconv.compiler.executable import Executable
 from tvmconv.cost_model.model import cost_model_for
+from tvmconv.devices import Device, LoadedKernel
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.predicted_kernel import SECONDS_PER_CHECK, build_contenders
 from tvmconv.reports.tables import EMPTY_CELL, format_significant
 from tvmconv.verification import Problem
 
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices import Device
-    from tvmconv.devices.device import LoadedKernel
-
 _HERE = Path(__file__)
 _FOLDERS = (_HERE.parents[1] / "shipped", _HERE.parents[2] / "tuning_logs")  # an installation; a checkout
 LAYERS = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0]) / "unseen-layers.json"
-ROUNDS, ROUND_SECONDS = 3, 0.01  # number of rounds, and time of each kernel in a round
-LEFT = ("layer", "built", "best untuned")
-CLOSE = 2.0  # kernels that take at most this multiple of the fastest one are timed again
+NUM_ROUNDS, ROUND_SECONDS = 3, 0.01  # number of rounds, and time of each kernel in a round
+CLOSE_RATIO = 2.0  # kernels that take at most this multiple of the fastest one are timed again
 
 
 @dataclass(frozen=True)
 class BuiltContender:
-    """A kernel that a builder process compiled.
-
-    Attributes:
-        schedule: Name of the schedule.
-        expected_seconds: Seconds that the cost model predicts; None for a default config.
-        program: Compiled kernels.
-    """
+    """A kernel that a builder process compiled: a prediction of the cost model, or a default config."""
 
     schedule: str
-    expected_seconds: float | None
-    program: Executable
+    is_predicted: bool
+    executable: Executable
 
 
 @dataclass(frozen=True)
 class LayerSafety:
-    """The times of a layer.
-
-    Attributes:
-        text: Text of the workload.
-        chosen: Schedule that is built, followed by "predicted" if it is the prediction.
-        seconds: Seconds of the chosen kernel.
-        predicted: Seconds of the prediction in the check on the device; None if there is none.
-        untuned: Schedule that is the fastest without tuning.
-        untuned_seconds: Seconds of that schedule.
-        failure: Reason why the layer has no times; empty if it has times.
-    """
+    """The times of a layer in seconds, or the reason why it has none."""
 
     text: str
-    chosen: str = EMPTY_CELL
+    chosen: str = EMPTY_CELL  # schedule that is built, followed by "predicted" if it is the prediction
     seconds: float = math.nan
-    predicted: float | None = None
-    untuned: str = EMPTY_CELL
+    predicted_seconds: float | None = None  # of the prediction in the check on the device
+    untuned: str = EMPTY_CELL  # schedule that is the fastest without tuning
     untuned_seconds: float = math.nan
     failure: str = ""
 
@@ -92,20 +71,25 @@ class LayerSafety:
         return self.seconds / self.untuned_seconds
 
 
+COLUMNS: dict[str, Callable[[LayerSafety], str]] = {
+    "layer": lambda layer: layer.text,
+    "built": lambda layer: layer.failure or layer.chosen,
+    "built [µs]": lambda layer: EMPTY_CELL if layer.failure else micros(layer.seconds),
+    "prediction alone [µs]": lambda layer: micros(layer.predicted_seconds),
+    "best untuned": lambda layer: layer.untuned,
+    "untuned [µs]": lambda layer: EMPTY_CELL if layer.failure else micros(layer.untuned_seconds),
+    "built / untuned": lambda layer: EMPTY_CELL if layer.failure else format_significant(layer.ratio),
+}
+LEFT_ALIGNED = ("layer", "built", "best untuned")
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    names = ("--suite", "--layers")
-    parser.add_argument(
-        *names, default=str(LAYERS), metavar="S", help="Suite of layers (default: tuning_logs/unseen-layers.json)."
-    )
+    text = "Suite of layers (default: tuning_logs/unseen-layers.json)."
+    parser.add_argument("--suite", "--layers", default=str(LAYERS), metavar="S", help=text)
     add_device(parser)
-    parser.add_argument(
-        "--limit",
-        type=parse_positive,
-        default=1.3,
-        metavar="X",
-        help="Largest accepted ratio of times, built over best untuned (default: %(default)g).",
-    )
+    text = "Largest accepted ratio of times, built over best untuned"
+    options.add_option(parser, "--limit", "X", text, type=options.parse_positive, default=1.3)
     add_output(parser, None, "FILE")
 
 
@@ -117,15 +101,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no cost model for {device.text} ({device.arch or device.kind})")
     layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
     texts = [text for text, w in layers.items() if not cost_model.count_training_layers([w])]
-    with progress_line() as show:
-        outcomes = []
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=context) as pool:
-            built = [pool.submit(build, text, str(device.arch)) for text in texts]
-            for number, (text, future) in enumerate(zip(texts, built, strict=True), 1):
-                show(f"{number} of {len(texts)}: {text}")
-                outcomes.append(_measured(text, future.result(), device))
-    table, note = make_table(outcomes, COLUMNS, LEFT), _note(outcomes, len(layers) - len(texts), device, args.limit)
+    outcomes = []
+    context = multiprocessing.get_context("spawn")
+    with progress_line() as show, ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=context) as pool:
+        futures = [pool.submit(build, text, str(device.arch)) for text in texts]
+        for number, (text, future) in enumerate(zip(texts, futures, strict=True), 1):
+            show(f"{number} of {len(texts)}: {text}")
+            outcomes.append(measure(text, future.result(), device))
+    table = make_table(outcomes, COLUMNS, LEFT_ALIGNED)
+    note = _summarize(outcomes, len(layers) - len(texts), device, args.limit)
     print(f"{table.format_text()}\n\n{note}")
     if args.out:
         source = describe_provenance(device, args.command)
@@ -137,71 +121,56 @@ def build(text: str, arch: str) -> list[BuiltContender] | str:
     """Build the kernels of a layer that are compared on a device; return the message of an error if that fails."""
     try:
         kernels = list(build_contenders(workloads.parse(text), devices.find_device(arch)))
-        predictions = [kernel.prediction.seconds if kernel.prediction else None for kernel in kernels]
-        return [
-            BuiltContender(kernel.schedule.name, seconds, kernel.executable)
-            for kernel, seconds in zip(kernels, predictions, strict=True)
-        ]
+        return [BuiltContender(each.schedule.name, each.prediction is not None, each.executable) for each in kernels]
     except Error as error:
         return str(error)
 
 
-def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> LayerSafety:
+def measure(text: str, built: list[BuiltContender] | str, device: Device) -> LayerSafety:
     """Choose a kernel as `tvmconv.build` does, verify it, and time it in rounds."""
     if isinstance(built, str):
         return LayerSafety(text, failure=built)
     problem = Problem(workloads.parse(text), 0)
-    loaded: dict[int, LoadedKernel] = {}
-    checked: dict[int, float] = {}
-    for index, each in enumerate(built):
+    loaded: dict[int, LoadedKernel] = {}  # by the index of the contender, like all times
+    check_seconds: dict[int, float] = {}
+    for index, contender in enumerate(built):
         with contextlib.suppress(Error):
-            loaded[index] = device.load(each.program)
-            checked[index] = loaded[index].time(problem.inputs, seconds=SECONDS_PER_CHECK).median
-    defaults = [index for index in checked if built[index].expected_seconds is None]
-    if not defaults:
+            loaded[index] = device.load(contender.executable)
+            check_seconds[index] = loaded[index].time(problem.inputs, seconds=SECONDS_PER_CHECK).median
+    default_seconds = {index: seconds for index, seconds in check_seconds.items() if not built[index].is_predicted}
+    if not default_seconds:
         return LayerSafety(text, failure="no default config runs")
-    chosen = min(checked, key=lambda index: checked[index])
-    close = [index for index in checked if index == chosen or checked[index] <= CLOSE * checked[chosen]]
-    close += [] if set(close) & set(defaults) else [min(defaults, key=lambda index: checked[index])]
-    rounds: dict[int, list[float]] = {index: [] for index in close}
-    for _ in range(ROUNDS):
-        for index in close:
-            rounds[index].append(loaded[index].time(problem.inputs, seconds=ROUND_SECONDS).median)
-    seconds = {index: statistics.median(times) for index, times in rounds.items()}
-    untuned = min((index for index in seconds if index in defaults), key=lambda index: seconds[index])
-    predicted = next((checked[index] for index in checked if built[index].expected_seconds is not None), None)
+    chosen = min(check_seconds, key=check_seconds.__getitem__)
+    limit = CLOSE_RATIO * check_seconds[chosen]
+    close = {index for index, seconds in check_seconds.items() if seconds <= limit}
+    close.add(min(default_seconds, key=default_seconds.__getitem__))
+    rounds = [
+        {index: loaded[index].time(problem.inputs, seconds=ROUND_SECONDS).median for index in sorted(close)}
+        for _ in range(NUM_ROUNDS)
+    ]
+    seconds = {index: statistics.median(times[index] for times in rounds) for index in close}
+    untuned = min(close & {*default_seconds}, key=seconds.__getitem__)
     for index in {chosen, untuned}:
         if not problem.check(loaded[index].run(problem.inputs)).ok:
             return LayerSafety(text, failure=f"{built[index].schedule} computes a wrong result")
-    name = built[chosen].schedule + (", predicted" if chosen not in defaults else "")
-    return LayerSafety(text, name, seconds[chosen], predicted, built[untuned].schedule, seconds[untuned])
+    predicted_seconds = next((check_seconds[index] for index in check_seconds if built[index].is_predicted), None)
+    name = built[chosen].schedule + (", predicted" if built[chosen].is_predicted else "")
+    return LayerSafety(text, name, seconds[chosen], predicted_seconds, built[untuned].schedule, seconds[untuned])
 
 
-COLUMNS: dict[str, Callable[[LayerSafety], str]] = {
-    "layer": lambda each: each.text,
-    "built": lambda each: each.failure or each.chosen,
-    "built [µs]": lambda each: EMPTY_CELL if each.failure else micros(each.seconds),
-    "prediction alone [µs]": lambda each: micros(each.predicted),
-    "best untuned": lambda each: each.untuned,
-    "untuned [µs]": lambda each: EMPTY_CELL if each.failure else micros(each.untuned_seconds),
-    "built / untuned": lambda each: EMPTY_CELL if each.failure else format_significant(each.ratio),
-}
-
-
-def _note(outcomes: Sequence[LayerSafety], trained: int, device: Device, limit: float) -> str:
-    timed = [each for each in outcomes if not each.failure]
-    failed = len(outcomes) - len(timed)
+def _summarize(outcomes: Sequence[LayerSafety], num_trained: int, device: Device, limit: float) -> str:
+    timed = [outcome for outcome in outcomes if not outcome.failure]
     if not timed:
         return f"None of {len(outcomes)} layers could be timed on {device.name}."
-    worst = max(timed, key=lambda each: each.ratio)
-    alone = [each.predicted / each.untuned_seconds for each in timed if each.predicted]
+    worst = max(timed, key=lambda outcome: outcome.ratio)
+    mean = statistics.geometric_mean(outcome.ratio for outcome in timed)
     lines = [
-        f"{len(timed)} layers on {device.name}, {failed} failed; {trained} that the model was trained on are left out.",
-        f"Built over best untuned: worst {worst.ratio:.3g} ({worst.text}), geometric mean "
-        f"{statistics.geometric_mean(each.ratio for each in timed):.3g}; "
-        f"{sum(each.ratio > limit for each in timed)} above {limit:g}.",
+        f"{len(timed)} layers on {device.name}, {len(outcomes) - len(timed)} failed; {num_trained} that the model was "
+        "trained on are left out.",
+        f"Built over best untuned: worst {worst.ratio:.3g} ({worst.text}), geometric mean {mean:.3g}; "
+        f"{sum(outcome.ratio > limit for outcome in timed)} above {limit:g}.",
     ]
-    if alone:
-        above = sum(each > limit for each in alone)
-        lines.append(f"Without the timing on the device: worst {max(alone):.3g}, {above} above {limit:g}.")
+    if alone := [each.predicted_seconds / each.untuned_seconds for each in timed if each.predicted_seconds]:
+        num_above = sum(ratio > limit for ratio in alone)
+        lines.append(f"Without the timing on the device: worst {max(alone):.3g}, {num_above} above {limit:g}.")
     return " ".join(lines)

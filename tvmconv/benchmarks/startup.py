@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.benchmarks.common import add_output, make_table, report
-from tvmconv.cli.options import parse_positive, parse_workers
+from tvmconv.cli import options
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.logs.lines import InvalidLines
@@ -35,8 +35,8 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, format_significant
 
 LAYERS = ("conv2d:1x128x40x40,128x128x3x3,s1,p1", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "conv2d:1x384x40x40,256x384x1x1")
-FULL = 0.8  # fraction of the median rate
-PARTS = {  # imports that are timed, each in a fresh process
+FULL_RATE = 0.8  # fraction of the median rate
+IMPORTS = {  # code that is timed, each in a fresh process
     "Python": "",
     "the command line's modules": "import tvmconv.cli.tune",
     "TVM": "import tvm",
@@ -48,23 +48,14 @@ PARTS = {  # imports that are timed, each in a fresh process
 
 @dataclass(frozen=True)
 class LayerArrivals:
-    """The times at which the records of a layer were measured.
-
-    Attributes:
-        workload: Text of the workload.
-        first: Seconds until the first record.
-        full: Seconds until the full rate; None if it was not reached.
-        rate: Median records per second.
-        trials: Number of verified trials.
-        last: Seconds until the last record, final timings included.
-    """
+    """The times at which the records of a layer were measured, in seconds from the start of its search."""
 
     workload: str
     first: float
-    full: float | None
-    rate: float
-    trials: int
-    last: float
+    full: float | None  # until the full rate; None if it was not reached
+    rate: float  # median records per second
+    trials: int  # number of verified trials
+    last: float  # until the last record, final timings included
 
 
 COLUMNS = {
@@ -79,20 +70,14 @@ COLUMNS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument(
-        "workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="Workloads to tune (default: three layers)."
-    )
-    parser.add_argument(
-        "--device", metavar="D", default="auto", help="Device to measure on, as for tvmconv tune (default: auto)."
-    )
-    parser.add_argument(
-        "--seconds", metavar="S", type=parse_positive, default=10.0, help="Seconds per layer (default: 10)."
-    )
-    parser.add_argument(
-        "--workers", metavar="N", type=parse_workers, help="Number of builder processes (default: cores - 1)."
-    )
+    text = "Workloads to tune (default: three layers)."
+    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help=text)
+    options.add_device_option(parser, "Device to measure on, as for tvmconv tune")
+    options.add_option(parser, "--seconds", "S", "Seconds per layer", type=options.parse_positive, default=10.0)
+    text = "Number of builder processes (default: cores - 1)"
+    options.add_option(parser, "--workers", "N", text, type=options.parse_workers)
     parser.add_argument("--no-parts", action="store_true", help="Leave out the times of the imports.")
-    parser.add_argument("--name", default="startup", help="Name of the result files (default: startup).")
+    options.add_option(parser, "--name", "NAME", "Name of the result files", default="startup")
     add_output(parser)
 
 
@@ -101,21 +86,21 @@ def run(args: argparse.Namespace) -> int:
     texts = [workloads.parse(text).text for text in args.workloads]
     device = devices.find_device("cuda:0" if args.device == "cuda" else args.device)
     args.out.mkdir(parents=True, exist_ok=True)
-    layers = tuned(texts, args.device, args.seconds, args.workers)
-    imports = {} if args.no_parts else PARTS
-    parts = {name: seconds_of(code.format(device=device.text)) for name, code in imports.items()}
+    layers = tune(texts, args.device, args.seconds, args.workers)
+    imports = {} if args.no_parts else IMPORTS
+    seconds = {name: time_code(code.format(device=device.text)) for name, code in imports.items()}
     tables = [make_table(layers, COLUMNS, ["layer"])]
-    if parts:
-        columns = {"to start": lambda part: part[0], "s": lambda part: f"{part[1]:.2f}"}
-        tables.append(make_table(parts.items(), columns, ["to start"]))
+    if seconds:
+        columns = {"to start": lambda row: row[0], "s": lambda row: f"{row[1]:.2f}"}
+        tables.append(make_table(seconds.items(), columns, ["to start"]))
     source = describe_provenance(device, args.command)
-    data = {"device_name": device.name, "layers": [asdict(layer) for layer in layers], "seconds": parts, "note": source}
-    title = f"A search from its command on, {args.device}, {device.name}"
-    report(args.out, args.name, tables, [source], data, title)
+    rows = [asdict(layer) for layer in layers]
+    data = {"device_name": device.name, "layers": rows, "seconds": seconds, "note": source}
+    report(args.out, args.name, tables, [source], data, f"A search from its command on, {args.device}, {device.name}")
     return 0
 
 
-def tuned(texts: Sequence[str], device: str, seconds: float, workers: int | None) -> list[LayerArrivals]:
+def tune(texts: Sequence[str], device: str, seconds: float, workers: int | None) -> list[LayerArrivals]:
     """Tune the workloads by one command, and return the times of each workload's records."""
     with tempfile.TemporaryDirectory() as folder:
         suite, log = Path(folder) / "suite.json", Path(folder) / "log.jsonl"
@@ -129,24 +114,24 @@ def tuned(texts: Sequence[str], device: str, seconds: float, workers: int | None
         records = list(read_records(log, InvalidLines()))
     layers = []
     for text in texts:
-        own = [record for record in records if record.workload.text == text]
-        layers.append(layer_of(text, own, started_at))
-        started_at = max(record.timestamp for record in own)
+        layer_records = [record for record in records if record.workload.text == text]
+        layers.append(compute_arrivals(text, layer_records, started_at))
+        started_at = max(record.timestamp for record in layer_records)
     return layers
 
 
-def layer_of(text: str, records: Sequence[Record], started_at: float) -> LayerArrivals:
+def compute_arrivals(text: str, records: Sequence[Record], started_at: float) -> LayerArrivals:
     """Return the times of a layer's records relative to `started_at`, in seconds since 1970."""
-    trials = sorted(record.timestamp - started_at for record in records if not record.final)
-    by_second = [sum(second <= moment < second + 1 for moment in trials) for second in range(int(trials[-1]))]
-    rate = statistics.median([number for number in by_second if number] or [0])
-    full = next((float(second) for second, number in enumerate(by_second) if number >= FULL * rate > 0), None)
-    verified = sum(record.ok for record in records if not record.final)
+    arrivals = sorted(record.timestamp - started_at for record in records if not record.final)
+    rates = [sum(second <= arrival < second + 1 for arrival in arrivals) for second in range(int(arrivals[-1]))]
+    median_rate = statistics.median([rate for rate in rates if rate] or [0])
+    full = next((float(second) for second, rate in enumerate(rates) if rate >= FULL_RATE * median_rate > 0), None)
+    num_verified = sum(record.ok for record in records if not record.final)
     last = max(record.timestamp for record in records) - started_at
-    return LayerArrivals(text, trials[0], full, rate, verified, last)
+    return LayerArrivals(text, arrivals[0], full, median_rate, num_verified, last)
 
 
-def seconds_of(code: str) -> float:
+def time_code(code: str) -> float:
     """Return the seconds of a Python process that runs some code, the better of two runs."""
     seconds = []
     for _ in range(2):

@@ -14,31 +14,23 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, find_device
-from tvmconv.cli.options import (
-    add_page,
-    add_suite_options,
-    add_timing_options,
-    parse_layers,
-    timing_kwargs,
-    update_page,
-)
+from tvmconv.cli import options
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep
 from tvmconv.reports.sweep import format_markdown, make_table, rewrite_page, write_sweep
 from tvmconv.reports.tables import format_result
 
-LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
+OPTIMIZATION_STEPS = ("default", "tiling", "columns", "vthread", "conflict_free")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    add_suite_options(parser, CHANNELS_SUITE)
-    parser.add_argument(
-        "--from", dest="files", nargs="+", type=Path, metavar="FILE", help="Files NAME.json to read, not to measure."
-    )
+    options.add_suite_options(parser, CHANNELS_SUITE)
+    text = "Files NAME.json to read, not to measure."
+    parser.add_argument("--from", dest="files", nargs="+", type=Path, metavar="FILE", help=text)
     add_output(parser, default=None)
-    add_page(parser)
-    add_timing_options(parser)
+    options.add_page(parser)
+    options.add_timing_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,22 +39,16 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
     sweeps = [Sweep.read(file) for file in args.files] if args.files else [_measure(args)]
     for sweep in sweeps:
-        _show(sweep, args)
+        print(f"{make_table(sweep).format_text()}\n{sweep.provenance}")
+        if args.out:
+            is_there = (args.out / f"{sweep.name}.json").resolve() in [file.resolve() for file in args.files or ()]
+            (rewrite_page if is_there else write_sweep)(sweep, args.out)
+        options.update_page(args.page, sweep.name, format_markdown(sweep))
     return 0 if all(result.has_all_times for sweep in sweeps for result in sweep.results) else 1
 
 
-def _show(sweep: Sweep, args: argparse.Namespace) -> None:
-    """Print a sweep, and write it to the folder and the page that were named."""
-    print(make_table(sweep).format_text())
-    print(sweep.provenance)
-    if args.out:
-        is_there = (args.out / f"{sweep.name}.json").resolve() in [file.resolve() for file in args.files or ()]
-        (rewrite_page if is_there else write_sweep)(sweep, args.out)
-    update_page(args.page, sweep.name, format_markdown(sweep))
-
-
 def _measure(args: argparse.Namespace) -> Sweep:
-    selection = parse_layers(args)
+    selection = options.parse_layers(args)
     return measure_sweep(
         selection.name,
         selection.workloads,
@@ -70,7 +56,7 @@ def _measure(args: argparse.Namespace) -> Sweep:
         args.command,
         progress=progress_line,
         on_result=lambda sweep: print(format_result(sweep.results[-1]), end="\n\n", flush=True),
-        schedules=LADDER,
+        schedules=OPTIMIZATION_STEPS,
         counts=selection.counts,
-        **timing_kwargs(args),
+        **options.timing_kwargs(args),
     )

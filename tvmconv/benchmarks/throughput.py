@@ -14,23 +14,49 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.baselines import metaschedule
 from tvmconv.baselines.metaschedule import MetaScheduleResult
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
-from tvmconv.cli.options import EXAMPLE_WORKLOAD, parse_count, parse_positive, parse_seed, parse_workers
+from tvmconv.cli import options
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import format_progress
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import Table, format_significant
+from tvmconv.reports.tables import format_significant
 from tvmconv.workloads import Workload
 
 OURS, THEIRS = "tvmconv", "MetaSchedule"
+SEARCH_COLUMNS = {
+    "tuner": lambda row: row[0],
+    "trials": lambda row: f"{row[1].trials:,}",
+    "succeeded": lambda row: f"{row[1].succeeded:,}",
+    "seconds": lambda row: f"{row[1].seconds:,.1f}",
+    "trials/s": lambda row: format_significant(row[1].trials / row[1].seconds),
+    "best [µs]": lambda row: micros(row[1].best),
+}
+PHASE_COLUMNS = {"stage of a trial": lambda row: row[0], "ms": lambda row: f"{row[1]:.1f}"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    default = options.EXAMPLE_WORKLOAD
+    text = "Workload (default: %(default)s)."
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", default=default, help=text)
+    options.add_option(parser, "--trials", "N", "Number of trials of tvmconv", type=options.parse_count, default=2000)
+    num_trials = metaschedule.TRIALS_PER_ROUND
+    text = "Number of trials of MetaSchedule; the default is one of its rounds"
+    options.add_option(parser, "--meta-trials", "N", text, type=options.parse_count, default=num_trials)
+    text = "Stop MetaSchedule after S seconds; completed rounds count"
+    options.add_option(parser, "--meta-seconds", "S", text, type=options.parse_positive, default=300.0)
+    add_device(parser)
+    text = "Number of builder processes of tvmconv (default: cores - 1)"
+    options.add_option(parser, "--workers", "N", text, type=options.parse_workers)
+    options.add_option(parser, "--seed", "N", "Seed", type=options.parse_seed, default=0)
+    add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,18 +65,17 @@ def run(args: argparse.Namespace) -> int:
     device = find_device(args)
     args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
 
-    searched, phases = measure_ours(workload, device, args)
-    searches, notes, ok = {OURS: searched}, [], searched.succeeded > 0
+    ours, phases = measure_ours(workload, device, args)
+    searches, notes, is_ok = {OURS: ours}, [], ours.succeeded > 0
     try:
         searches[THEIRS] = measure_metaschedule(workload, device, args)
     except Error as error:
         notes.append(f"{error}.")
-        ok &= isinstance(error, DeviceError)  # MetaSchedule does not support the device, which is not a failure
+        is_ok &= isinstance(error, DeviceError)  # MetaSchedule does not support the device, which is not a failure
     else:
-        notes += comparison(searches[OURS], searches[THEIRS])
-        ok &= searches[THEIRS].succeeded > 0
+        notes += compare(ours, searches[THEIRS])
+        is_ok &= searches[THEIRS].succeeded > 0
     notes.append(describe_provenance(device, args.command))
-
     data = {
         "workload": workload.text,
         "device_name": device.name,
@@ -58,46 +83,11 @@ def run(args: argparse.Namespace) -> int:
         "stage_milliseconds": phases,
         "notes": notes,
     }
-    tables = [searches_table(searches), phases_table(phases)]
-    report(args.out, "throughput", tables, notes, data, f"{workload.text} on {device.text}, {device.name}")
-    return 0 if ok else 1
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the benchmark."""
-    parser.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", default=EXAMPLE_WORKLOAD, help="Workload (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--trials",
-        metavar="N",
-        type=parse_count,
-        default=2000,
-        help="Number of trials of tvmconv (default: %(default)s).",
-    )
-    parser.add_argument(
-        "--meta-trials",
-        metavar="N",
-        type=parse_count,
-        default=metaschedule.TRIALS_PER_ROUND,
-        help="Number of trials of MetaSchedule (default: %(default)s, one of its rounds).",
-    )
-    parser.add_argument(
-        "--meta-seconds",
-        metavar="S",
-        type=parse_positive,
-        default=300.0,
-        help="Stop MetaSchedule after S seconds; completed rounds count (default: %(default)g).",
-    )
-    add_device(parser)
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=parse_workers,
-        help="Number of builder processes of tvmconv (default: cores - 1).",
-    )
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Seed (default: %(default)s).")
-    add_output(parser)
+    searches_table = make_table(searches.items(), SEARCH_COLUMNS, ["tuner"])
+    phases_table = make_table(phases.items(), PHASE_COLUMNS, ["stage of a trial"])
+    title = f"{workload.text} on {device.text}, {device.name}"
+    report(args.out, "throughput", [searches_table, phases_table], notes, data, title)
+    return 0 if is_ok else 1
 
 
 def measure_ours(
@@ -117,55 +107,27 @@ def measure_ours(
             measure_baseline=False,
             progress=lambda status: show(format_progress(status)),
         )
-    status = tuned.status
-    succeeded = status.num_trials - status.error_counts.total()
-    return MetaScheduleResult(
-        status.num_trials, succeeded, tuned.seconds, tuned.final.cost if tuned.final else None
-    ), tuned.phases
+    num_trials, num_failed = tuned.status.num_trials, tuned.status.error_counts.total()
+    best = tuned.final.cost if tuned.final else None
+    return MetaScheduleResult(num_trials, num_trials - num_failed, tuned.seconds, best), tuned.phases
 
 
 def measure_metaschedule(workload: Workload, device: Device, args: argparse.Namespace) -> MetaScheduleResult:
     """Run `metaschedule.run_search`, and show its progress."""
     metaschedule.check_device(device)
+    log, limits = args.out / "metaschedule.log", {"seed": args.seed, "seconds": args.meta_seconds}
     with progress_line(f"{THEIRS}: ") as show:
         show(f"{args.meta_trials} trials, at most {args.meta_seconds:g} s")
-        return metaschedule.run_search(
-            workload,
-            device,
-            args.meta_trials,
-            log=args.out / "metaschedule.log",
-            seed=args.seed,
-            seconds=args.meta_seconds,
-        )
+        return metaschedule.run_search(workload, device, args.meta_trials, log=log, **limits)
 
 
-def searches_table(searches: Mapping[str, MetaScheduleResult]) -> Table:
-    """Return a table with one line per tuner."""
-    columns: dict[str, Callable[[tuple[str, MetaScheduleResult]], str]] = {
-        "tuner": lambda row: row[0],
-        "trials": lambda row: f"{row[1].trials:,}",
-        "succeeded": lambda row: f"{row[1].succeeded:,}",
-        "seconds": lambda row: f"{row[1].seconds:,.1f}",
-        "trials/s": lambda row: format_significant(row[1].trials / row[1].seconds),
-        "best [µs]": lambda row: micros(row[1].best),
-    }
-    return make_table(searches.items(), columns, ["tuner"])
-
-
-def phases_table(phases: Mapping[str, float]) -> Table:
-    """Return a table of the time of each phase of a trial of tvmconv."""
-    columns = {"stage of a trial": lambda row: row[0], "ms": lambda row: f"{row[1]:.1f}"}
-    return make_table(phases.items(), columns, ["stage of a trial"])
-
-
-def comparison(ours: MetaScheduleResult, theirs: MetaScheduleResult) -> list[str]:
+def compare(ours: MetaScheduleResult, theirs: MetaScheduleResult) -> list[str]:
     """Return sentences that compare the two rates, and that name differences between the searches."""
     lines = []
     if theirs.succeeded:
-        trials, succeeded = (
-            format_significant(getattr(ours, what) / ours.seconds / (getattr(theirs, what) / theirs.seconds))
-            for what in ("trials", "succeeded")
-        )
+        speedup = theirs.seconds / ours.seconds
+        trials = format_significant(ours.trials / theirs.trials * speedup)
+        succeeded = format_significant(ours.succeeded / theirs.succeeded * speedup)
         lines.append(f"{OURS} has {trials} × the trials per second of {THEIRS}, and {succeeded} × the successful ones.")
     lines.append(f"{OURS} verifies every trial, {THEIRS} none. Each tuner measures its own best time.")
     return lines

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
-from tvmconv.cli.options import add_page, add_renamed_option
+from tvmconv.cli import options
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_target_table
 from tvmconv.training import read_valid_records
@@ -30,20 +30,11 @@ LEGEND = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs of searches, also .gz.")
-    add_renamed_option(
-        parser,
-        "--comparisons",
-        "--beside",
-        nargs="+",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="Files NAME-tuned.json to compare with.",
-    )
-    parser.add_argument(
-        "--library", default="cudnn", metavar="L", help="Library whose speed is the target (default: %(default)s)."
-    )
-    add_page(parser)
+    text = "Files NAME-tuned.json to compare with"
+    former = "--beside"
+    options.add_option(parser, "--comparisons", "FILE", text, former=former, nargs="+", required=True, type=Path)
+    options.add_option(parser, "--library", "L", "Library whose speed is the target", default="cudnn")
+    options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import Table
 
 TITLE = "torch-overhead"
-CALLS, ROUNDS = 1000, 15
+NUM_CALLS, NUM_ROUNDS = 1000, 15
 CASES = {"float16, 3×3": ("float16", 3, False), "float16, 1×1, bias": ("float16", 1, True)}
 
 
@@ -33,19 +33,19 @@ def run(args: argparse.Namespace) -> int:
     """Measure the calls, then print and write the times."""
     device = find_device(args, "calls must not wait for their kernels")
     source = describe_provenance(device, args.command)
-    rows, data = [], []
-    for name, (dtype, size, bias) in CASES.items():
-        taken = _taken(device.text, dtype, size, bias)
-        data.append({"case": name, "seconds": taken})
-        rows += [(name, how, micros(seconds)) for how, seconds in taken.items()]
+    rows, cases = [], []
+    for name, case in CASES.items():
+        seconds = _time_calls(device.text, *case)
+        cases.append({"case": name, "seconds": seconds})
+        rows += [(name, function, micros(value)) for function, value in seconds.items()]
     table = Table(("convolution", "call", "host [µs]"), rows, left_aligned=frozenset({"convolution", "call"}))
-    legend = f"A call's time on the host: median of {ROUNDS} rounds of {CALLS:,} calls. {source}"
-    report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": data}, TITLE)
+    legend = f"A call's time on the host: median of {NUM_ROUNDS} rounds of {NUM_CALLS:,} calls. {source}"
+    report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": cases}, TITLE)
     return 0
 
 
-def _taken(device: str, dtype: str, size: int, bias: bool) -> dict[str, float]:
-    """Return the seconds per call, by the name of the function."""
+def _time_calls(device: str, dtype: str, size: int, bias: bool) -> dict[str, float]:
+    """Return the host's seconds per call, by the name of the function."""
     import torch
     from torch.nn.functional import conv2d
 
@@ -54,30 +54,29 @@ def _taken(device: str, dtype: str, size: int, bias: bool) -> dict[str, float]:
     from tvmconv.torch.operator import conv
 
     torch.backends.cudnn.benchmark = True
-    made: Any = torch.nn.Conv2d(16, 16, size, padding=size // 2, bias=bias)
-    made = made.to(device, getattr(torch, dtype)).to(memory_format=torch.channels_last).requires_grad_(False)
-    x = torch.randn(1, 16, 8, 8, device=device, dtype=made.weight.dtype).to(memory_format=torch.channels_last)
-    ours = tvmconv.torch.optimize(made, x, device=device, choose="tuned")
-    (layer,) = [each for each in ours.graph.modules() if isinstance(each, TunedConv)]
+    module: Any = torch.nn.Conv2d(16, 16, size, padding=size // 2, bias=bias)
+    module = module.to(device, getattr(torch, dtype)).to(memory_format=torch.channels_last).requires_grad_(False)
+    x = torch.randn(1, 16, 8, 8, device=device, dtype=module.weight.dtype).to(memory_format=torch.channels_last)
+    optimized = tvmconv.torch.optimize(module, x, device=device, choose="tuned")
+    (layer,) = [layer for layer in optimized.graph.modules() if isinstance(layer, TunedConv)]
     (text,) = layer.kernels.values()
-    weight, packed = layer.weight0, layer.bias0
-    return {
-        "F.conv2d": _host_seconds(lambda: conv2d(x, made.weight, made.bias, padding=size // 2)),
-        "nn.Conv2d": _host_seconds(lambda: made(x)),
-        "torch.ops.tvmconv.conv": _host_seconds(lambda: conv(x, weight, packed, None, text)),
-        "the layer that optimize makes": _host_seconds(lambda: layer(x)),
+    weight, packed_bias = layer.weight0, layer.bias0
+    calls: dict[str, Callable[[], object]] = {
+        "F.conv2d": lambda: conv2d(x, module.weight, module.bias, padding=size // 2),
+        "nn.Conv2d": lambda: module(x),
+        "torch.ops.tvmconv.conv": lambda: conv(x, weight, packed_bias, None, text),
+        "the layer that optimize makes": lambda: layer(x),
     }
-
-
-def _host_seconds(call: Callable[[], object]) -> float:
-    import torch
-
-    rounds = []
     with torch.inference_mode():
-        for _ in range(ROUNDS):
-            torch.cuda.synchronize()
-            started_at = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            rounds.append((time.perf_counter() - started_at) / CALLS)
-    return statistics.median(rounds)
+        return {name: _time_on_host(call, torch.cuda.synchronize) for name, call in calls.items()}
+
+
+def _time_on_host(call: Callable[[], object], synchronize: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(NUM_ROUNDS):
+        synchronize()
+        started_at = time.perf_counter()
+        for _ in range(NUM_CALLS):
+            call()
+        seconds.append((time.perf_counter() - started_at) / NUM_CALLS)
+    return statistics.median(seconds)

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import add_page
 from tvmconv.reports.torch_models import make_torch_models_table
 
 SECTION = "torch-models"
@@ -27,7 +27,7 @@ LEGEND = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks.")
-    add_page(parser)
+    options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from typing import Any
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
 from tvmconv.benchmarks.common import add_output
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import add_suite_options, describe_sampled, parse_layers, print_auto_device, report_fallbacks
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
 from tvmconv.cost_model.model import cost_model_for
@@ -50,35 +50,16 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
-FAR = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
-
-
-def run(args: argparse.Namespace) -> int:
-    """Tune a suite, and compare it with libraries."""
-    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
-    if args.device.startswith("rpc:") and not args.tune_only:
-        raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
-
-    selection = parse_layers(args)
-    workloads = list(dict.fromkeys(selection.workloads.values()))
-    assign_schedules(args.schedule or (), workloads)  # raises an error for schedules that compute no layer
-    args.out.mkdir(parents=True, exist_ok=True)
-    args.log = args.log or args.out / f"{selection.name}.jsonl"
-
-    if not args.compare_only:
-        _tune(args, selection, workloads)
-    return 0 if args.tune_only else _compare(args, selection, baselines)
+MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    add_suite_options(parser, "d2l")
+    options.add_suite_options(parser, "d2l")
     add_output(parser)
-    parser.add_argument(
-        "--baseline",
-        action="append",
-        choices=(*libraries.load_baselines(), "none"),
-        help="Library to compare with, or none; may be given several times (default: cudnn).",
+    choices = (*libraries.load_baselines(), "none")
+    options.add_option(
+        parser, "--baseline", None, "Library to compare with, or none (default: cudnn)", choices=choices, repeat=True
     )
     parser.add_argument(
         "--all-schedules",
@@ -87,11 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Compare the naive schedule and the best one without tuning as well (default: unless the naive schedule "
         "would take seconds per launch).",
     )
-    parser.add_argument(
-        "--predicted",
-        action="store_true",
-        help="Compare the kernel that the cost model predicts without trials, and the best default config, as well.",
-    )
+    text = "Compare the kernel that the cost model predicts without trials, and the best default config, as well."
+    parser.add_argument("--predicted", action="store_true", help=text)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
@@ -99,45 +77,78 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(log=None)
 
 
-def _tune(args: argparse.Namespace, selection: LayerSelection, workloads: Sequence[Workload]) -> None:
-    """Search for the fastest configs, one workload after another, and print the results."""
+def run(args: argparse.Namespace) -> int:
+    """Tune a suite, and compare it with libraries."""
+    if args.device.startswith("rpc:") and not args.tune_only:
+        raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
+    selection = options.parse_layers(args)
+    workloads = list(dict.fromkeys(selection.workloads.values()))
+    assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.log = args.log or args.out / f"{selection.name}.jsonl"
+    if not args.compare_only:
 
-    def show_layer(number: int, workload: Workload) -> None:
-        print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
+        def show_layer(number: int, workload: Workload) -> None:
+            print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
 
-    counts = {workload: selection.network.get(workload, 1) for workload in workloads}
-    results = search_all(args, counts, show_layer, measure_baseline=False)  # the comparison follows
-    print(make_results_table(results, selection.network).format_text())
-    print("\n".join(describe_phases(results)), end="\n\n", flush=True)
+        counts = {workload: selection.network.get(workload, 1) for workload in workloads}
+        results = search_all(args, counts, show_layer, measure_baseline=False)  # the comparison follows
+        print(make_results_table(results, selection.network).format_text())
+        print("\n".join(describe_phases(results)), end="\n\n", flush=True)
+    return 0 if args.tune_only else _compare(args, selection)
 
 
-def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Sequence[str]) -> int:
+def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Time all kernels in turn, write and print the results, and return the exit status."""
     device = devices.find_device(args.device)
-    print_auto_device(args.device, device)
-    workloads = selection.workloads
-    ladder = args.all_schedules
-    if ladder is None:
-        ladder = all(naive_cost.is_affordable(workload, device) for workload in workloads.values())
-        if not ladder:
+    options.print_auto_device(args.device, device)
+    workloads = [*selection.workloads.values()]
+    with_untuned = args.all_schedules
+    if with_untuned is None:
+        with_untuned = all(naive_cost.is_affordable(workload, device) for workload in workloads)
+        if not with_untuned:
             print_note("schedules without tuning are left out; --all-schedules compares them as well")
+    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
     name = f"{selection.name}-tuned"
-    with report_fallbacks():
+
+    def choose_schedules(workload: Workload) -> dict[str, Any]:
+        """Return the arguments of `run_schedules` for the schedules without tuning."""
+        names = _list_untuned(workload, device) if with_untuned else []
+        return {"schedules": names} if names else {"ladder": False}
+
+    def is_current(result: Result) -> bool:
+        """Return whether an earlier comparison need not be measured again."""
+        names = [row.name for row in result.rows]
+        untuned = _list_untuned(result.workload, device) if with_untuned else []
+        record = find_best_record(args.log, result.workload, device=device.name)
+        row = next((row for row in result.rows if row.name == TUNED), None)
+        return (
+            result.has_all_times
+            and result.device_name == device.name
+            and [name for name in names if name not in (PREDICTED, UNTUNED)] == [*untuned, TUNED, *baselines]
+            and (not args.predicted or PREDICTED in names)
+            and record is not None
+            and row is not None
+            and (row.schedule, row.config) == (record.schedule, record.config)
+            and not any(row.unstable for row in result.rows)
+            and not _deviates(row, record)
+        )
+
+    previous = _read_previous(args.out / f"{name}.json", is_current)
+    with options.report_fallbacks():
         sweep = measure_sweep(
             name,
-            workloads,
+            selection.workloads,
             device,
             args.command,
             progress=progress_line,
             on_result=lambda sweep: write_numbers(sweep, args.out),
-            previous_sweep=_known(
-                args.out / f"{name}.json", args.log, device, ladder, baselines, predicted=args.predicted
-            ),
+            previous_sweep=previous,
             counts=selection.counts,
-            workload_arguments=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
+            workload_arguments=choose_schedules,
             log=args.log,
             predicted=args.predicted,
-            extra_provenance=_describe_model([*workloads.values()], device) if args.predicted else "",
+            extra_provenance=describe_training_layers(workloads, device) if args.predicted else "",
             baselines=baselines,
             cold=None,  # a cold cache only if the arrays exceed it
             seconds=TIMING_SECONDS,
@@ -148,59 +159,38 @@ def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Seq
         print(make_table(sweep).format_text(), end="\n\n")
     remarks = [
         *library_comparison.list_remarks(sweep),
-        *describe_sampled(dict.fromkeys(workloads.values()), args.verify),
+        *options.describe_sampled(dict.fromkeys(workloads), args.verify),
         sweep.provenance,
     ]
     print("\n".join([library_comparison.make_comparison_table(sweep).format_text(), "", *remarks]))
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
-def _describe_model(workloads: Sequence[Workload], device: Device) -> str:
+def describe_training_layers(workloads: Sequence[Workload], device: Device) -> str:
     """Return a text on how many layers are in the cost model's training set, whose predictions test little."""
     cost_model = cost_model_for(device.arch)
     if cost_model is None:
         return ""
     layers = {layer_key(w): w for w in workloads}.values()
-    seen = cost_model.count_training_layers(layers)
-    if seen:
-        print_note(f"the model has seen records of {seen} of these {len(layers)} layers")
-    return f"a model that has seen {seen or 'none'} of the {len(layers)} layers"
+    num_seen = cost_model.count_training_layers(layers)
+    if num_seen:
+        print_note(f"the model has seen records of {num_seen} of these {len(layers)} layers")
+    return f"a model that has seen {num_seen or 'none'} of the {len(layers)} layers"
 
 
-def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
-    """Return the arguments of `run_schedules` for the naive schedule and the best one without tuning."""
-    available = {s.name for s in registry.schedules(workload) if device.kind in s.device_kinds}
-    reference = registry.get_baseline_schedule(workload)
-    best_one = [name for name in COMPARED.get(workload.operator, ()) if name in available][-1:]
-    names = [*([reference.name] if reference else []), *best_one]
-    return {"schedules": names} if names else {"ladder": False}
+def _list_untuned(workload: Workload, device: Device) -> list[str]:
+    """Return the naive schedule and the best one without tuning."""
+    available = {schedule.name for schedule in registry.schedules(workload) if device.kind in schedule.device_kinds}
+    naive = registry.get_baseline_schedule(workload)
+    best = [name for name in COMPARED.get(workload.operator, ()) if name in available][-1:]
+    return [*([naive.name] if naive else []), *best]
 
 
-def _known(
-    file: Path, log: Path, device: Device, ladder: bool, baselines: Sequence[str], *, predicted: bool
-) -> Sweep | None:
-    """Return the comparisons of a file on this device that need not be measured again."""
+def _read_previous(file: Path, is_current: Callable[[Result], bool]) -> Sweep | None:
+    """Return the comparisons of a file that need not be measured again."""
     if not file.exists():
         return None
     sweep = Sweep.read(file)
-
-    def is_current(result: Result) -> bool:
-        names = [row.name for row in result.rows]
-        own = _ladder(result.workload, device).get("schedules", []) if ladder else []
-        record = find_best_record(log, result.workload, device=device.name)
-        row = next((row for row in result.rows if row.name == TUNED), None)
-        return (
-            result.has_all_times
-            and result.device_name == device.name
-            and [name for name in names if name not in (PREDICTED, UNTUNED)] == [*own, TUNED, *baselines]
-            and (not predicted or PREDICTED in names)
-            and record is not None
-            and row is not None
-            and (row.schedule, row.config) == (record.schedule, record.config)
-            and not any(row.unstable for row in result.rows)
-            and not is_far(row, record)
-        )
-
     kept = [(label, result) for label, result in zip(sweep.labels, sweep.results, strict=True) if is_current(result)]
     if not kept:
         return None
@@ -209,8 +199,8 @@ def _known(
     return replace(sweep, labels=[*labels], results=[*results], counts=[])
 
 
-def is_far(row: ResultRow, record: Record) -> bool:
+def _deviates(row: ResultRow, record: Record) -> bool:
     """Return whether a row's time deviates from the log's final timing of the same config, both with a hot cache."""
     if row.timing is None or row.timing.cold or not record.final:
         return False
-    return abs(row.timing.median - record.cost) > FAR * record.cost
+    return abs(row.timing.median - record.cost) > MAX_DEVIATION * record.cost

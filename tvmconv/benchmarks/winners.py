@@ -13,13 +13,12 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, show
-from tvmconv.cli.options import add_page
+from tvmconv.cli import options
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
 from tvmconv.training import read_valid_records
 
-SECTION = "winners"
 LEGEND = (
     "×: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
     "convolution. Errors are relative L2 errors against float64."
@@ -29,19 +28,17 @@ LEGEND = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Files NAME-tuned.json.")
-    parser.add_argument(
-        "--kind", action="append", default=[], metavar="SCHEDULE", help="Schedule that is compared with all others."
-    )
-    parser.add_argument("--log", action="append", default=[], type=Path, metavar="LOG", help="Log, or folder of logs.")
+    options.add_option(parser, "--kind", "SCHEDULE", "Schedule that is compared with all others", repeat=True)
+    options.add_option(parser, "--log", "LOG", "Log, or folder of logs", type=Path, repeat=True)
     add_output(parser, None, "NAME.md and NAME.png")
-    add_page(parser)
-    parser.add_argument("--section", default=SECTION, metavar="NAME", help="Section of page (default: %(default)s).")
+    options.add_page(parser)
+    options.add_option(parser, "--section", "NAME", "Section of page", default="winners")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read results and logs, then print and write the tables."""
     sweeps = [Sweep.read(file) for file in args.files]
-    records = (record for log in list_log_files(args.log) for record in read_valid_records(log)) if args.log else ()
+    records = (record for log in list_log_files(args.log) for record in read_valid_records(log))
     layers = compare_layers(sweeps, records, args.kind)
     show(make_networks_table(layers), args, args.section, LEGEND)
     if args.out:

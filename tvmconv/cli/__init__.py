@@ -1,4 +1,4 @@
-"""The command line: one module per command, each with `add_parser(commands)` and `run(args) -> exit status`.
+"""The command line: one module per command, each with `add_options(parser)` and `run(args) -> exit status`.
 
 TVM is imported only when a command needs it, so that `--help` and mistyped words are answered at once. For `tvmconv
 tune`, the process that builders are forked from starts before the modules of the commands are imported.
@@ -11,8 +11,8 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from tvmconv.cli.errors import INTERRUPTED_STATUS, CommandParser, run_guarded
 from tvmconv.version import VERSION
@@ -40,10 +40,7 @@ SEARCH_COMMAND = "tune"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-        argv: Words after `tvmconv`. By default, the arguments of this process.
+    """Run the command line of these words, by default those of this process.
 
     Returns:
         The exit status: 0 for success, 1 if a schedule failed, 2 if the command line cannot be carried out.
@@ -66,51 +63,37 @@ def command_line() -> NoReturn:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    is_search = [*words[:1]] == [SEARCH_COMMAND] and not {"-h", "--help"} & {*words}
-    with _prestart_builders() if is_search else contextlib.nullcontext():
-        return _run(words)
+    with contextlib.ExitStack() as stack:
+        if [*words[:1]] == [SEARCH_COMMAND] and not {"-h", "--help"} & {*words}:
+            from tvmconv.measure.workers import pool
 
-
-@contextlib.contextmanager
-def _prestart_builders() -> Iterator[None]:
-    from tvmconv.measure.workers import pool
-
-    with pool.keep_workers_alive():
-        pool.shared.prestart_fork_server()
-        yield
-
-
-def _run(words: Sequence[str]) -> int:
-    args = parse_words(words)
-    return args.run(args)
+            stack.enter_context(pool.keep_workers_alive())
+            pool.shared.prestart_fork_server()
+        args = parse_words(words)
+        return args.run(args)
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line without running the command.
-
-    Args:
-        words: Words after `tvmconv`.
-
-    Returns:
-        The arguments of the command. Their attribute `run` is the function that runs the command on them.
-
-    Raises:
-        UsageError: The words are not a valid command line.
-    """
-    parser, commands = _make_parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
+    """Parse a command line; the attribute `run` of the result is the function that runs the command on it."""
+    parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
+    parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in [word for word in words[:1] if word in COMMANDS] or COMMANDS:
+        _add_command(commands, command)
     args, unparsed = parser.parse_known_args(words)
     if any(word.startswith("-") for word in unparsed) or (unparsed and "words" not in args):
-        commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
+        commands.choices.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
     if unparsed:
         args.words += unparsed  # argparse ends a list of words at the first option and does not parse the later words
     return args
 
 
-def _make_parser(command_names: Sequence[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Return the parser for these commands, and the parser of each command by its name."""
-    parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
-    parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in command_names:
-        importlib.import_module(f"tvmconv.cli.{command}").add_parser(commands)
-    return parser, commands.choices
+def _add_command(commands: Any, name: str) -> None:
+    """Add the parser of a command, whose summary and description are the docstring of its module."""
+    module = importlib.import_module(f"tvmconv.cli.{name}")
+    summary, _, description = (module.__doc__ or "").partition("\n\n")
+    usage = getattr(module, "USAGE", None)
+    brief = summary[0].lower() + summary[1:].removesuffix(".")
+    parser = commands.add_parser(name, help=brief, description=description or summary, usage=usage)
+    parser.set_defaults(run=getattr(module, "run", None))  # `log` and `bench` have a function for each of their parts
+    module.add_options(parser)

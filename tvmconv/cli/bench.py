@@ -1,6 +1,6 @@
-"""`tvmconv bench`: run a benchmark, each of which is a module of `tvmconv.benchmarks`.
+"""Measure suites, networks and searches, and make tables of the results.
 
-Only the module of the named benchmark is imported.
+Run a benchmark. Each prints a table and writes its results, with their provenance, to files.
 """
 
 from __future__ import annotations
@@ -54,30 +54,15 @@ class BenchmarkParser(CommandParser):
         return super().parse_known_args(words, namespace)
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure suites, networks and searches, and make tables of the results",
-        description="Run a benchmark. Each prints a table and writes its results, with their provenance, to files.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     names = parser.add_subparsers(metavar="NAME", required=True, parser_class=BenchmarkParser)
     for name, text in BENCHMARKS.items():
         names.add_parser(name, help=text)
 
 
 def run_script(name: str, script: str, argv: Sequence[str] | None = None, **defaults: object) -> int:
-    """Run a benchmark as a script of its own.
-
-    Args:
-        name: Name of the benchmark, a key of `BENCHMARKS`.
-        script: Name of the script without its suffix.
-        argv: Arguments of the command line. By default, those of this process.
-        defaults: Default values of options.
-
-    Returns:
-        The exit status: 0 for success, 1 if a measurement failed, 2 if the command line cannot be carried out.
-    """
+    """Run the benchmark `name` as the script `scripts/SCRIPT.py`, with these default values of options."""
 
     def command() -> int:
         parser = BenchmarkParser(prog=f"python scripts/{script}.py")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tvmconv.errors import Error, escape_unprintable, log_traceback
@@ -50,23 +49,14 @@ class CommandParser(argparse.ArgumentParser):
 def run_guarded(prog: str, command: Callable[[], int]) -> int:
     """Run a command, and return its exit status or that of the error that ended it.
 
-    Args:
-        prog: Name at the start of each line on stderr.
-        command: Function that returns an exit status.
+    Errors, and the package's log, are lines on stderr that begin with `prog`; `--verbose` adds tracebacks.
     """
-    with _log_to_stderr(prog):
-        return _run_guarded(prog, command)
-
-
-@contextlib.contextmanager
-def _log_to_stderr(prog: str) -> Iterator[None]:
-    """Print the package's log on stderr: one line per warning, and tracebacks with `--verbose`."""
     logger = logging.getLogger("tvmconv")
     handler, level = logging.StreamHandler(), logger.level
     handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
     logger.addHandler(handler)
     try:
-        yield
+        return _run_guarded(prog, command)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -79,6 +69,7 @@ def _run_guarded(prog: str, command: Callable[[], int]) -> int:
         status = command()
         if sys.stdout:  # None where the process was started without a standard output
             sys.stdout.flush()  # raises BrokenPipeError here instead of at exit
+        return status
     except SystemExit as exit_request:  # argparse exits after --help and --version
         return int(exit_request.code or 0)
     except BrokenPipeError:
@@ -89,27 +80,17 @@ def _run_guarded(prog: str, command: Callable[[], int]) -> int:
         # interrupted: it would end by SIGINT at exit. A further exec() clears the mark (CPython, run_eval_code_obj).
         exec("")
         return INTERRUPTED_STATUS
-    except Error as error:
-        log_traceback(error)
-        return _print_refusal(prog, str(error))
     except MemoryError:
-        return _print_refusal(prog, "there is not enough memory: free some memory, or raise the limit (ulimit -v)")
-    except OSError as error:
+        message = "there is not enough memory: free some memory, or raise the limit (ulimit -v)"
+    except (Error, OSError) as error:
         log_traceback(error)
-        return _print_refusal(prog, f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    return status
-
-
-def _print_refusal(prog: str, message: str) -> int:
+        message = str(error)
+        if isinstance(error, OSError) and error.filename:
+            message = f"{error.filename}: {error.strerror}"
     print_note(message, prog)
     return USAGE_ERROR
 
 
 def print_note(message: str, prog: str = "tvmconv") -> None:
-    """Print a message on stderr in one line, with characters escaped that are not printable.
-
-    Args:
-        message: Text, which may include names and contents of files.
-        prog: Name at the start of the line.
-    """
+    """Print a message in one line on stderr, behind the name `prog`, with unprintable characters escaped."""
     print(f"{prog}: {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)

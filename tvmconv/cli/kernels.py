@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 
 from tvmconv import kernel, registry
-from tvmconv.cli.options import parse_assignment, report_fallbacks
-from tvmconv.compat import rename_requested_config as _rename
+from tvmconv.cli.options import OptionGroup, add_option, parse_assignment, report_fallbacks
+from tvmconv.compat import rename_requested_config
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -27,19 +26,14 @@ KERNEL_NAME_HELP = (
 )
 
 
-def add_log_option(parser: argparse.ArgumentParser, help_prefix: str = "") -> None:
-    """Add `--log`, which may be repeated: the logs in which the kernel `tuned` is looked up."""
-    parser.add_argument(
-        "--log",
-        metavar="F",
-        action="append",
-        default=[],
-        help=f"Log, or folder of logs, for {help_prefix}{TUNED} (default: the logs that come with tvmconv).",
-    )
+def add_log_option(parser: OptionGroup, help_prefix: str = "") -> None:
+    """Add `--log`: the logs in which the kernel `tuned` is looked up."""
+    text = f"Log, or folder of logs, for {help_prefix}{TUNED} (default: the logs that come with tvmconv)"
+    add_option(parser, "--log", "F", text, repeat=True)
 
 
 def build_named_kernel(
-    name: str, workload: Workload, device: Device, knobs: Mapping[str, Value], logs: list[str] | None = None
+    name: str, workload: Workload, device: Device, knobs: Mapping[str, Value], logs: list[str]
 ) -> Kernel:
     """Build the kernel that a command line names.
 
@@ -48,46 +42,33 @@ def build_named_kernel(
         workload: Workload that the kernel computes.
         device: Device that the kernel is built for.
         knobs: Values of knobs, which replace those of the name.
-        logs: Files and folders in which `tuned` is looked up. By default, the logs that come with tvmconv.
-
-    Raises:
-        Error: There is no such schedule, knob or value, the logs have no record of the workload, the cost model does
-            not cover the workload, or the kernel cannot be built.
+        logs: Files and folders in which `tuned` is looked up; empty for the logs that come with tvmconv.
     """
-    schedule, _, config_text = name.partition(":")
-    if schedule == PREDICTED and not config_text:
+    schedule_name, _, config_text = name.partition(":")
+    if name == PREDICTED:
         named_kernel = build_predicted(workload, device, time_candidates=False)
         if not named_kernel.prediction and not recommend_configs(workload, device, 1):
             raise Error(f"the cost model has no prediction for {workload} on {device.text}")
     elif TUNED in (name, config_text):
-        named_kernel = _build_tuned(workload, device, schedule if config_text else None, logs)
+        named_kernel = _build_tuned(workload, device, schedule_name if config_text else None, logs)
     else:
-        config = dict(map(_parse_assignment, config_text.split(":"))) if config_text else {}
-        return kernel.build(
-            workload,
-            registry.find_schedule(workload, schedule),
-            device=device,
-            config={**_rename(schedule, config), **_rename(schedule, knobs)},
-        )
+        schedule = registry.find_schedule(workload, schedule_name)
+        config = dict(map(parse_assignment, config_text.split(":"))) if config_text else {}
+        config = {**rename_requested_config(schedule_name, config), **rename_requested_config(schedule_name, knobs)}
+        return kernel.build(workload, schedule, device=device, config=config)
     if not knobs:
         return named_kernel
-    renamed_knobs = _rename(named_kernel.schedule.name, knobs)
-    return kernel.build(workload, named_kernel.schedule, device=device, config={**named_kernel.config, **renamed_knobs})
+    schedule = named_kernel.schedule
+    config = {**named_kernel.config, **rename_requested_config(schedule.name, knobs)}
+    return kernel.build(workload, schedule, device=device, config=config)
 
 
-def _build_tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:
-    chosen_schedule = registry.find_schedule(workload, schedule) if schedule else None
+def _build_tuned(workload: Workload, device: Device, schedule_name: str | None, logs: list[str]) -> Kernel:
+    schedule = registry.find_schedule(workload, schedule_name) if schedule_name else None
     record_index = RecordIndex(list_log_files(logs) if logs else packaged_logs(), workload)
-    if next(record_index.iterate_by_device_match(workload, device, schedule), None) is None:
-        schedule_text = f" by {schedule}" if schedule else ""
-        log_names = ", ".join(logs) if logs else "the logs that come with tvmconv"
+    if next(record_index.iterate_by_device_match(workload, device, schedule_name), None) is None:
+        schedule_text = f" by {schedule_name}" if schedule_name else ""
+        log_names = ", ".join(logs) or "the logs that come with tvmconv"
         raise Error(f"{log_names}: no record of {workload}{schedule_text} on a device like {device.text}")
     with report_fallbacks():
-        return build(workload, chosen_schedule, device=device, log=record_index)
-
-
-def _parse_assignment(text: str) -> tuple[str, Value]:
-    try:
-        return parse_assignment(text)
-    except argparse.ArgumentTypeError as error:
-        raise Error(str(error)) from error
+        return build(workload, schedule, device=device, log=record_index)

@@ -1,11 +1,11 @@
-"""`tvmconv log`: list the contents of tuning logs, merge logs, and import AutoTVM's logs."""
+"""List the contents of tuning logs, merge logs, import AutoTVM's logs."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +24,28 @@ from tvmconv.space import format_value
 FINAL, TRIAL = "final", "trial"  # kind of timing of a search's best record
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("log", help="list the contents of tuning logs, merge logs, import AutoTVM's logs")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    best = _add_action(actions, "best", _run_best, "print the fastest valid records of each workload on each device")
-    best.add_argument(
-        "--top",
-        metavar="N",
-        type=options.parse_count,
-        default=1,
-        help="Number of records for each workload and device (default: %(default)s).",
-    )
+    summary = "print the fastest valid records of each workload on each device"
+    best = _add_action(actions, "best", _run_best, summary)
+    text = "Number of records for each workload and device"
+    options.add_option(best, "--top", "N", text, type=options.parse_count, default=1)
     best.add_argument("--workload", metavar="W", help="Print only records of this workload.")
     best.add_argument("--device", metavar="D", help='Print only records of the device of this name ("NVIDIA H200").')
     best.add_argument("--json", action="store_true", help="Print the records as lines of a log.")
     best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="Log to write, with times of five digits.")
 
-    stats = _add_action(
-        actions, "stats", _run_stats, "count records, errors and invalid lines, and print the best of each search"
-    )
+    summary = "count records, errors and invalid lines, and print the best of each search"
+    stats = _add_action(actions, "stats", _run_stats, summary)
     stats.add_argument("--json", action="store_true", help="Print JSON.")
 
-    for name, run, summary in (
-        ("import", _run_import, "convert AutoTVM's logs, and report the lines that cannot be converted"),
-        ("merge", _run_merge, "merge several logs into one, with each measurement once"),
-    ):
-        writing = _add_action(actions, name, run, summary)
-        writing.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="Log to write.")
+    summary = "convert AutoTVM's logs, and report the lines that cannot be converted"
+    importing = _add_action(actions, "import", _run_import, summary)
+    merging = _add_action(actions, "merge", _run_merge, "merge several logs into one, with each measurement once")
+    for action in (importing, merging):
+        action.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="Log to write.")
 
 
 def _add_action(actions: Any, name: str, run: Any, summary: str) -> Any:
@@ -68,10 +61,12 @@ def _run_best(args: argparse.Namespace) -> int:
     invalid_lines = {file: InvalidLines() for file in files}
     groups = index_logs_by_workload(invalid_lines, workload, args.device).values()
     records = [record for group in groups for record in itertools.islice(iterate_fastest_first(group), args.top)]
-    _print_invalid_lines(invalid_lines)
+    for file, lines in invalid_lines.items():
+        if lines.count:
+            print_note(f"{file}: {lines}")
     if not records:
         restriction = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)
-        raise Error(f"no valid record{restriction} in {_join_names(files)}")
+        raise Error(f"no valid record{restriction} in {', '.join(map(str, files))}")
     if args.out is not None:
         with write_new_log(args.out, files) as write:
             for record in records:
@@ -96,7 +91,7 @@ def _describe_unconfirmed(trial: Record) -> str:
 def _make_best_table(records: Iterable[Record]) -> Table:
     headers = ("workload", "schedule", "device", "time [µs]", "GFLOP/s", "config")
     rows = [
-        [record.workload.text, record.schedule, record.device, *_format_speed(record), _format_config(record)]
+        [record.workload.text, record.schedule, record.device, *_format_speed(record), format_config(record)]
         for record in records
     ]
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "config"}))
@@ -108,33 +103,31 @@ def _format_speed(record: Record | None) -> tuple[str, str]:
     return format_significant(record.cost * 1e6), format_significant(record.gflops)
 
 
-def _format_config(record: Record) -> str:
+def format_config(record: Record) -> str:
+    """Return the knobs of a record as words NAME=VALUE."""
     return " ".join(f"{name}={format_value(value)}" for name, value in record.config.items())
 
 
 def _run_stats(args: argparse.Namespace) -> int:
     invalid_lines = {file: InvalidLines() for file in list_log_files(args.files)}
     searches = collect_stats(invalid_lines)
-    error_counts = count_errors(searches.values())
+    stats = _stats_to_json(searches, invalid_lines)
     if args.json:
-        print(json.dumps(_stats_to_json(searches, invalid_lines)))
+        print(json.dumps(stats))
         return 0
-    errors = [
-        f"{count:,} {_format_kind(kind)}" for kind, count in error_counts.most_common() if kind is not ErrorKind.NONE
-    ]
-    print(f"records    {error_counts.total():,}")
-    if finals := sum(search.num_finals for search in searches.values()):
-        print(f"finals     {finals:,}")
+    errors = [f"{count:,} {kind}" for kind, count in stats["errors"].items()]
+    devices = ", ".join(sorted({key.device for key in searches})) or "none"
+    print(f"records    {stats['records']:,}")
+    if stats["finals"]:
+        print(f"finals     {stats['finals']:,}")
     print(f"errors     {', '.join(errors) or 'none'}")
     print(f"workloads  {len({key.workload for key in searches}):,}")
-    devices = ", ".join(sorted({key.device for key in searches})) or "none"
     print(f"devices    {escape_unprintable(devices)}")
     print(f"trials/s   {_format_rate(searches.values())}")
     for file, lines in invalid_lines.items():
         if lines.count:
             print(escape_unprintable(f"{file}: {lines}"))
-    print()
-    print(_make_stats_table(searches).format_text())
+    print(f"\n{_make_stats_table(searches).format_text()}")
     return 0
 
 
@@ -156,7 +149,7 @@ def _stats_to_json(
     return {
         "records": error_counts.total(),
         "finals": sum(search.num_finals for search in searches.values()),
-        "errors": {_format_kind(kind): n for kind, n in error_counts.items() if kind is not ErrorKind.NONE},
+        "errors": {kind.text: n for kind, n in error_counts.most_common() if kind is not ErrorKind.NONE},
         "trials_per_second": trials_per_second(searches.values()),
         "bad_lines": {
             str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in invalid_lines.items()
@@ -179,10 +172,6 @@ def _stats_to_json(
     }
 
 
-def _format_kind(kind: ErrorKind) -> str:
-    return kind.name.lower().replace("_", " ")
-
-
 def _format_rate(searches: Iterable[SearchStats]) -> str:
     rate = trials_per_second(searches)
     return EMPTY_CELL if rate is None else format_significant(rate)
@@ -190,17 +179,13 @@ def _format_rate(searches: Iterable[SearchStats]) -> str:
 
 def _run_import(args: argparse.Namespace) -> int:
     invalid_lines = InvalidLines()
-    files = list_log_files(args.files)
     try:
-        count = import_logs(files, args.out, invalid_lines)
+        count = import_logs(list_log_files(args.files), args.out, invalid_lines)
     finally:
         for kind in invalid_lines.kinds.values():
             lines = f"{kind.count} line{'s' * (kind.count > 1)}"
             print_note(f"refused {lines}, the first line {kind.number}: {kind.error}")
-    print(
-        f"{escape_unprintable(str(args.out))}: {count:,} record{'s' * (count != 1)} imported, "
-        f"{invalid_lines.count:,} refused"
-    )
+    _print_written(args.out, f"{_count_records(count)} imported, {invalid_lines.count:,} refused")
     return 0
 
 
@@ -209,18 +194,13 @@ def _run_merge(args: argparse.Namespace) -> int:
     count, num_repeated = merge_logs(list_log_files(args.files), args.out, invalid_lines)
     if invalid_lines.count:
         print_note(f"left out {invalid_lines}")
-    print(
-        f"{escape_unprintable(str(args.out))}: {count:,} record{'s' * (count != 1)}, {num_repeated:,} "
-        "left out as repeated"
-    )
+    _print_written(args.out, f"{_count_records(count)}, {num_repeated:,} left out as repeated")
     return 0
 
 
-def _print_invalid_lines(invalid_lines: dict[Path, InvalidLines]) -> None:
-    for file, lines in invalid_lines.items():
-        if lines.count:
-            print_note(f"{file}: {lines}")
+def _print_written(file: Path, contents: str) -> None:
+    print(f"{escape_unprintable(str(file))}: {contents}")
 
 
-def _join_names(files: Sequence[Path]) -> str:
-    return ", ".join(map(str, files))
+def _count_records(count: int) -> str:
+    return f"{count:,} record{'s' * (count != 1)}"

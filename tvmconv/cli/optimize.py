@@ -1,4 +1,8 @@
-"""`tvmconv optimize`: replace convolutions of a PyTorch model by tvmconv's kernels, report and save the model."""
+"""Replace convolutions of a PyTorch model by faster kernels of tvmconv.
+
+Find kernels for the convolutions of a PyTorch model and the operations that follow them, use those that are faster than
+PyTorch's, and print a report on each layer. With -o, write the report and the model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import parse_model_input, parse_positive
+from tvmconv.cli.options import add_option, parse_model_input, parse_positive
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import translate_to_model_error
 from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
@@ -21,52 +25,28 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
 REPORT, MODEL = "report.txt", "model.tvmconv"
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "optimize",
-        help="replace convolutions of a PyTorch model by faster kernels of tvmconv",
-        description="Find kernels for the convolutions of a PyTorch model and the operations that follow them, use "
-        "those that are faster than PyTorch's, and print a report on each layer. With -o, write the report and the "
-        "model.",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = "PyTorch module, or a function that returns one."
+    parser.add_argument("model", metavar="PACKAGE.MODULE:CALLABLE", help=text)
+    text = f"Input of the model, such as {EXAMPLE_TEXT}, in order"
+    add_option(parser, "--input", "SIZES", text, type=_parse_input, repeat=True, required=True)
+    text = "Dtype of the model and its inputs; tf32 is float32 with TF32 allowed"
+    add_option(parser, "--dtype", None, text, choices=dtypes.DTYPES_BY_TEXT, default="f32")
+    text = (
+        f"Memory layout of the model and its inputs; {CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for "
     )
-    parser.add_argument(
-        "model", metavar="PACKAGE.MODULE:CALLABLE", help="PyTorch module, or a function that returns one."
+    add_option(parser, "--layout", None, f"{text}f32, else {CHANNELS_LAST})", choices=LAYOUTS)
+    text = (
+        "Tune the kernels, with this time limit in seconds for all layers from the start of the command; writing the "
+        "model takes further time"
     )
-    parser.add_argument(
-        "--input",
-        metavar="SIZES",
-        type=_parse_input,
-        action="append",
-        required=True,
-        help=f"Input of the model, such as {EXAMPLE_TEXT}; may be given several times, in order.",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=dtypes.DTYPES_BY_TEXT,
-        default="f32",
-        help="Dtype of the model and its inputs; tf32 is float32 with TF32 allowed (default: %(default)s).",
-    )
-    parser.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        help="Memory layout of the model and its inputs; "
-        f"{CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for f32, else {CHANNELS_LAST}).",
-    )
-    parser.add_argument(
-        "--seconds",
-        metavar="T",
-        type=parse_positive,
-        help="Tune the kernels, with this time limit in seconds for all layers from the start of the command; writing "
-        "the model takes further time.",
-    )
+    add_option(parser, "--seconds", "T", text, type=parse_positive)
     parser.add_argument("--log", metavar="F", type=Path, help="Log to take kernels from and to append trials to.")
     parser.add_argument("--device", metavar="D", help="Device to run on: cuda:N or opencl:N (default: auto).")
-    parser.add_argument(
-        "--all", action="store_true", help="Use tvmconv's kernels for all layers, even where PyTorch's are faster."
-    )
+    text = "Use tvmconv's kernels for all layers, even where PyTorch's are faster."
+    parser.add_argument("--all", action="store_true", help=text)
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"Folder to write {REPORT} and {MODEL} to.")
-    parser.set_defaults(run=run)
 
 
 def _parse_input(text: str) -> InputSpec:

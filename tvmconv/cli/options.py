@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tvmconv import baselines, devices
+from tvmconv import baselines, devices, workloads
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cost_model import model
 from tvmconv.devices import Arch, Device, DeviceNotFoundError
-from tvmconv.errors import Error, FallbackWarning, WorkloadError
+from tvmconv.errors import Error, FallbackWarning
 from tvmconv.experiments.preparation import list_unsupported_schedules
 from tvmconv.experiments.sweep import LayerSelection, filter_layers, select_layer_sequence, select_layers
 from tvmconv.models.input_spec import InputSpec
@@ -29,64 +30,90 @@ from tvmconv.workloads.suites import SuiteVariant, apply_variant, merge_equal_la
 from tvmconv.workloads.text import quote
 
 EXAMPLE_WORKLOAD = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
-MAX_COUNT = 10**9
 MAX_SECONDS = 10**7  # about four months
-MAX_SEED = (1 << 63) - 1
-MAX_PORT = (1 << 16) - 1
 WORKERS_PER_CORE = 8
 DEFAULT_ARCH = "sm_90"  # the target of the compiler where there is no GPU
+LAYER_OPTIONS = ("only", "skip", "batch", "dtype", "layout", "epilogue")
+
+T = TypeVar("T")
+OptionGroup = argparse._ActionsContainer  # a parser, or a group of its options
 
 
-def add_renamed_option(parser: argparse.ArgumentParser, name: str, former_name: str, **options: Any) -> None:
-    """Add an option that is accepted by its former name, too; help and messages have the current one only."""
-    parser.add_argument(name, former_name, **options).option_strings = [name]
-
-
-def add_set_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--set KNOB=VALUE`, which may be repeated; `args.set` lists the pairs, and the last one of a knob counts."""
-    parser.add_argument(
-        "--set",
-        metavar="KNOB=VALUE",
-        type=parse_assignment,
-        action="append",
-        default=[],
-        help="Value of a knob of the schedule, such as tile_w=-1,2,16,2; may be given several times.",
-    )
-
-
-def add_suite_options(parser: argparse.ArgumentParser, default: str | None = None, *, epilogues: bool = True) -> None:
-    """Add `--suite` and the options that select its layers and their variant, for `parse_layers`.
+def add_option(
+    parser: OptionGroup,
+    name: str,
+    metavar: str | None,
+    text: str,
+    *,
+    former: str = "",
+    repeat: bool = False,
+    **how: Any,
+) -> None:
+    """Add an option, with its default value in the help.
 
     Args:
-        parser: Parser that gets the options.
-        default: Suite that is used if none is named.
-        epilogues: Whether `--epilogue` is added.
+        parser: Parser, or group of its options.
+        name: Name with its dashes.
+        metavar: Name of the value in the help; None for a choice or a flag.
+        text: Help without the default value and the full stop.
+        former: Former name, which is accepted as well; help and messages have the current one only.
+        repeat: Whether the option may be given several times, so that its value is a list.
+        how: Further arguments of `add_argument`.
     """
-    help_text = f"Suite whose layers are used: {', '.join(SUITES)}, or a file NAME.json"
-    parser.add_argument(
-        "--suite", metavar="S", default=default, help=f"{help_text}{f' (default: {default})' if default else ''}."
-    )
+    if repeat:
+        how = {"action": "append", "default": []} | how
+        text += "; may be given several times"
+    if how.get("default") not in (None, []):
+        text += " (default: %(default)s)"
+    if metavar:
+        how["metavar"] = metavar
+    names = [name, former] if former else [name]
+    parser.add_argument(*names, help=f"{text}.", **how).option_strings = [name]
+
+
+def add_workload_argument(parser: OptionGroup, **how: Any) -> None:
+    """Add the argument WORKLOAD."""
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"Workload, such as {EXAMPLE_WORKLOAD}.", **how)
+
+
+def name_option_in_errors(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the parser of an option's value from one that raises `Error`, so that the message names the option."""
+
+    @functools.wraps(parse)
+    def parse_value_of_option(text: str) -> T:
+        try:
+            return parse(text)
+        except Error as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse_value_of_option
+
+
+def add_set_option(parser: OptionGroup) -> None:
+    """Add `--set KNOB=VALUE`; `args.set` lists the pairs, and the last one of a knob counts."""
+    text = "Value of a knob of the schedule, such as tile_w=-1,2,16,2"
+    add_option(parser, "--set", "KNOB=VALUE", text, type=name_option_in_errors(parse_assignment), repeat=True)
+
+
+def add_suite_options(parser: OptionGroup, default: str | None = None, *, epilogues: bool = True) -> None:
+    """Add `--suite` and the options of `add_layer_filters`, for `parse_layers`."""
+    text = f"Suite whose layers are used: {', '.join(SUITES)}, or a file NAME.json"
+    add_option(parser, "--suite", "S", text, default=default)
     add_layer_filters(parser, epilogues=epilogues)
 
 
-def add_layer_filters(parser: argparse.ArgumentParser, *, epilogues: bool = True) -> None:
+def add_layer_filters(parser: OptionGroup, *, epilogues: bool = True) -> None:
     """Add the options that select the layers of a suite and their variant; `--epilogue` only if `epilogues`."""
-    parser.add_argument("--only", metavar="TEXT", help="Use only layers whose name contains this text, such as 3x3.")
-    parser.add_argument("--skip", metavar="TEXT", help="Leave out layers whose name contains this text.")
-    parser.add_argument(
-        "--batch", metavar="N", type=parse_count, help="Batch size of all layers (default: 1, or as in the file)."
-    )
-    parser.add_argument(
-        "--dtype", choices=dtypes.DTYPES_BY_TEXT, help="Dtype of all layers (default: f32, or as in the file)."
-    )
-    parser.add_argument("--layout", choices=LAYOUTS, help="Layout of all layers (default: nchw, or as in the file).")
+    add_option(parser, "--only", "TEXT", "Use only layers whose name contains this text, such as 3x3")
+    add_option(parser, "--skip", "TEXT", "Leave out layers whose name contains this text")
+    text = "Batch size of all layers (default: 1, or as in the file)"
+    add_option(parser, "--batch", "N", text, type=parse_count)
+    text = "Dtype of all layers (default: f32, or as in the file)"
+    add_option(parser, "--dtype", None, text, choices=dtypes.DTYPES_BY_TEXT)
+    add_option(parser, "--layout", None, "Layout of all layers (default: nchw, or as in the file)", choices=LAYOUTS)
     if epilogues:
-        parser.add_argument(
-            "--epilogue",
-            metavar="E",
-            type=parse_epilogue_names,
-            help="Epilogue of all layers, such as bias,relu (default: none, or as in the file).",
-        )
+        text = "Epilogue of all layers, such as bias,relu (default: none, or as in the file)"
+        add_option(parser, "--epilogue", "E", text, type=parse_epilogue_names)
 
 
 def parse_layers(args: argparse.Namespace) -> LayerSelection:
@@ -94,20 +121,24 @@ def parse_layers(args: argparse.Namespace) -> LayerSelection:
     return select_layers(args.suite, _parse_variant(args), args.only, args.skip)
 
 
-def parse_layer_sequence(args: argparse.Namespace) -> tuple[str, list[Layer]]:
-    """Return a name and all layers that the options of `add_suite_options` select, in the order of the network.
+def parse_selection(args: argparse.Namespace, command: str) -> LayerSelection:
+    """Return the layers of `--suite`, or the workload as the only layer; raise UsageError unless one is given."""
+    if (args.workload is None) == (args.suite is None):
+        raise UsageError(f"expected a workload or --suite; see tvmconv {command} --help")
+    if args.suite is not None:
+        return parse_layers(args)
+    reject_layer_options(args)
+    workload = workloads.parse(args.workload)
+    return LayerSelection(workload.text, {workload.text: Layer(workload.text, workload, 1)})
 
-    It raises the errors of `select_layer_sequence`.
-    """
+
+def parse_layer_sequence(args: argparse.Namespace) -> tuple[str, list[Layer]]:
+    """Return a name and all layers that the options select, in the order of the network, as `select_layer_sequence`."""
     return select_layer_sequence(args.suite, _parse_variant(args), args.only, args.skip)
 
 
 def filter_model_layers(name: str, layers: Sequence[Layer], args: argparse.Namespace) -> list[Layer]:
-    """Return the layers of suite `name` that the options of `add_layer_filters` select, each workload once.
-
-    Raises:
-        Error: No layer has a matching name, or a layer does not exist in the selected variant.
-    """
+    """Return the layers of suite `name` that the options of `add_layer_filters` select, each workload once."""
     return filter_layers(name, merge_equal_layers(apply_variant(layers, _parse_variant(args))), args.only, args.skip)
 
 
@@ -118,50 +149,40 @@ def _parse_variant(args: argparse.Namespace) -> SuiteVariant:
 
 def reject_layer_options(args: argparse.Namespace) -> None:
     """Raise UsageError if an option of `add_suite_options` was given together with the text of a workload."""
-    for name in ("only", "skip", "batch", "dtype", "layout", "epilogue"):
+    for name in LAYER_OPTIONS:
         if getattr(args, name) is not None:
             raise UsageError(
                 f"--{name} is for the layers of a suite: name a suite, or put the value into the workload's text"
             )
 
 
+@name_option_in_errors
 def parse_epilogue_names(text: str) -> tuple[str, ...]:
     """Parse the names of epilogue operations, joined by commas, for argparse."""
-    try:
-        return epilogue.validate_epilogue(tuple(text.split(",")))
-    except WorkloadError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return epilogue.validate_epilogue(tuple(text.split(",")))
 
 
-def add_timing_options(parser: argparse.ArgumentParser) -> None:
+def add_device_option(parser: OptionGroup, text: str = "Device to run on: cuda:N, opencl:N or auto") -> None:
+    """Add `--device`, which is `auto` by default."""
+    add_option(parser, "--device", "D", text, default="auto")
+
+
+def add_timing_options(parser: OptionGroup) -> None:
     """Add `--device`, `--baseline`, `--cold`, `--seconds`, `--seed`."""
-    parser.add_argument(
-        "--device",
-        metavar="D",
-        default="auto",
-        help="Device to run on: cuda:N, opencl:N or auto (default: %(default)s).",
-    )
+    add_device_option(parser)
     add_baseline_option(parser)
     parser.add_argument("--cold", action="store_true", help="Time with inputs and outputs outside the L2 cache.")
-    parser.add_argument(
-        "--seconds",
-        metavar="S",
-        type=parse_positive,
-        default=0.5,
-        help="Time each kernel for this many seconds (default: %(default)s).",
-    )
-    parser.add_argument("--seed", metavar="N", type=parse_seed, help="Seed of the random inputs (default: a new one).")
+    add_option(parser, "--seconds", "S", "Time each kernel for this many seconds", type=parse_positive, default=0.5)
+    add_option(parser, "--seed", "N", "Seed of the random inputs (default: a new one)", type=parse_seed)
 
 
-def add_verify_option(parser: argparse.ArgumentParser) -> None:
+def add_verify_option(parser: OptionGroup) -> None:
     """Add `--verify`, which selects the outputs that are compared with float64 results."""
-    parser.add_argument(
-        "--verify",
-        choices=VERIFICATION_MODES,
-        default="auto",
-        help="Outputs that are compared with float64 results: all (full) or a random sample (sample). auto takes a "
-        f"sample for convolutions above {FULL_FLOPS / 1e9:.0f} GFLOP (default: %(default)s).",
+    text = (
+        "Outputs that are compared with float64 results: all (full) or a random sample (sample). auto takes a "
+        f"sample for convolutions above {FULL_FLOPS / 1e9:.0f} GFLOP"
     )
+    add_option(parser, "--verify", None, text, choices=VERIFICATION_MODES, default="auto")
 
 
 def describe_sampled(verified_workloads: Iterable[Workload], mode: str) -> list[str]:
@@ -172,15 +193,10 @@ def describe_sampled(verified_workloads: Iterable[Workload], mode: str) -> list[
     return [f"verified on a random sample of outputs (--verify full compares all): {', '.join(sampled_workloads)}"]
 
 
-def add_baseline_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--baseline NAME`, which may be repeated; `args.baseline` lists the names."""
-    parser.add_argument(
-        "--baseline",
-        choices=baselines.load_baselines(),
-        action="append",
-        default=[],
-        help="Library that is timed as well; may be given several times.",
-    )
+def add_baseline_option(parser: OptionGroup) -> None:
+    """Add `--baseline NAME`; `args.baseline` lists the names."""
+    text = "Library that is timed as well"
+    add_option(parser, "--baseline", None, text, choices=baselines.load_baselines(), repeat=True)
 
 
 def timing_kwargs(args: argparse.Namespace) -> dict[str, Any]:
@@ -188,17 +204,10 @@ def timing_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     return {"baselines": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
 
 
-def add_page(parser: argparse.ArgumentParser) -> None:
-    """Add `--update-page`, and its old name `--into`, for `update_page`."""
-    add_renamed_option(
-        parser,
-        "--update-page",
-        "--into",
-        dest="page",
-        type=Path,
-        metavar="FILE",
-        help="Markdown page in which the section between the markers of this table is replaced.",
-    )
+def add_page(parser: OptionGroup) -> None:
+    """Add `--update-page`, for `update_page`."""
+    text = "Markdown page in which the section between the markers of this table is replaced"
+    add_option(parser, "--update-page", "FILE", text, former="--into", dest="page", type=Path)
 
 
 def update_page(page: Path | None, section: str, text: str) -> None:
@@ -207,36 +216,25 @@ def update_page(page: Path | None, section: str, text: str) -> None:
         page.write_text(replace_section(page.read_text(encoding="utf-8"), section, text), encoding="utf-8")
 
 
-def add_cost_model_option(parser: argparse.ArgumentParser) -> None:
+def add_cost_model_option(parser: OptionGroup) -> None:
     """Add `--cost-model`, which takes effect when it is parsed."""
-    add_renamed_option(
-        parser,
-        "--cost-model",
-        "--knowledge",
-        metavar="F",
-        type=_use_cost_model,
-        help="Cost model that tvmconv train wrote, or none (default: the model that comes with tvmconv).",
-    )
+    text = "Cost model that tvmconv train wrote, or none (default: the model that comes with tvmconv)"
+    add_option(parser, "--cost-model", "F", text, former="--knowledge", type=_use_cost_model)
 
 
+@name_option_in_errors
 def _use_cost_model(text: str) -> str:
     """Set the cost model of this process, for argparse."""
-    try:
-        model.set_cost_model(None if text == "none" else text)
-    except Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    model.set_cost_model(None if text == "none" else text)
     return text
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """Add `--device` and `--arch`, which exclude each other."""
-    device_group = parser.add_mutually_exclusive_group()
-    device_group.add_argument("--device", metavar="D", help="Device to compile for: cuda:N, opencl:N or auto.")
-    device_group.add_argument(
-        "--arch",
-        metavar="A",
-        help=f"Architecture to compile for, such as {DEFAULT_ARCH} (default: that of the GPU, or {DEFAULT_ARCH}).",
-    )
+    group = parser.add_mutually_exclusive_group()
+    add_option(group, "--device", "D", "Device to compile for: cuda:N, opencl:N or auto")
+    text = f"Architecture to compile for, such as {DEFAULT_ARCH} (default: that of the GPU, or {DEFAULT_ARCH})"
+    add_option(group, "--arch", "A", text)
 
 
 def find_target_device(args: argparse.Namespace) -> Device:
@@ -284,11 +282,19 @@ def report_fallbacks() -> Iterator[None]:
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Parse `KNOB=VALUE` into the knob's name and its value, for argparse."""
+    """Parse `KNOB=VALUE` into the knob's name and its value; raise Error for other texts."""
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
-        raise argparse.ArgumentTypeError(f"expected KNOB=VALUE, such as tile_w=-1,2,16,2, not {text!r}")
+        raise Error(f"expected KNOB=VALUE, such as tile_w=-1,2,16,2, not {text!r}")
     return name, parse_value(value)
+
+
+def parse_names(text: str) -> list[str]:
+    """Parse names that are joined by commas, for argparse."""
+    names = text.split(",")
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names of schedules joined by commas, not {text!r}")
+    return names
 
 
 def parse_positive(text: str) -> float:
@@ -304,40 +310,31 @@ def parse_positive(text: str) -> float:
     return value
 
 
-def parse_seed(text: str) -> int:
-    """Parse an integer from 0 to `MAX_SEED`, for argparse."""
-    return _parse_integer(text, 0, MAX_SEED)
+def make_integer_parser(min_value: int, max_value: int, max_reason: str = "") -> Callable[[str], int]:
+    """Return a function for argparse that parses an integer from `min_value`, 0 or 1, to `max_value`.
+
+    The message for larger integers has `max_reason` behind the maximum.
+    """
+
+    def parse_integer(text: str) -> int:
+        digits = text.lstrip("0") or "0"
+        if not (text.isascii() and text.isdigit()) or (min_value and digits == "0"):
+            expected = f"an integer that is at least {min_value}" if min_value else "an integer that is not negative"
+            raise argparse.ArgumentTypeError(f"expected {expected}, not {quote(text)}")
+        if len(digits) > len(str(max_value)) or int(digits) > max_value:
+            raise argparse.ArgumentTypeError(f"expected at most {max_value:,}{max_reason}, not {quote(text)}")
+        return int(digits)
+
+    return parse_integer
 
 
-def parse_count(text: str) -> int:
-    """Parse an integer from 1 to `MAX_COUNT`, for argparse."""
-    return _parse_integer(text, 1, MAX_COUNT)
-
-
-def make_count_parser(max_value: int) -> Callable[[str], int]:
-    """Return a function that parses an integer from 1 to `max_value`, for argparse."""
-    return lambda text: _parse_integer(text, 1, max_value)
-
-
-def parse_workers(text: str) -> int:
-    """Parse a number of processes, at most `WORKERS_PER_CORE` for each core of this process, for argparse."""
-    return _parse_integer(text, 1, WORKERS_PER_CORE * len(os.sched_getaffinity(0)), f", {WORKERS_PER_CORE} per core")
-
-
-def parse_port(text: str) -> int:
-    """Parse the number of a TCP port, for argparse."""
-    return _parse_integer(text, 1, MAX_PORT)
-
-
-def _parse_integer(text: str, min_value: int, max_value: int, max_reason: str = "") -> int:
-    """Parse an integer from `min_value`, 0 or 1, to `max_value`; the message puts `max_reason` behind the maximum."""
-    digits = text.lstrip("0") or "0"
-    if not (text.isascii() and text.isdigit()) or (min_value and digits == "0"):
-        expected = f"an integer that is at least {min_value}" if min_value else "an integer that is not negative"
-        raise argparse.ArgumentTypeError(f"expected {expected}, not {quote(text)}")
-    if len(digits) > len(str(max_value)) or int(digits) > max_value:
-        raise argparse.ArgumentTypeError(f"expected at most {max_value:,}{max_reason}, not {quote(text)}")
-    return int(digits)
+parse_seed = make_integer_parser(0, (1 << 63) - 1)
+parse_count = make_integer_parser(1, 10**9)
+parse_port = make_integer_parser(1, (1 << 16) - 1)
+parse_workers = make_integer_parser(
+    1, WORKERS_PER_CORE * len(os.sched_getaffinity(0)), f", {WORKERS_PER_CORE} per core"
+)
+parse_model_input = name_option_in_errors(InputSpec.parse)
 
 
 def parse_image_path(text: str) -> Path:
@@ -348,18 +345,7 @@ def parse_image_path(text: str) -> Path:
     return path
 
 
-def add_tracker_option(parser: argparse.ArgumentParser) -> None:
+def add_tracker_option(parser: OptionGroup) -> None:
     """Add `--tracker`, the address of TVM's RPC tracker."""
-    parser.add_argument(
-        "--tracker",
-        metavar="HOST:PORT",
-        help="Address of the RPC tracker for rpc:KEY (default: TVM_TRACKER_HOST and TVM_TRACKER_PORT).",
-    )
-
-
-def parse_model_input(text: str) -> InputSpec:
-    """Parse an input of a model, the value of `--input`, for argparse."""
-    try:
-        return InputSpec.parse(text)
-    except Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    text = "Address of the RPC tracker for rpc:KEY (default: TVM_TRACKER_HOST and TVM_TRACKER_PORT)"
+    add_option(parser, "--tracker", "HOST:PORT", text)

@@ -1,11 +1,15 @@
-"""`tvmconv plot`: draw tuning logs and sweeps as charts."""
+"""Draw tuning logs and sweeps.
+
+Draw a chart. For the searches of one workload, it shows the best rate over trials and over time; for logs of several
+workloads, the best rate of each. For the JSON of a sweep, it shows the rates over sizes, or the speed-up over a library
+for each layer of a suite; for several files, their rates side by side.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tvmconv import workloads
 from tvmconv.cli.errors import UsageError, print_note
@@ -20,27 +24,13 @@ from tvmconv.reports.sweep import draw_chart
 from tvmconv.workloads import Workload
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "plot",
-        help="draw tuning logs and sweeps",
-        description="Draw a chart. For the searches of one workload, it shows the best rate over trials and over time; "
-        "for logs of several workloads, the best rate of each. For the JSON of a sweep, it shows the rates over "
-        "sizes, or the speed-up over a library for each layer of a suite; for several files, their rates side by side.",
-    )
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="Tuning log, JSON of a sweep, or output of tvmconv run --json.",
-    )
-    parser.add_argument(
-        "-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help="PNG, SVG or PDF file to write."
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = "Tuning log, JSON of a sweep, or output of tvmconv run --json."
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=text)
+    text = "PNG, SVG or PDF file to write."
+    parser.add_argument("-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help=text)
     parser.add_argument("--workload", metavar="W", help=f"Draw only this workload, such as {EXAMPLE_WORKLOAD}.")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,8 @@
-"""`tvmconv schedules`: list the schedules, or describe one schedule and its knobs for a workload."""
+"""List the schedules, or the knobs of one schedule.
+
+List the schedules, or those that apply to a workload with the number of their configs. With a schedule, print its
+description, its knobs, their values and their defaults.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +21,12 @@ from tvmconv.workloads import Workload
 COVERING_FACTOR_TEXT = "-1 as the first factor stands for the number of tiles that cover the extent."
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "schedules",
-        help="list the schedules, or the knobs of one schedule",
-        description="List the schedules, or those that apply to a workload with the number of their configs. With a "
-        "schedule, print its description, its knobs, their values and their defaults.",
-    )
-    parser.add_argument(
-        "workload",
-        metavar="WORKLOAD",
-        nargs="?",
-        help=f"Workload to which the listed schedules apply, such as {EXAMPLE_WORKLOAD}.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = f"Workload to which the listed schedules apply, such as {EXAMPLE_WORKLOAD}."
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=text)
     parser.add_argument("schedule", metavar="SCHEDULE", nargs="?", help="Schedule to describe.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,20 +70,21 @@ def _schedule_to_json(schedule: registry.Schedule, workload: Workload | None) ->
 def _describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
     """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
     space = schedule.space(workload)
-    knobs = space.knobs
     if as_json:
-        entries = [_knob_to_json(name, knob) for name, knob in knobs.items()]
-        return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": entries})
+        knobs = [_knob_to_json(name, knob) for name, knob in space.knobs.items()]
+        return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": knobs})
     headers = ("knob", "default", "options", "values")
-    rows = [(name, format_value(knob.default), f"{knob.size:,}", _format_values(knob)) for name, knob in knobs.items()]
+    rows = [
+        (name, format_value(knob.default), f"{knob.size:,}", _format_values(knob)) for name, knob in space.knobs.items()
+    ]
     parts = [f"{schedule.name} of {workload.text}: {space.size:,} config{'s' if space.size > 1 else ''}", schedule.doc]
     if rows:
         parts.append(Table(headers, rows, left_aligned=frozenset(headers) - {"options"}).format_text())
-    if any(isinstance(knob, SplitKnob) for knob in knobs.values()):
+    if any(isinstance(knob, SplitKnob) for knob in space.knobs.values()):
         parts.append(COVERING_FACTOR_TEXT)
     if space.constraints:
         parts.append("\n  ".join(["Constraints on the values:", *(rule.description for rule in space.constraints)]))
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, parts))
 
 
 def _format_values(knob: Knob) -> str:
@@ -100,10 +94,10 @@ def _format_values(knob: Knob) -> str:
 
 
 def _knob_to_json(name: str, knob: Knob) -> dict[str, Any]:
-    values = (
-        {"extent": knob.extent, "parts": knob.num_factors} if isinstance(knob, SplitKnob) else {"values": knob.options}
-    )
-    return {"knob": name, "default": knob.default, "options": knob.size, **values}
+    entry = {"knob": name, "default": knob.default, "options": knob.size}
+    if isinstance(knob, SplitKnob):
+        return {**entry, "extent": knob.extent, "parts": knob.num_factors}
+    return {**entry, "values": knob.options}
 
 
 def _format_cell(entry: dict[str, Any], header: str) -> str:

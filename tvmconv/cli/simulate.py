@@ -1,4 +1,8 @@
-"""`tvmconv simulate`: evaluate tuners on recorded spaces, without a device."""
+"""Evaluate tuners on recorded spaces, without a device.
+
+Run tuners on recorded spaces, and print the fraction of the optimum's throughput that their best config reaches after a
+number of trials: mean ± standard deviation over the seeds, for each space and for the mean of all spaces.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import add_renamed_option, make_count_parser, parse_count, parse_image_path
+from tvmconv.cli.options import add_option, make_integer_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
 from tvmconv.compat import rename_tuner
 from tvmconv.errors import escape_unprintable
@@ -27,56 +31,21 @@ from tvmconv.tvm_import import import_tvm
 MAX_TRIALS, MAX_SEEDS = 100_000, 10_000
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "simulate",
-        help="evaluate tuners on recorded spaces, without a device",
-        description="Run tuners on recorded spaces, and print the fraction of the optimum's throughput that their best "
-        "config reaches after a number of trials: mean ± standard deviation over the seeds, for each space and for the "
-        "mean of all spaces.",
-    )
-    parser.add_argument(
-        "files",
-        metavar="CACHEFILE",
-        nargs="+",
-        help="Cache file of Kernel Tuner or T4 results (also .gz), tuning log (.jsonl), or folder of such files.",
-    )
-    parser.add_argument(
-        "--tuner",
-        type=rename_tuner,
-        choices=TUNERS,
-        action="append",
-        help="Tuner to run; may be given several times (default: all).",
-    )
-    parser.add_argument(
-        "--trials",
-        metavar="N",
-        type=make_count_parser(MAX_TRIALS),
-        default=100,
-        help="Number of trials in each search (default: %(default)s).",
-    )
-    parser.add_argument(
-        "--seeds",
-        metavar="N",
-        type=make_count_parser(MAX_SEEDS),
-        default=10,
-        help="Number of searches by each tuner, with different seeds (default: %(default)s).",
-    )
-    add_renamed_option(
-        parser,
-        "--min-configs",
-        "--fewest",
-        metavar="N",
-        type=parse_count,
-        default=MIN_CONFIGS,
-        help="Minimum number of configs of a workload and schedule of a log (default: %(default)s).",
-    )
-    parser.add_argument(
-        "-o", dest="out", metavar="IMAGE", type=parse_image_path, help="PNG, SVG or PDF file to draw the searches to."
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = "Cache file of Kernel Tuner or T4 results (also .gz), tuning log (.jsonl), or folder of such files."
+    parser.add_argument("files", metavar="CACHEFILE", nargs="+", help=text)
+    text = "Tuner to run (default: all)"
+    add_option(parser, "--tuner", None, text, type=rename_tuner, choices=TUNERS, repeat=True)
+    text = "Number of trials in each search"
+    add_option(parser, "--trials", "N", text, type=make_integer_parser(1, MAX_TRIALS), default=100)
+    text = "Number of searches by each tuner, with different seeds"
+    add_option(parser, "--seeds", "N", text, type=make_integer_parser(1, MAX_SEEDS), default=10)
+    text = "Minimum number of configs of a workload and schedule of a log"
+    add_option(parser, "--min-configs", "N", text, former="--fewest", type=parse_count, default=MIN_CONFIGS)
+    text = "PNG, SVG or PDF file to draw the searches to."
+    parser.add_argument("-o", dest="out", metavar="IMAGE", type=parse_image_path, help=text)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

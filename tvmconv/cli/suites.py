@@ -1,20 +1,16 @@
-"""`tvmconv suites`: list the suites, the layers of a suite, or the convolutions of a model."""
+"""List the suites, the layers of a suite, or the convolutions of a model.
+
+List the suites, the layers of a suite, or the convolutions of a model with their epilogues. Each distinct layer is
+listed once, with the number of its occurrences. With -o, write a file for --suite.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import (
-    add_layer_filters,
-    filter_model_layers,
-    parse_layers,
-    parse_model_input,
-    reject_layer_options,
-)
 from tvmconv.errors import ModelError
 from tvmconv.models.input_spec import DTYPES, EXAMPLE_TEXT
 from tvmconv.models.model_layers import derive_layers
@@ -22,39 +18,25 @@ from tvmconv.reports.tables import Table
 from tvmconv.workloads import Layer, suite
 from tvmconv.workloads.suites import SUITES, write_suite
 
+USAGE = "%(prog)s [NAME | --from MODEL [--input SHAPE]] [options] [-o FILE]"
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "suites",
-        help="list the suites, the layers of a suite, or the convolutions of a model",
-        description="List the suites, the layers of a suite, or the convolutions of a model with their epilogues. Each "
-        "distinct layer is listed once, with the number of its occurrences. With -o, write a file for --suite.",
-        usage="%(prog)s [NAME | --from MODEL [--input SHAPE]] [options] [-o FILE]",
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = f"Suite to list: one of {', '.join(SUITES)}, or a file NAME.json."
+    parser.add_argument("suite", metavar="NAME", nargs="?", help=text)
+    text = (
+        "Model: an ONNX file, or package.module:callable, which is imported and has to be a PyTorch module or a "
+        "function that returns one"
     )
-    parser.add_argument(
-        "suite", metavar="NAME", nargs="?", help=f"Suite to list: one of {', '.join(SUITES)}, or a file NAME.json."
+    options.add_option(parser, "--from", "MODEL", text, dest="model")
+    text = (
+        f"Input of the model, such as {EXAMPLE_TEXT}, in order or by name. ONNX models need it for dynamic dimensions "
+        f"only. PyTorch models need all inputs, each with an optional dtype: {', '.join(DTYPES)} (default: f32)"
     )
-    parser.add_argument(
-        "--from",
-        dest="model",
-        metavar="MODEL",
-        help="Model: an ONNX file, or package.module:callable, which is imported and has to be a PyTorch module or a "
-        "function that returns one.",
-    )
-    parser.add_argument(
-        "--input",
-        metavar="[NAME=]SIZES[,DTYPE]",
-        type=parse_model_input,
-        action="append",
-        default=[],
-        help=f"Input of the model, such as {EXAMPLE_TEXT}, in order or by name; may be given several times. ONNX "
-        "models need it for dynamic dimensions only. PyTorch models need all inputs, each with an optional dtype: "
-        f"{', '.join(DTYPES)} (default: f32).",
-    )
+    options.add_option(parser, "--input", "[NAME=]SIZES[,DTYPE]", text, type=options.parse_model_input, repeat=True)
     parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="JSON file to write the layers to.")
-    add_layer_filters(parser)
-    parser.set_defaults(run=run)
+    options.add_layer_filters(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,16 +47,18 @@ def run(args: argparse.Namespace) -> int:
         return _list_suites(args)
     if args.suite is not None and args.model is not None:
         raise UsageError(f"expected {args.suite} or --from {args.model}, not both")
-    layers = parse_layers(args).layers.values() if args.model is None else _derive_model_layers(args)
+    layers = options.parse_layers(args).layers.values() if args.model is None else _derive_model_layers(args)
     if args.out:
         write_suite(layers, args.out)
     else:
-        _print_layers(layers)
+        rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
+        headers = ("layer", "times", "workload")
+        print(Table(headers, rows, left_aligned=frozenset({"layer", "workload"})).format_text())
     return 0
 
 
 def _list_suites(args: argparse.Namespace) -> int:
-    reject_layer_options(args)
+    options.reject_layer_options(args)
     if args.out:
         raise UsageError("-o is for the layers of a suite: name a suite, or a model by --from")
     rows = [[name, str(len(suite(name)))] for name in SUITES]
@@ -90,9 +74,4 @@ def _derive_model_layers(args: argparse.Namespace) -> list[Layer]:
     if not derived.layers:
         other_text = " that is a workload" if derived.skipped_layers else ""
         raise ModelError(f"{args.model} has no convolution{other_text}")
-    return filter_model_layers(args.model, derived.layers, args)
-
-
-def _print_layers(layers: Iterable[Layer]) -> None:
-    rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
-    print(Table(("layer", "times", "workload"), rows, left_aligned=frozenset({"layer", "workload"})).format_text())
+    return options.filter_model_layers(args.model, derived.layers, args)

@@ -1,4 +1,8 @@
-"""`tvmconv train`: train the cost model that predicts kernels and starts searches, from tuning logs."""
+"""Train the cost model from tuning logs.
+
+Train the cost model from tuning logs, and write it to a file for --cost-model. The logs that come with tvmconv are used
+as well.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tvmconv.cli.options import add_renamed_option
+from tvmconv.cli.options import add_option
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.errors import Error, escape_unprintable
@@ -23,31 +26,15 @@ from tvmconv.version import VERSION
 from tvmconv.workloads import suite
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "train",
-        help="train the cost model from tuning logs",
-        description="Train the cost model from tuning logs, and write it to a file for --cost-model. The logs "
-        "that come with tvmconv are used as well.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz).")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="Model file to write (.npz).")
-    parser.add_argument(
-        "--device", metavar="NAME", help="Name of the device whose records are used (default: that of most records)."
-    )
-    add_renamed_option(
-        parser,
-        "--hold-out",
-        "--without",
-        metavar="SUITE",
-        action="append",
-        default=[],
-        help="Suite whose layers are left out, in any batch size and dtype, so that the model can be evaluated on "
-        "them; may be given several times.",
-    )
+    text = "Name of the device whose records are used (default: that of most records)."
+    parser.add_argument("--device", metavar="NAME", help=text)
+    text = "Suite whose layers are left out, in any batch size and dtype, so that the model can be evaluated on them"
+    add_option(parser, "--hold-out", "SUITE", text, former="--without", repeat=True)
     parser.add_argument("--no-shipped", action="store_true", help="Use only the logs that are named.")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,23 +46,18 @@ def run(args: argparse.Namespace) -> int:
     excluded_layers = {layer_key(layer.workload) for name in args.hold_out for layer in suite(name)}
     kept_records = [record for record in records if layer_key(record.workload) not in excluded_layers]
     device_spec = find_record_device_spec(records[0])
-    date = time.strftime("%Y-%m-%d")
-    note = f"{len(kept_records):,} records of {device_spec.name}; tvmconv {VERSION}; {date}; `{_make_command(args)}`"
+    date, command = time.strftime("%Y-%m-%d"), _make_command(args)
+    note = f"{len(kept_records):,} records of {device_spec.name}; tvmconv {VERSION}; {date}; `{command}`"
     with progress_line("train: ") as show:
         training_samples = collect_samples(kept_records, lambda text: show(f"reading {text}"))
         cost_model = train(training_samples, device_spec, note, lambda name: show(f"learning {name}"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cost_model.save(args.out)
-    rows = [
-        (
-            operator,
-            name,
-            f"{len(samples):,}",
-            f"{sum(len(sample.points) for sample in samples):,}",
-            "yes" if name in cost_model.schedule_models else "too little",
-        )
-        for (operator, name), samples in sorted(training_samples.items())
-    ]
+    rows = []
+    for (operator, name), samples in sorted(training_samples.items()):
+        num_configs = sum(len(sample.points) for sample in samples)
+        learnt = "yes" if name in cost_model.schedule_models else "too little"
+        rows.append((operator, name, f"{len(samples):,}", f"{num_configs:,}", learnt))
     headers = ("operator", "schedule", "workloads", "configs", "learnt")
     print(Table(headers, rows, left_aligned=frozenset({"operator", "schedule", "learnt"})).format_text())
     print(f"{escape_unprintable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
@@ -102,5 +84,7 @@ def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
     device_name = name or Counter(record.device for record in records).most_common(1)[0][0]
     device_records = [record for record in records if record.device == device_name]
     if not device_records:
-        raise Error(f"no records of {device_name}; there are {', '.join(sorted({each.device for each in records}))}")
+        raise Error(
+            f"no records of {device_name}; there are {', '.join(sorted({record.device for record in records}))}"
+        )
     return device_records

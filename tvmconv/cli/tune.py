@@ -1,4 +1,8 @@
-"""`tvmconv tune`: search for the fastest configs, and append every measurement to a log."""
+"""Search for the fastest configs of a workload.
+
+Search for the fastest configs of a workload, and append every measurement to a log. The same command resumes an
+interrupted search. The exit status is 1 if no config ran for some workload.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,14 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tvmconv import naive_cost, registry, workloads
-from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import (
-    EXAMPLE_WORKLOAD,
-    add_cost_model_option,
-    add_renamed_option,
-    add_suite_options,
-    add_tracker_option,
-    add_verify_option,
-    describe_sampled,
-    parse_count,
-    parse_layers,
-    parse_positive,
-    parse_seed,
-    parse_workers,
-    print_auto_device,
-    reject_layer_options,
-)
+from tvmconv import naive_cost, registry
+from tvmconv.cli import options
+from tvmconv.cli.errors import print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.compat import rename_tuner
 from tvmconv.deadline import Deadline, get_process_start
@@ -40,100 +29,61 @@ from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
-    from tvmconv.measure.results import ErrorKind
     from tvmconv.search.progress import SearchProgress
     from tvmconv.search.search import TuneResult
 
 DEFAULT_LOG = "tuning.jsonl"
 FAILED_STATUS = 1
+SearchResult: TypeAlias = "tuple[Workload, str, TuneResult]"  # workload, schedule of the fastest kernel, and result
 SECONDS_PER_LINE = 15.0  # minimum time between two lines of progress where stderr is not a terminal
 
+USAGE = "%(prog)s (WORKLOAD | --suite S) [options]"
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "tune",
-        help="search for the fastest configs of a workload",
-        description="Search for the fastest configs of a workload, and append every measurement to a log. The same "
-        "command resumes an interrupted search. The exit status is 1 if no config ran for some workload.",
-        usage="%(prog)s (WORKLOAD | --suite S) [options]",
-    )
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"Workload, such as {EXAMPLE_WORKLOAD}.")
-    add_suite_options(parser)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    options.add_workload_argument(parser, nargs="?")
+    options.add_suite_options(parser)
     add_search_options(parser)
     parser.add_argument("--json", action="store_true", help="Print the best record of each search as a line of a log.")
-    parser.set_defaults(run=run)
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a search."""
-    parser.add_argument(
-        "--schedule",
-        metavar="NAME",
-        action="append",
-        help="Schedule whose knobs are searched; may be given several times, and applies to the layers that it can "
-        "compute (default: all schedules that may be the fastest; tvmconv schedules WORKLOAD lists them).",
+    text = (
+        "Schedule whose knobs are searched, in the layers that it can compute (default: all schedules that may be the "
+        "fastest; tvmconv schedules WORKLOAD lists them)"
     )
-    parser.add_argument(
-        "--tuner", type=rename_tuner, choices=TUNERS, default="gp", help="Search algorithm (default: %(default)s)."
-    )
-    parser.add_argument(
-        "--trials",
-        metavar="N",
-        type=parse_count,
-        help="Stop after N trials, those in the log included (default: 512 without --seconds).",
-    )
-    time_limit = parser.add_mutually_exclusive_group()
-    time_limit.add_argument(
-        "--seconds",
-        metavar="T",
-        type=parse_positive,
-        help="Time limit in seconds for each workload, from the start of the command, final timings included.",
-    )
-    time_limit.add_argument(
-        "--seconds-total",
-        metavar="T",
-        type=parse_positive,
-        help="Time limit in seconds for all workloads, divided by the expected cost of each in the network.",
-    )
-    parser.add_argument(
-        "--patience", metavar="N", type=parse_count, help="Stop after N consecutive trials without improvement."
-    )
-    parser.add_argument(
-        "--log",
-        metavar="F",
-        type=Path,
-        default=Path(DEFAULT_LOG),
-        help="Log to resume from and to append to (default: %(default)s).",
-    )
-    add_renamed_option(
-        parser,
-        "--transfer-log",
-        "--transfer",
-        dest="transfer_logs",
-        metavar="F",
-        type=Path,
-        action="append",
-        default=[],
-        help="Log, or folder of logs, of other workloads that the tuner also learns from; may be given several times.",
-    )
-    parser.add_argument(
-        "--device",
-        metavar="D",
-        default="auto",
-        help="Device to measure on: cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto "
-        "(default: %(default)s).",
-    )
-    add_tracker_option(parser)
-    add_cost_model_option(parser)
-    add_verify_option(parser)
-    parser.add_argument("--workers", metavar="N", type=parse_workers, help="Builder processes (default: cores - 1).")
-    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="Tuner's seed (default: %(default)s).")
+    options.add_option(parser, "--schedule", "NAME", text, repeat=True)
+    options.add_option(parser, "--tuner", None, "Search algorithm", type=rename_tuner, choices=TUNERS, default="gp")
+    text = "Stop after N trials, those in the log included (default: 512 without --seconds)"
+    options.add_option(parser, "--trials", "N", text, type=options.parse_count)
+    limits = parser.add_mutually_exclusive_group()
+    text = "Time limit in seconds for each workload, from the start of the command, final timings included"
+    options.add_option(limits, "--seconds", "T", text, type=options.parse_positive)
+    text = "Time limit in seconds for all workloads, divided by the expected cost of each in the network"
+    options.add_option(limits, "--seconds-total", "T", text, type=options.parse_positive)
+    text = "Stop after N consecutive trials without improvement"
+    options.add_option(parser, "--patience", "N", text, type=options.parse_count)
+    text = "Log to resume from and to append to"
+    options.add_option(parser, "--log", "F", text, type=Path, default=Path(DEFAULT_LOG))
+    text = "Log, or folder of logs, of other workloads that the tuner also learns from"
+    former = "--transfer"
+    options.add_option(parser, "--transfer-log", "F", text, former=former, dest="transfer_logs", type=Path, repeat=True)
+    text = "Device to measure on: cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto"
+    options.add_device_option(parser, text)
+    options.add_tracker_option(parser)
+    options.add_cost_model_option(parser)
+    options.add_verify_option(parser)
+    options.add_option(parser, "--workers", "N", "Builder processes (default: cores - 1)", type=options.parse_workers)
+    options.add_option(parser, "--seed", "N", "Tuner's seed", type=options.parse_seed, default=0)
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune the workloads, and print a table of the results."""
-    chosen_workloads, network = _parse_workloads(args)
+    selection = options.parse_selection(args, "tune")
+    chosen_workloads = list(dict.fromkeys(selection.workloads.values()))
+    network = selection.network if args.suite else {}
     try:
         results = search_all(args, {workload: network.get(workload, 1) for workload in chosen_workloads})
     except KeyboardInterrupt:
@@ -148,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(make_results_table(results, network).format_text())
         lines = describe_skipped(results) + describe_unconfirmed(results) + describe_phases(results)
-        for line in lines + describe_sampled(chosen_workloads, args.verify):
+        for line in lines + options.describe_sampled(chosen_workloads, args.verify):
             print(line)
     for line in describe_failures(results):
         print(line, file=sys.stderr)
@@ -160,7 +110,7 @@ def search_all(
     network: Mapping[Workload, int],
     on_workload: Callable[[int, Workload], None] | None = None,
     **option_values: Any,
-) -> list[tuple[Workload, str, TuneResult]]:
+) -> list[SearchResult]:
     """Tune workloads one after another, with worker processes that start once.
 
     The time limit of the first workload counts from the start of the command. With `--seconds-total`, the workloads
@@ -173,7 +123,7 @@ def search_all(
         option_values: Further fields of `TuneOptions`.
 
     Returns:
-        For each workload: the workload, the name of the fastest schedule, and the result; in the order of `network`.
+        The workload, the name of the fastest schedule, and the result of each search, in the order of `network`.
     """
     from tvmconv.measure.workers.pool import keep_workers_alive
     from tvmconv.measure.workers.prestart import prestart_workers
@@ -190,12 +140,12 @@ def search_all(
     tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
     with keep_workers_alive():
         measuring_devices = find_devices(args.device, args.tracker)
-        print_auto_device(args.device, *measuring_devices)
+        options.print_auto_device(args.device, *measuring_devices)
         prestart_workers(args.workers, measuring_devices)  # the workers load their libraries during this import
         import_tvm()
         schedule_names = assign_schedules(args.schedule or (), [*network])
         if tune_options.measure_baseline:
-            _print_omitted_naive(network, schedule_names, measuring_devices[0])
+            _print_omitted_naive(schedule_names, measuring_devices[0])
         searches = tune_tasks(
             network, measuring_devices, tune_options, schedule_names=schedule_names, deadline=deadline
         )
@@ -209,20 +159,16 @@ def search_all(
     return sorted(results, key=lambda result: order_of_workload[result[0]])
 
 
-def _print_omitted_naive(
-    network: Iterable[Workload], schedule_names: Mapping[Workload, Sequence[str]], device: Device
-) -> None:
+def _print_omitted_naive(schedule_names: Mapping[Workload, Sequence[str]], device: Device) -> None:
     """Print on stderr for which workloads the naive schedule is not measured, because it would take too long."""
-    omitted_schedules = {
-        workload: naive_schedule
-        for workload in network
-        if (naive_schedule := registry.get_baseline_schedule(workload))
-        and naive_schedule.name not in schedule_names[workload]
-        and not naive_cost.is_affordable(workload, device)
+    schedules = {workload: registry.get_baseline_schedule(workload) for workload in schedule_names}
+    omitted = {
+        workload: schedule
+        for workload, schedule in schedules.items()
+        if schedule and schedule.name not in schedule_names[workload] and not naive_cost.is_affordable(workload, device)
     }
-    if omitted_schedules:
-        naive_schedule = next(iter(omitted_schedules.values()))
-        print_note(naive_cost.describe_omission(naive_schedule, [*omitted_schedules], device))
+    if omitted:
+        print_note(naive_cost.describe_omission(next(iter(omitted.values())), [*omitted], device))
 
 
 def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload]) -> dict[Workload, list[str]]:
@@ -254,65 +200,49 @@ def format_progress(progress: SearchProgress) -> str:
             f"best trial {format_significant(progress.best.cost * 1e6)} µs ({progress.best.schedule}, "
             f"{format_significant(progress.best.gflops)} GFLOP/s{speedup_text})"
         )
-    if errors := [f"{count} {format_error_kind(kind)}" for kind, count in progress.error_counts.most_common()]:
+    if errors := [f"{count} {kind.text}" for kind, count in progress.error_counts.most_common()]:
         parts.append(f"failed: {', '.join(errors)}")
     if progress.remaining_seconds is not None:
         parts.append(f"{progress.remaining_seconds:.0f} s left")
     return ", ".join(parts)
 
 
-def format_error_kind(kind: ErrorKind) -> str:
-    """Return the name of an `ErrorKind` in lower-case words."""
-    return kind.name.lower().replace("_", " ")
-
-
-def make_results_table(
-    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int] | None = None
-) -> Table:
-    """Return a table with one row per search, and for a network a last row with the time of all its layers.
-
-    Args:
-        results: Workload, name of the schedule and result of each search.
-        network: Number of occurrences of each workload in the network, if there is one.
-    """
+def make_results_table(results: Sequence[SearchResult], network: Mapping[Workload, int]) -> Table:
+    """Return a table with one row per search, and for a network a last row with the time of all its layers."""
     naive_schedules = [registry.get_baseline_schedule(workload) for workload, _, _ in results]
-    naive_names = " or ".join(dict.fromkeys(each.name for each in naive_schedules if each)) or "naive"
-    naive_headers = (f"{naive_names} [µs]", f"× {naive_names}", "rel. error", "configs/s")
-    headers = ("workload", "schedule", "configs", "failed", "best [µs]", "GFLOP/s", *naive_headers)
+    naive = " or ".join(dict.fromkeys(schedule.name for schedule in naive_schedules if schedule)) or "naive"
+    headers = ["workload", "schedule", "configs", "failed", "best [µs]", "GFLOP/s", f"{naive} [µs]", f"× {naive}"]
+    headers += ["rel. error", "configs/s"]
     rows: list[tuple[str, ...]] = []
+    best_seconds: dict[Workload, float] = {}
     for workload, schedule_name, result in results:
         status, best, reference = result.status, result.final, result.reference
+        if best:
+            best_seconds[workload] = min(best.cost, best_seconds.get(workload, math.inf))
         num_new_trials = status.num_trials - status.num_resumed
-        counts = (f"{status.num_trials:,}", f"{status.error_counts.total():,}")
         cells = (
-            format_significant(best.cost * 1e6) if best else EMPTY_CELL,
+            f"{status.num_trials:,}",
+            f"{status.error_counts.total():,}",
+            _format_micros(best.cost if best else None),
             format_significant(best.gflops) if best else EMPTY_CELL,
-            format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
+            _format_micros(reference.cost if reference and reference.ok else None),
             format_significant(result.speedup) if result.speedup else EMPTY_CELL,
             f"{best.relative_error:.1e}" if best and best.relative_error is not None else EMPTY_CELL,
             f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
         )
-        rows.append((workload.text, schedule_name, *counts, *cells))
+        rows.append((workload.text, schedule_name, *cells))
     if network:
-        total = _network_seconds(results, network)
-        time_text = EMPTY_CELL if total is None else format_significant(total * 1e6)
-        network_cells = {headers[0]: NETWORK_ROW, "best [µs]": time_text}
+        total = sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
+        network_cells = {"workload": NETWORK_ROW, "best [µs]": _format_micros(total)}
         rows.append(tuple(network_cells.get(header, EMPTY_CELL) for header in headers))
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
 
 
-def _network_seconds(
-    results: Sequence[tuple[Workload, str, TuneResult]], network: Mapping[Workload, int]
-) -> float | None:
-    """Return the total seconds of all layers, each by its fastest kernel; None if a layer has no valid kernel."""
-    best_seconds: dict[Workload, float] = {}
-    for workload, _, result in results:
-        if result.final:
-            best_seconds[workload] = min(result.final.cost, best_seconds.get(workload, math.inf))
-    return sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
+def _format_micros(seconds: float | None) -> str:
+    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
 
 
-def describe_unconfirmed(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
+def describe_unconfirmed(results: Sequence[SearchResult]) -> list[str]:
     """Return one line for each search whose result is a trial, because it has no valid final timing."""
     return [
         f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
@@ -321,7 +251,7 @@ def describe_unconfirmed(results: Sequence[tuple[Workload, str, TuneResult]]) ->
     ]
 
 
-def describe_skipped(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
+def describe_skipped(results: Sequence[SearchResult]) -> list[str]:
     """Return at most one line, which lists the phases that were skipped for lack of time."""
     counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
     if not counts:
@@ -334,7 +264,7 @@ def describe_skipped(results: Sequence[tuple[Workload, str, TuneResult]]) -> lis
     return [f"No time was left for {', '.join(skipped_texts)}."]
 
 
-def describe_phases(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
+def describe_phases(results: Sequence[SearchResult]) -> list[str]:
     """Return the mean milliseconds of each phase of a trial, one line for each search that measured a config."""
     return [
         f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
@@ -343,7 +273,7 @@ def describe_phases(results: Sequence[tuple[Workload, str, TuneResult]]) -> list
     ]
 
 
-def describe_failures(results: Sequence[tuple[Workload, str, TuneResult]]) -> list[str]:
+def describe_failures(results: Sequence[SearchResult]) -> list[str]:
     """Return a line for each search in which no config ran, with the most frequent error message."""
     lines = []
     for workload, _, result in results:
@@ -355,17 +285,6 @@ def describe_failures(results: Sequence[tuple[Workload, str, TuneResult]]) -> li
                 f"tvmconv: nothing ran for {workload.text}: {failed_text}: {message or 'no reason is recorded'}"
             )
     return lines
-
-
-def _parse_workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:
-    """Return the selected workloads, each once, and the number of occurrences of each if they are a network."""
-    if (args.workload is None) == (args.suite is None):
-        raise UsageError("expected a workload or --suite; see tvmconv tune --help")
-    if args.workload is not None:
-        reject_layer_options(args)
-        return [workloads.parse(args.workload)], {}
-    selection = parse_layers(args)
-    return list(dict.fromkeys(selection.workloads.values())), selection.network
 
 
 @contextmanager

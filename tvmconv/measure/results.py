@@ -32,6 +32,11 @@ class ErrorKind(IntEnum):
     RUN_TIMEOUT = 7
     UNKNOWN = 8
 
+    @property
+    def text(self) -> str:
+        """Name in lower-case words."""
+        return self.name.lower().replace("_", " ")
+
 
 def compute_cost_seconds(error: ErrorKind, times: Sequence[float]) -> float:
     """Return the median of the repeats in seconds per launch; `math.inf` after an error or without times."""
