@@ -142,7 +142,7 @@ def _describe_commands() -> str:
     """Return the page of the command line: the help text of each command."""
     from tvmconv import cli
 
-    parser, commands = cli._make_parser(cli.COMMANDS)
+    parser, commands = cli.make_parser(cli.COMMANDS)
     os.environ["COLUMNS"] = "100"
     parts = ["# Command line", f"```text\n{parser.format_help()}```"]
     for name in cli.COMMANDS:
@@ -169,10 +169,10 @@ def _describe_schedules() -> str:
 
 
 def _describe_knobs(schedule: Any, workload: Any) -> Iterator[str]:
-    from tvmconv.cli.schedules import _describe_schedule
+    from tvmconv.cli.schedules import describe_schedule
     from tvmconv.space import format_value
 
-    description = json.loads(_describe_schedule(workload, schedule, as_json=True))
+    description = json.loads(describe_schedule(workload, schedule, as_json=True))
     yield f"`{workload.text}`: {description['configs']:,} configs"
     if knobs := description["knobs"]:
         rows = [

@@ -26,9 +26,34 @@ os.environ["TVMCONV_OPENCL_HEADER"] = str(Path(__file__).parent / "data" / "open
 os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
 import_tvm()  # before helpers import it, which would import PyTorch in every worker
 
+LONG_TESTS = {  # tests of ten seconds and more
+    "test_section_runs_as_printed",
+    "test_section_for_a_gpu_runs_smaller_without_one",
+    "test_an_archive_has_the_default_and_what_promises_most_and_is_added_to",
+    "test_kernels_are_measured_on_their_architecture_alone",
+    "test_bounds_are_set_beside_what_was_measured",
+    "test_one_step_of_each_knob",
+}
+
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)  # after tests are deselected
+def pytest_collection_modifyitems(items):
+    """Deal long tests to the starts of the workers' shares, so that none is left at the end of a parallel run."""
+    long_tests = [item for item in items if getattr(item, "originalname", "") in LONG_TESTS]
+    others = [item for item in items if item not in long_tests]
+    num_workers, num_items = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), len(items)
+    items.clear()
+    for worker in range(num_workers):
+        own = long_tests[worker::num_workers]
+        share = (num_items - len(items)) // (num_workers - worker)  # as `--dist worksteal` divides the tests
+        num_others = max(share - len(own), 0)
+        items += own + others[:num_others]
+        del others[:num_others]
+    items += others
 
 
 def pytest_collection_finish():

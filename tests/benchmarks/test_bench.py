@@ -36,10 +36,43 @@ def test_help_imports_no_benchmark():
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["nothing"], [], ["sweep", "--nothing"], ["chain", "--device", "tpu", "--log", "x"]])
-def test_bad_input_is_one_line_and_status_2(words, capsys):
-    assert cli.main(["bench", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("nothing", [], "'nothing'"),
+        ("sweep", ["--nothing"], "--nothing"),
+        ("chain", ["--device", "tpu", "--log", "x"], "unknown device 'tpu'"),
+        ("sweep", ["--only", "7x7"], "no layer of d2l is named like '7x7'; there are 16_channels, 32_channels,"),
+        ("sweep", ["--suite", "alexnet"], "'alexnet'"),
+        ("sweep", ["--from", "nowhere.json"], "nowhere.json"),
+        ("sweep", ["--from", __file__], "no results of a sweep"),
+        ("sweep", ["-o", __file__], "exists"),
+        ("sweep", ["--batch", "0"], "at least 1"),
+        ("throughput", ["banana"], "'banana'"),
+        ("throughput", ["--trials", "0"], "at least 1"),
+        ("throughput", ["--meta-seconds", "0"], "expected a positive number"),
+        ("throughput", ["--device", "tpu"], "unknown device 'tpu'"),
+        ("throughput", ["--device", "opencl:0", "-o", __file__], "exists"),
+        ("tune-suite", ["--suite", "alexnet"], "'alexnet'"),
+        ("tune-suite", ["--only", "9x9"], "'9x9'"),
+        ("tune-suite", ["--trials", "-1"], "'-1'"),
+        ("tune-suite", ["--suite", "nowhere.json"], "nowhere.json: No such file"),
+        ("tune-suite", ["--suite", __file__], "test_bench.py is not a suite, expected JSON such as"),
+        ("tune-suite", ["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
+        ("tune-suite", ["--dtype", "f8"], "'f8'"),
+        ("tune-suite", ["--layout", "nchw4"], "'nchw4'"),
+        ("tune-suite", ["--epilogue", "selu"], "expected operations of add, bias"),
+        ("tune-suite", ["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' applies to convolutions only"),
+        ("tune-suite", ["--tune-only", "--compare-only"], "not allowed"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(bench, capsys, monkeypatch, tmp_path, name, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert bench(words, name) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("tvmconv: ")
+    assert message in err
 
 
 @pytest.mark.parametrize(("name", "words", "values"), OLD_OPTIONS)

@@ -44,21 +44,3 @@ def test_charts_are_drawn_again_where_they_are_and_the_numbers_stay_as_they_were
         f"{name}.{end}" for name in "ab" for end in ("json", "md", "png")
     }
     assert (tmp_path / "a.json").read_text().endswith("\n\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--only", "7x7"], "no layer of d2l is named like '7x7'; there are 16_channels, 32_channels,"),
-        (["--suite", "alexnet"], "'alexnet'"),
-        (["--from", "nowhere.json"], "nowhere.json"),
-        (["--from", __file__], "no results of a sweep"),
-        (["-o", __file__], "exists"),
-        (["--batch", "0"], "at least 1"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(bench, capsys, words, said):
-    assert bench(words) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err

@@ -68,20 +68,3 @@ def test_on_opencl_tvmconv_is_measured_alone(bench, tmp_path, capsys):
     assert (status, list(data["searches"]), data["searches"]["tvmconv"]["trials"]) == (0, ["tvmconv"], 3)
     assert "TVM's wheel has no OpenCL runtime" in out
     assert not (tmp_path / "metaschedule.log").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["banana"], "'banana'"),
-        (["--trials", "0"], "at least 1"),
-        (["--meta-seconds", "0"], "expected a positive number"),
-        (["--device", "tpu"], "unknown device 'tpu'"),
-        (["--device", "opencl:0", "-o", __file__], "exists"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(bench, capsys, words, said):
-    assert bench(words) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert said in err

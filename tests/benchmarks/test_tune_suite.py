@@ -230,30 +230,6 @@ def test_a_script_refuses_bad_input_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("sweep: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--suite", "alexnet"], "'alexnet'"),
-        (["--only", "9x9"], "'9x9'"),
-        (["--trials", "-1"], "'-1'"),
-        (["--suite", "nowhere.json"], "nowhere.json: No such file"),
-        (["--suite", str(SCRIPTS / "sweep.py")], "sweep.py is not a suite, expected JSON such as"),
-        (["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
-        (["--dtype", "f8"], "'f8'"),
-        (["--layout", "nchw4"], "'nchw4'"),
-        (["--epilogue", "selu"], "expected operations of add, bias"),
-        (["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' applies to convolutions only"),
-        (["--tune-only", "--compare-only"], "not allowed"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(bench, tmp_path, capsys, words, said):
-    status = bench([*words, "-o", tmp_path])
-    out, err = capsys.readouterr()
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("tvmconv: ")
-    assert said in err
-
-
 def test_a_comparison_tells_how_many_of_its_layers_the_model_had_seen(capsys):
     """Without this, a page could show what the model remembers as what it predicts."""
     tell, place = tune_suite.describe_training_layers, find_device("sm_90")

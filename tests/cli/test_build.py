@@ -1,5 +1,3 @@
-import pytest
-
 from tvmconv.cli import main
 from tvmconv.logs.record import Record
 from tvmconv.workloads import parse
@@ -41,22 +39,3 @@ def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):
     status = main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path / "new")])
     assert (status, (tmp_path / "new").exists()) == (2, False)
     assert "is wrong by" in capsys.readouterr().err
-
-
-REFUSALS = {
-    "no workload": ([], "expected a workload"),
-    "too many words": ([SMALL, "tiling", "columns"], "expected a workload"),
-    "a log that is not there": ([SMALL, "--log", "nowhere.jsonl"], "nowhere.jsonl"),
-    "a log and a knob": ([SMALL, "tiling", "--log", "/dev/null", "--set", "tile_c=-1,2,2"], "not both"),
-    "unknown schedule": ([SMALL, "fly"], "no schedule 'fly'"),
-    "a file for a folder": ([SMALL, "tiling", "-o", "/dev/null"], "/dev/null"),
-    "architecture and device": ([SMALL, "tiling", "--device", "auto", "--arch", "sm_90"], "not allowed"),
-}
-
-
-@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
-def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, words, said):
-    status = main(["build", "-o", str(tmp_path), *words])
-    err = capsys.readouterr().err
-    assert (status, err.count("\n")) == (2, 1)
-    assert said in err

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tvmconv.cli import main
 from tvmconv.kernel import IR_LEVELS
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -14,34 +13,28 @@ SIGNAL, IMAGE = "filter1d:300,k5,clamp", "filter2d:9x11x3,3x5"
 BOTH = pytest.mark.parametrize("text", [SIGNAL, IMAGE])
 
 
-def run(capsys, *words):
-    """Exit status, stdout and stderr of a command."""
-    status = main(list(map(str, words)))
-    return status, *capsys.readouterr()
-
-
 @pytest.mark.parametrize("stage", IR_LEVELS)
-def test_show_has_every_stage(capsys, stage):
-    status, out, err = run(capsys, "show", IMAGE, "constant", "--stage", stage, "--arch", "sm_90")
+def test_show_has_every_stage(run, stage):
+    status, out, err = run("show", IMAGE, "constant", "--stage", stage, "--arch", "sm_90")
     assert (status, err) == (0, "")
     assert out.strip()
 
 
 @pytest.mark.usefixtures("shared_processes")
 @BOTH
-def test_what_is_tuned_is_found_again_and_built(capsys, log, tmp_path, text):
+def test_what_is_tuned_is_found_again_and_built(run, log, tmp_path, text):
     how = ["--schedule", "constant", "--tuner", "grid", "--trials", "2", "--device", "opencl:0"]
-    status, out, _ = run(capsys, "tune", text, *how, "--log", log, "--json")
+    status, out, _ = run("tune", text, *how, "--log", log, "--json")
     best = Record.parse(out)
     assert (status, best.workload.text, best.schedule) == (0, text, "constant")
     records = list(read_records(log, InvalidLines()))
     assert [record.schedule for record in records if not record.final] == ["basic", "constant", "constant"]
     assert best in [record for record in records if record.final]
 
-    _, out, _ = run(capsys, "log", "best", log, "--workload", text, "--json")
+    _, out, _ = run("log", "best", log, "--workload", text, "--json")
     assert Record.parse(out).workload == best.workload
 
-    status, _, _ = run(capsys, "build", text, "constant", "--log", log, "--device", "opencl:0", "-o", tmp_path)
+    status, _, _ = run("build", text, "constant", "--log", log, "--device", "opencl:0", "-o", tmp_path)
     assert status == 0
     assert json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))["config"] == best.config
 
@@ -57,7 +50,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("command", ["show", "tune"])
 @pytest.mark.parametrize(("text", "said"), REFUSALS.values(), ids=REFUSALS)
-def test_a_bad_text_is_one_line_and_status_2(capsys, command, text, said):
-    status, out, err = run(capsys, command, text, *(["basic"] if command == "show" else []))
+def test_a_bad_text_is_one_line_and_status_2(run, command, text, said):
+    status, out, err = run(command, text, *(["basic"] if command == "show" else []))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err

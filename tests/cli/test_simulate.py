@@ -2,8 +2,6 @@ import json
 
 import pytest
 
-from tvmconv.cli import main
-
 CACHE = {
     "tune_params_keys": ["block", "tile"],
     "cache": {
@@ -21,14 +19,8 @@ def cache(tmp_path):
     return str(path)
 
 
-def run(capsys, *words):
-    """Exit status, stdout and stderr of a command."""
-    status = main(["simulate", *words])
-    return status, *capsys.readouterr()
-
-
-def test_all_tuners_are_compared_unless_told_otherwise(capsys, cache):
-    status, out, err = run(capsys, cache, "--trials", "12", "--seeds", "2")
+def test_all_tuners_are_compared_unless_told_otherwise(run, cache):
+    status, out, err = run("simulate", cache, "--trials", "12", "--seeds", "2")
     heading, _, *table = out.splitlines()
     assert (status, err) == (0, "")
     assert "12 configs, 0 of them failed, the best takes 4 ms" in heading
@@ -37,25 +29,25 @@ def test_all_tuners_are_compared_unless_told_otherwise(capsys, cache):
     assert all("1.000 ± 0.000" in line for line in table[1:])
 
 
-def test_several_spaces_have_a_table_each_and_one_of_their_mean(capsys, cache, tmp_path):
+def test_several_spaces_have_a_table_each_and_one_of_their_mean(run, cache, tmp_path):
     slower = tmp_path / "slower.json"
     slower.write_text(json.dumps(CACHE).replace(": 4.0}", ": 2.0}"))
     words = [cache, str(slower), "--tuner", "grid", "--trials", "3", "--seeds", "2"]
-    status, out, _ = run(capsys, *words)
+    status, out, _ = run("simulate", *words)
     shares = [line.split()[1] for line in out.splitlines() if line.startswith("grid")]
     assert status == 0
     assert "mean of 2 spaces" in out
     assert len(shares) == 3
     assert float(shares[2]) == pytest.approx((float(shares[0]) + float(shares[1])) / 2, abs=1e-3)
-    result = json.loads(run(capsys, *words, "--json")[1])
+    result = json.loads(run("simulate", *words, "--json")[1])
     assert [space["file"] for space in result["spaces"]] == [cache, str(slower)]
     assert result["mean_share"]["grid"]["3"] == pytest.approx(float(shares[2]), abs=1e-3)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_searches_are_drawn(capsys, cache, tmp_path, suffix):
+def test_the_searches_are_drawn(run, cache, tmp_path, suffix):
     chart = tmp_path / f"chart.{suffix}"
-    status, _, err = run(capsys, cache, "--tuner", "grid", "--tuner", "ga", "--seeds", "2", "-o", str(chart))
+    status, _, err = run("simulate", cache, "--tuner", "grid", "--tuner", "ga", "--seeds", "2", "-o", str(chart))
     assert (status, err) == (0, "")
     assert chart.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
 
@@ -73,8 +65,8 @@ def test_the_searches_are_drawn(capsys, cache, tmp_path, suffix):
         ([], "required: CACHEFILE"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_in_one_line(capsys, words, message):
-    status, out, err = run(capsys, *words)
+def test_what_cannot_be_simulated_is_refused_in_one_line(run, words, message):
+    status, out, err = run("simulate", *words)
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

@@ -6,15 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tvmconv.cli import main
-
 CONV = "conv2d:1x3x8x8,3x3x3x3,s1,p1,relu"
-
-
-def run(capsys, *words):
-    """Exit status, stdout and stderr of a command."""
-    status = main(words)
-    return status, *capsys.readouterr()
 
 
 @pytest.fixture
@@ -54,8 +46,8 @@ def two_and_one(model):
     )
 
 
-def test_a_model_s_convolutions_are_printed_as_a_suite_s(capsys, two_and_one):
-    status, out, err = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8")
+def test_a_model_s_convolutions_are_printed_as_a_suite_s(run, two_and_one):
+    status, out, err = run("suites", "--from", two_and_one, "--input", "1x3x8x8")
     assert (status, err) == (0, "tvmconv: left out: up: tvmconv has no workload for ConvTranspose\n")
     assert [line.split() for line in out.splitlines()] == [
         ["layer", "times", "workload"],
@@ -64,68 +56,44 @@ def test_a_model_s_convolutions_are_printed_as_a_suite_s(capsys, two_and_one):
     ]
 
 
-def test_what_is_written_is_read_as_a_suite(capsys, two_and_one, tmp_path):
+def test_what_is_written_is_read_as_a_suite(run, two_and_one, tmp_path):
     file = tmp_path / "suite.json"
     file.write_text("what was there before")
-    status, out, _ = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8", "-o", str(file))
+    status, out, _ = run("suites", "--from", two_and_one, "--input", "1x3x8x8", "-o", str(file))
     assert (status, out) == (0, "")
     assert json.loads(file.read_text())[0] == {"name": "first", "text": CONV, "count": 2}
-    _, printed, _ = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8")
-    assert run(capsys, "suites", str(file)) == (0, printed, "")
+    _, printed, _ = run("suites", "--from", two_and_one, "--input", "1x3x8x8")
+    assert run("suites", str(file)) == (0, printed, "")
 
 
-def test_layers_that_a_variant_makes_equal_are_counted_together(capsys, model):
+def test_layers_that_a_variant_makes_equal_are_counted_together(run, model):
     nodes = [("Conv", ["x", "k"], ["a"], PAD), ("Relu", ["a"], ["b"], {}), ("Conv", ["b", "k"], ["y"], PAD)]
     bare = ["--epilogue", "relu"]
-    _, out, _ = run(capsys, "suites", "--from", model(*nodes), "--input", "1x3x8x8", *bare)
+    _, out, _ = run("suites", "--from", model(*nodes), "--input", "1x3x8x8", *bare)
     assert out.splitlines()[1].split() == ["a", "2", CONV]
 
 
-def test_a_pytorch_module_is_a_suite(capsys, tmp_path, monkeypatch):
+def test_a_pytorch_module_is_a_suite(run, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 3, 1))\n"
     )
-    status, out, _ = run(capsys, "suites", "--from", "net:build", "--input", "1x3x8x8")
+    status, out, _ = run("suites", "--from", "net:build", "--input", "1x3x8x8")
     sys.modules.pop("net")
     assert (status, out.splitlines()[1].split()) == (0, ["0", "1", "conv2d:1x3x8x8,3x3x1x1,s1,p0,bias"])
 
 
-REFUSALS = {
-    "two sources": (["d2l", "--from", "m.onnx"], "expected d2l or --from m.onnx, not both"),
-    "input of no model": (["d2l", "--input", "1x3"], "--input is for a model"),
-    "malformed input": (
-        ["--from", "m.onnx", "--input", "1x"],
-        "'1x': expected [NAME=]SIZES[,DTYPE], as in 1x3x224x224",
-    ),
-    "nothing to write": (["-o", "suite.json"], "-o is for the layers of a suite"),
-    "a file that is not there": (["--from", "nowhere.onnx"], "nowhere.onnx: No such file or directory"),
-    "a folder": (["--from", "."], ".: Is a directory"),
-    "a file of something else": (["--from", __file__], "is not an ONNX model"),
-    "nowhere to write": (["d2l", "-o", "nowhere/suite.json"], "nowhere/suite.json: No such file or directory"),
-}
-
-
-@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
-def test_what_is_wrong_is_one_line_and_status_2(capsys, words, said):
-    if "onnx" in said.lower():
-        pytest.importorskip("onnx")
-    status, out, err = run(capsys, "suites", *words)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert said in err
-
-
-def test_a_model_without_workloads_is_refused(capsys, model):
+def test_a_model_without_workloads_is_refused(run, model):
     file = model(("Identity", ["x"], ["c"], {}), TRANSPOSED)
-    status, _, err = run(capsys, "suites", "--from", file)
+    status, _, err = run("suites", "--from", file)
     assert (status, err.splitlines()[1]) == (2, f"tvmconv: {file} has no convolution that is a workload")
 
 
 @pytest.mark.parametrize(("library", "source"), [("onnx", "m.onnx"), ("torch", "json:loads")])
-def test_a_library_that_is_missing_is_named_with_its_extra(capsys, monkeypatch, library, source):
+def test_a_library_that_is_missing_is_named_with_its_extra(run, monkeypatch, library, source):
     monkeypatch.setitem(sys.modules, library, None)
-    status, out, err = run(capsys, "suites", "--from", source, "--input", "1x3x8x8")
+    status, out, err = run("suites", "--from", source, "--input", "1x3x8x8")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"pip install \"{library}\" (in a clone of tvmconv: pip install -e '.[{library}]')" in err

@@ -182,49 +182,6 @@ def test_an_interrupted_search_says_that_it_can_go_on(tune, log, instant):
     assert len(records_of(log)) == 3
 
 
-REFUSALS = {
-    "neither workload nor suite": ([], "expected a workload or --suite"),
-    "workload and suite": ([SMALL, "--suite", "d2l"], "expected a workload or --suite"),
-    "unknown workload": (["banana"], "'banana'"),
-    "groups that do not fit": (["conv2d:1x3x8x8,4x1x3x3,g2"], "groups"),
-    "unknown suite": (["--suite", "alexnet"], "'alexnet'"),
-    "unknown schedule": ([SMALL, "--schedule", "fly"], "no schedule 'fly'"),
-    "unknown tuner": ([SMALL, "--tuner", "oracle"], "'oracle'"),
-    "unknown device": ([SMALL, "--device", "tpu"], "unknown device 'tpu'"),
-    "absent device": ([SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),
-    "compile-only device": ([SMALL, "--device", "sm_90"], "to compile for only"),
-    "no tracker": ([SMALL, "--device", "rpc:k", "--tracker", "127.0.0.1:1"], "no tracker at 127.0.0.1:1"),
-    "negative trials": ([SMALL, "--trials", "-1"], "'-1'"),
-    "no trials": ([SMALL, "--trials", "0"], "at least 1, not '0'"),
-    "no time": ([SMALL, "--seconds", "0"], "expected a positive number, not '0'"),
-    "no time in all": ([SMALL, "--seconds-total", "0"], "expected a positive number, not '0'"),
-    "a time for each and for all": ([SMALL, "--seconds", "1", "--seconds-total", "2"], "not allowed with"),
-    "endless time": ([SMALL, "--seconds", "inf"], "expected at most 10,000,000, not 'inf'"),
-    "no patience": ([SMALL, "--patience", "0"], "at least 1, not '0'"),
-    "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
-    "negative seed": ([SMALL, "--seed", "-1"], "'-1'"),
-    "missing log to learn from": ([SMALL, "--transfer-log", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer-log", "a.jsonl"], "expected gp"),
-    "log in a missing folder": ([SMALL, "--log", "/nowhere/log.jsonl"], "cannot write /nowhere/log.jsonl: No such"),
-    "read-only log": ([SMALL, "--log", "/proc/version"], "cannot write /proc/version: "),
-    "log on a full disk": ([SMALL, "--log", "/dev/full"], "cannot write /dev/full: "),
-    "a folder for a log": ([SMALL, "--log", "/"], "cannot write /: "),
-    "unknown option": ([SMALL, "--fast"], "--fast"),
-}
-
-
-@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
-def test_bad_input_is_one_line_before_anything_is_measured(tune, instant, words, said):
-    start = time.monotonic()
-    status, out, err = tune(*words)
-    assert time.monotonic() - start < 30.0
-    refusal = [line for line in err.splitlines() if not line.startswith("tvmconv: auto picked")]
-    assert (status, out, len(refusal)) == (2, "", 1)
-    assert refusal[0].startswith("tvmconv: ")
-    assert said in refusal[0]
-    assert instant.measured == []
-
-
 def record(seconds, schedule="tiling"):
     return made_up(parse(SMALL), schedule, {}, "a device", times=(seconds,))
 

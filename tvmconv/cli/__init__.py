@@ -75,17 +75,23 @@ def _dispatch(words: Sequence[str]) -> int:
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; the attribute `run` of the result is the function that runs the command on it."""
-    parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
-    parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in [word for word in words[:1] if word in COMMANDS] or COMMANDS:
-        _add_command(commands, command)
+    parser, commands = make_parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
     args, unparsed = parser.parse_known_args(words)
     if any(word.startswith("-") for word in unparsed) or (unparsed and "words" not in args):
-        commands.choices.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
+        commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
     if unparsed:
         args.words += unparsed  # argparse ends a list of words at the first option and does not parse the later words
     return args
+
+
+def make_parser(command_names: Sequence[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
+    """Return the parser for these commands, and the parser of each command by its name."""
+    parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
+    parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in command_names:
+        _add_command(commands, name)
+    return parser, commands.choices
 
 
 def _add_command(commands: Any, name: str) -> None:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     workload = workloads.parse(args.workload) if args.workload is not None else None
     import_tvm()
     if workload is not None and args.schedule is not None:
-        print(_describe_schedule(workload, registry.find_schedule(workload, args.schedule), as_json=args.json))
+        print(describe_schedule(workload, registry.find_schedule(workload, args.schedule), as_json=args.json))
         return 0
     entries = [_schedule_to_json(schedule, workload) for schedule in registry.schedules(workload)]
     if args.json:
@@ -67,7 +67,7 @@ def _schedule_to_json(schedule: registry.Schedule, workload: Workload | None) ->
     }
 
 
-def _describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
+def describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
     """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
     space = schedule.space(workload)
     if as_json:
