@@ -29,8 +29,6 @@ import_tvm()  # before helpers import it, which would import PyTorch in every wo
 LONG_TESTS = {  # tests of ten seconds and more
     "test_section_runs_as_printed",
     "test_section_for_a_gpu_runs_smaller_without_one",
-    "test_an_archive_has_the_default_and_what_promises_most_and_is_added_to",
-    "test_kernels_are_measured_on_their_architecture_alone",
     "test_bounds_are_set_beside_what_was_measured",
     "test_one_step_of_each_knob",
 }

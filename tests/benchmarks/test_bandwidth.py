@@ -56,10 +56,6 @@ def test_every_schedule_is_measured_at_every_size(bench, tmp_path):
     assert [result.workload.text for result in sweep.results] == ["filter1d:1000,k5", "filter1d:4096,k5"]
     assert all([row.name for row in result.rows] == ["basic", "wide"] for result in sweep.results)
     assert all(row.verified and row.bandwidth > 0 for result in sweep.results for row in result.rows)
-
-
-def test_the_table_has_a_column_a_size_and_says_where_it_comes_from(bench, tmp_path):
-    bench([*HOW, *SIZES, "-o", str(tmp_path)])
     text = (tmp_path / "filter1d-k5.md").read_text()
     assert text.startswith("| GB/s | 1000 hot | 4096 hot |\n")
     assert "tvmconv bench bandwidth --device opencl:0" in text

@@ -85,9 +85,7 @@ def build(bench, suite, tmp_path):
 
 
 @needs_nvrtc
-def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first(
-    bench, build, suite, measured, tmp_path, capsys
-):
+def test_the_fastest_archived_kernel_by_the_log_is_taken(bench, build, suite, measured, tmp_path, capsys):
     archive = build("--configs", "2", "--schedule", "mma_sync")
     log = tmp_path / "log.jsonl"
     of_small = [entry for entry in entries(archive) if entry["workload"] == SMALL]
@@ -119,9 +117,7 @@ def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first
 
 
 @needs_nvrtc
-def test_with_best_an_archive_has_the_fastest_config_of_each_layer_applied_to_its_epilogue(
-    bench, build, suite, measured, tmp_path, capsys
-):
+def test_best_configs_are_archived_with_the_epilogue(bench, build, suite, measured, tmp_path, capsys):
     log = tmp_path / "log.jsonl"
     kernel = {"schedule": "tensor_core", "config": tc.build(tc.parse(SMALL), "tensor_core", arch="sm_90").config}
     tc.Log(log).append(record(1e-6, kernel))

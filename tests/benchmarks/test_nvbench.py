@@ -64,7 +64,7 @@ def write(path, *states):
     return path
 
 
-def test_times_and_failures_are_read_and_schedules_of_others_are_not(tmp_path):
+def test_times_and_failures_are_read_from_nvbench_json(tmp_path):
     pytest.importorskip("cuda.bench")
     measured = dict(zip(nvbench.SUMMARIES, (4e-6, float("inf"), 2e9, 0.5), strict=True))
     file = write(

@@ -14,7 +14,7 @@ from tvmconv.logs.record import Record
 PACK_LOGS = runpy.run_path(str(Path(__file__).parents[2] / "scripts/pack_logs.py"))["main"]
 
 
-def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(tmp_path):
+def test_packed_logs_have_the_valid_records_in_the_same_bytes(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f"{record.line()}\n" for record in [*records()[:9], records()[0]]) + "no record\n")
     packed = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
@@ -26,7 +26,7 @@ def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(tmp_path):
     assert json.loads(lines[0])["result"][0][0] == pytest.approx(records()[0].cost, rel=1e-4)
 
 
-def test_of_a_thinned_search_stay_every_nth_trial_what_was_fastest_so_far_the_last_and_the_last_timings(tmp_path):
+def test_a_thinned_search_keeps_bests_finals_and_every_nth_trial(tmp_path):
     costs = [9, 8, 9, 9, 7, 9, 9, 9, 9, 9]
     trials = [replace(record, times=(float(cost),)) for record, cost in zip(records(), costs, strict=False)]
     other = replace(trials[5], workload=records()[-1].workload)  # of another search: the first trial of it

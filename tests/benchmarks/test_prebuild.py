@@ -6,13 +6,15 @@ import zipfile
 import pytest
 
 import tvmconv as tc
-from tvmconv import registry
+from tvmconv import cli, registry
+from tvmconv.benchmarks import prebuild
 from tvmconv.compiler import nvrtc
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.measure.serialization import decode_executable
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
+SCHEDULES = ["mma_sync", "tensor_core"]
 TEXT = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc"
 
 
@@ -24,6 +26,7 @@ def build(bench, tmp_path):
 
     def build(configs):
         words = ["build", "--suite", str(suite), "--configs", str(configs), "--workers", "1", "-o", str(archive)]
+        words += [word for name in SCHEDULES for word in ("--schedule", name)]
         assert bench(words) == 0
         return archive
 
@@ -31,21 +34,29 @@ def build(bench, tmp_path):
 
 
 @needs_nvrtc
-def test_an_archive_has_the_default_and_what_promises_most_and_is_added_to(build, capsys):
-    searched = [schedule.name for schedule in registry.schedules_to_tune(tc.parse(TEXT), "cuda", "sm_90")]
+def test_an_archive_starts_with_the_default_and_is_added_to(build, capsys):
     build(1)
     archive = build(2)
-    assert f"{len(searched)} kernels" in capsys.readouterr().out.splitlines()[-1]
+    assert f"{len(SCHEDULES)} kernels" in capsys.readouterr().out.splitlines()[-1]
     with zipfile.ZipFile(archive) as found:
         entries = [json.loads(found.read(name)) for name in found.namelist() if name.endswith(".json")]
         codes = [found.read(name) for name in found.namelist() if name.endswith(".bin")]
     assert {entry["workload"] for entry in entries} == {TEXT}
-    assert [entry["schedule"] for entry in entries] == searched * 2
-    for first, second in zip(entries, entries[len(searched) :], strict=False):
+    assert [entry["schedule"] for entry in entries] == SCHEDULES * 2
+    for first, second in zip(entries, entries[len(SCHEDULES) :], strict=False):
         assert first["config"] == tc.build(tc.parse(TEXT), first["schedule"], arch="sm_90").config
         assert second["config"] != first["config"]
     program, _ = decode_executable(entries[0]["header"], codes[0])
     assert program.kernels[0].launch.num_blocks == entries[0]["resources"]["blocks"]
+
+
+def test_all_searched_schedules_are_proposed_by_default(tmp_path):
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps([{"name": "small", "text": TEXT}]))
+    words = ["build", "--suite", str(suite), "--configs", "1", "-o", "kernels.zip"]
+    entries = prebuild.propose(cli.parse_words(["bench", "prebuild", *words]))
+    searched = registry.schedules_to_tune(tc.parse(TEXT), "cuda", "sm_90")
+    assert [entry["schedule"] for entry in entries] == [schedule.name for schedule in searched]
 
 
 @needs_nvrtc
@@ -74,5 +85,5 @@ def test_a_share_is_a_part_of_so_many(bench, tmp_path, capsys):
 def test_kernels_are_measured_on_a_gpu(bench, build, gpu, tmp_path):
     log = tmp_path / "log.jsonl"
     assert bench(["measure", str(build(3)), "--device", gpu.text, "--log", str(log)]) == 0
-    kernels = 3 * len(registry.schedules_to_tune(tc.parse(TEXT), "cuda", gpu.arch))
+    kernels = 3 * len(SCHEDULES)
     assert [record.workload.text for record in read_records(log, InvalidLines()) if record.ok] == [TEXT] * kernels

@@ -35,7 +35,7 @@ def test_a_sweep_is_drawn_again_from_its_json_alone(bench, measured, tmp_path):
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes()
 
 
-def test_charts_are_drawn_again_where_they_are_and_the_numbers_stay_as_they_were(bench, measured, tmp_path):
+def test_redrawing_in_place_leaves_the_numbers_unchanged(bench, measured, tmp_path):
     for name in ("a", "b"):
         text = (measured / "d2l-2_.json").read_text().replace("d2l-2_", name)
         (tmp_path / f"{name}.json").write_text(text + "\n")

@@ -48,13 +48,13 @@ def test_the_page_has_the_stages_and_where_it_comes_from(measured, tmp_path):
     assert "TVM 0." in page
 
 
-def test_a_metaschedule_that_fails_leaves_our_figures_and_status_1(measured):
+def test_a_failure_of_metaschedule_leaves_our_figures(measured):
     status, out, data = measured(theirs=Error("MetaSchedule ended with status 1"))
     assert (status, list(data["searches"])) == (1, ["tvmconv"])
     assert "MetaSchedule ended with status 1." in out
 
 
-def test_a_metaschedule_without_a_single_time_has_status_1_and_no_ratio(measured):
+def test_metaschedule_without_a_time_has_no_ratio(measured):
     status, out, _ = measured(theirs=MetaScheduleResult(64, 0, 80.0, None))
     assert status == 1
     assert "—" in out

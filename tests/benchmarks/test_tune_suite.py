@@ -123,7 +123,7 @@ def any_times_agree(monkeypatch):
 
 
 @pytest.mark.usefixtures("any_times_agree")
-def test_what_was_compared_is_not_compared_again_unless_the_log_has_a_faster_kernel(tuned_mine, tmp_path, capsys):
+def test_only_layers_with_a_faster_kernel_are_compared_again(tuned_mine, tmp_path, capsys):
     assert tuned_mine("--schedule", "tiling", "--no-ladder") == 0
     file = tmp_path / "out/mine-bf16-nhwc-b2-tuned.json"
     before = Sweep.read(file)
@@ -230,7 +230,7 @@ def test_a_script_refuses_bad_input_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("sweep: ")
 
 
-def test_a_comparison_tells_how_many_of_its_layers_the_model_had_seen(capsys):
+def test_a_comparison_counts_the_layers_that_the_model_has_seen(capsys):
     """Without this, a page could show what the model remembers as what it predicts."""
     tell, place = tune_suite.describe_training_layers, find_device("sm_90")
     seen = [layer.workload for layer in suite("resnet50", dtype="float16", layout="nhwc")][:5]

@@ -99,7 +99,7 @@ def _parse_share(text: str) -> tuple[int, int]:
 def _build(args: Namespace) -> int:
     if args.best and args.schedule:
         raise UsageError("--schedule and --best exclude each other: --best takes the fastest record of any schedule")
-    entries = list(_choose_best(args) if args.best else _propose(args))
+    entries = list(_choose_best(args) if args.best else propose(args))
     archived = {_identify(entry) for entry, _, _ in read_entries(args.out)} if args.out.exists() else set()
     entries = [entry for entry in entries if _identify(entry) not in archived]
     num_failed, started_at = 0, time.monotonic()
@@ -124,7 +124,7 @@ def _build(args: Namespace) -> int:
     return 0
 
 
-def _propose(args: Namespace) -> Iterator[Entry]:
+def propose(args: Namespace) -> Iterator[Entry]:
     """Yield the configs that a search would try next."""
     from tvmconv.search.tuners import create_tuner  # hosts that only measure need not have xgboost
 
