@@ -201,7 +201,7 @@ def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
         ("conv2d:1x512x14x14,512x16x3x3,s1,p1,g32,nhwc", ["grouped_nhwc"]),
         ("conv2d:1x256x28x28,256x128x3x3,s1,p1,g2,f16,nhwc", ["hopper", "mma_sync"]),
         ("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc", ["hopper", "mma_sync"]),
-        ("conv2d:1x64x56x56,64x64x3x3,s1,p1,tf32", ["tensor_core", "direct"]),
+        ("conv2d:1x64x56x56,64x64x3x3,s1,p1,tf32", ["hopper", "mma_sync"]),
         ("conv2d:1x3x224x224,64x3x7x7,s2,p3,bf16,nhwc", ["stem"]),
         ("conv1d:8x64x1000,64x64x9,s1,p4", ["implicit_gemm"]),
         ("conv3d:2x64x9x16x16,64x32x3x3x3,s1,p1,g2", ["implicit_gemm"]),
