@@ -9,15 +9,15 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
 from tvmconv.errors import Error
 from tvmconv.experiments.results import Result, ResultRow
+from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.charts import compute_size_info, compute_sweep_info
+from tvmconv.reports.sweep import make_table
 from tvmconv.reports.tables import (
     Table,
     format_result,
     format_significant,
     list_notes,
-    make_bandwidth_table,
     make_result_table,
-    make_sweep_table,
     replace_section,
 )
 from tvmconv.workloads import parse
@@ -32,6 +32,10 @@ def timed(name, seconds, **fields):
 
 def on_gpu(*rows, workload="conv2d:1x64x64x64,64x64x3x3,p1", peaks=(None, None)):
     return Result(parse(workload), "cuda:0", "NVIDIA H200", 0, rows, *peaks)
+
+
+def sweep_table(labels, results, counts=()):
+    return make_table(Sweep("mine", labels, results, "", [*counts]))
 
 
 def column(result, start):
@@ -83,7 +87,7 @@ def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
         on_gpu(timed("default", 70e-6, speedup=1.0), timed("tiling", 17e-6, speedup=4.12)),
         on_gpu(timed("default", 267e-6, speedup=1.0), ResultRow("tiling", failure="broken")),
     ]
-    table = make_sweep_table("channels", ["16", "32"], results)
+    table = sweep_table(["16", "32"], results)
     assert table.headers == ["channels", "default [µs]", "tiling [µs]"]
     assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
 
@@ -93,7 +97,7 @@ def test_the_naive_column_is_always_first():
         on_gpu(timed("tiling", 1.0)),
         on_gpu(timed("default", 267e-6, speedup=1.0), timed("tiling", 100e-6, speedup=2.67)),
     ]
-    table = make_sweep_table("layer", ["large", "small"], results)
+    table = sweep_table(["large", "small"], results)
     assert table.headers == ["layer", "default [µs]", "tiling [µs]"]
     assert table.rows == [["large", "—", "1,000,000"], ["small", "267", "100 (2.67×)"]]
 
@@ -101,9 +105,9 @@ def test_the_naive_column_is_always_first():
 def test_of_a_network_the_last_line_has_the_times_of_all_layers():
     results = [on_gpu(timed("default", 4e-6), timed("tiling", 1e-6, speedup=4.0), timed("cudnn", 1e-6))] * 2
     results[1] = replace(results[1], rows=(*results[1].rows[:2], ResultRow("cudnn", failure="broken")))
-    table = make_sweep_table("layer", ["a", "b"], results, [3, 1])
+    table = sweep_table(["a", "b"], results, [3, 1])
     assert table.rows[-1] == ["all, times their number", "16.0", "4.00 (4.00×)", "—"]
-    assert len(make_sweep_table("layer", ["a", "b"], results).rows) == 2
+    assert len(sweep_table(["a", "b"], results).rows) == 2
 
 
 def sized(*exponents, **fields):
@@ -119,7 +123,7 @@ def sized(*exponents, **fields):
 
 
 def test_bandwidths_have_a_line_a_schedule_and_a_column_a_size():
-    table = make_bandwidth_table(["2^18", "2^20"], sized(18, 20, bandwidth_share=0.25))
+    table = sweep_table(["2^18", "2^20"], sized(18, 20, bandwidth_share=0.25))
     assert table.headers == ["GB/s", "2^18 hot", "2^20 cold"]
     assert table.rows == [["basic", "1.00 (25.0%)", "1.00 (25.0%)"]]
 
