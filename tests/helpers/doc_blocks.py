@@ -210,7 +210,7 @@ def _name_a_schedule(words: list[str]) -> None:
 
 
 def _smaller(word: str) -> str:
-    """A workload's text with at most 16 channels, 8 pixels an axis, and 4,096 samples of a filter."""
+    """A workload's text with at most 64 input and 16 output channels, 8 pixels an axis, 4,096 samples of a filter."""
     if match := re.fullmatch(r"(filter[12]d:)([\dx]+)(,.*)", word):
         return (
             match[1]
@@ -223,5 +223,5 @@ def _smaller(word: str) -> str:
     o, per_group, *taps = map(int, match[3].split("x"))
     if c != per_group:
         return word
-    sizes = "x".join(map(str, (n, min(c, 16), *(min(size, 8) for size in space))))
-    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, 16), *taps)))}{match[4]}"
+    sizes = "x".join(map(str, (n, min(c, 64), *(min(size, 8) for size in space))))
+    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, 64), *taps)))}{match[4]}"
