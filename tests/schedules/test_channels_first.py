@@ -23,7 +23,13 @@ WORKLOADS = (
 
 
 @pytest.mark.parametrize(
-    "config", [{}, SMALL, {**SMALL, "cluster_m": 2}, WIDE], ids=["default", "small", "cluster", "wide"]
+    "config",
+    [
+        pytest.param({}, id="default"),
+        pytest.param({**SMALL, "cluster_m": 2}, id="cluster"),
+        pytest.param(SMALL, id="small", marks=pytest.mark.slow),
+        pytest.param(WIDE, id="wide", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(("text", "launches"), WORKLOADS)
 def test_hopper_computes_channels_first_workloads(text, launches, config):
