@@ -5,15 +5,14 @@ The kernel computes no operand addresses. TMA treats the input as an image and c
 of channels of both operands, in the swizzle that `wgmma` reads from shared memory. The roles of a CTA run concurrently
 and signal full and empty stages by mbarriers in shared memory:
 
-``` producer, one thread             pipeline stages                consumer warpgroups, 128 threads each for each
-k-tile (tap, channels): +---------+---------+---       for each k-tile: wait until the stage is empty  | pixels  |
-pixels  | ...        wait until the stage is full TMA: pixels  × channels   ---> | ------- | ------- |      --->  wgmma:
-accumulators += pixels × weights TMA: weights × channels   ---> | weights | weights | ...        release the previous
-stage
-                                  +---------+---------+---       for each epilogue tile:
-                                                                   epilogue; accumulators to shared memory
-                                                                   TMA: epilogue tile to the output
-```
+    producer, one thread               pipeline stages                 consumer warpgroups, 128 threads each
+    for each k-tile (tap, channels):   +---------+---------+---        for each k-tile:
+      wait until the stage is empty    | pixels  | pixels  | ...         wait until the stage is full
+      TMA: pixels × channels    --->   | ------- | ------- |      --->   wgmma: accumulators += pixels × weights
+      TMA: weights × channels   --->   | weights | weights | ...         release the previous stage
+                                       +---------+---------+---        for each epilogue tile:
+                                                                         epilogue; accumulators to shared memory
+                                                                         TMA: epilogue tile to the output
 
 - The grid is persistent: as many CTAs as the GPU runs at a time process work tiles in turn, and the next tile's
   operands are loaded while a tile is stored.
