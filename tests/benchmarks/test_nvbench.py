@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tvmconv.benchmarks import nvbench
-from tvmconv.benchmarks.common import make_table
+from tvmconv.reports.tables import make_table
 
 SMALL = "filter1d:999,k3"
 
