@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tvmconv.benchmarks import nvbench
-from tvmconv.benchmarks.common import make_table
+from tvmconv.reports.tables import make_table
 
 SMALL = "filter1d:999,k3"
 
@@ -81,7 +81,7 @@ def test_times_and_failures_are_read_from_nvbench_json(tmp_path):
 def test_the_table_has_both_times_and_their_ratio():
     row = nvbench.NvbenchRow(SMALL, "basic", 4.5e-6, 0.0123, 2.5e12, 0.52, 5e-6)
     table = make_table([row], nvbench.COLUMNS)
-    assert table.rows == [[SMALL, "basic", "4.50", "1.2%", "2,500", "52.0%", "5.00", "0.900"]]
+    assert table.rows == [(SMALL, "basic", "4.50", "1.2%", "2,500", "52.0%", "5.00", "0.900")]
 
 
 @pytest.mark.gpu

@@ -87,20 +87,16 @@ def measure(monkeypatch):
     return run
 
 
-def test_each_layer_is_told_and_the_graph_is_timed(measure):
-    links, times = measure(OnNoGpu())
+@pytest.mark.parametrize(
+    ("early", "expected"), [((), {"graph": 3e-6}), ((1.0, 1.0), {"graph": 3e-6, "overlapping": 2e-6})]
+)
+def test_layers_are_timed_in_one_graph_and_overlapping(measure, early, expected):
+    links, times = measure(OnNoGpu(early=early))
     assert [(link.layer, link.linked, link.overlaps) for link in links] == [
         ("first", False, False),
-        ("second", True, False),
+        ("second", True, bool(early)),
     ]
-    assert {name: timing.median for name, timing in times.items()} == {"graph": 3e-6}
-
-
-def test_where_kernels_overlap_that_is_timed_as_well(measure):
-    _, times = measure(OnNoGpu(early=(1.0, 1.0)))
-    assert {name: timing.median for name, timing in times.items()} == pytest.approx(
-        {"graph": 3e-6, "overlapping": 2e-6}
-    )
+    assert {name: timing.median for name, timing in times.items()} == pytest.approx(expected)
 
 
 def test_cudnn_is_timed_on_the_same_layers_and_inputs(measure, monkeypatch):
@@ -115,13 +111,13 @@ def test_cudnn_is_timed_on_the_same_layers_and_inputs(measure, monkeypatch):
     assert times["cudnn graph"].median == 7e-6
 
 
-@pytest.mark.parametrize("deviation", [1.0, np.nan])
-def test_a_wrong_kernel_ends_it(measure, deviation):
-    with pytest.raises(Error, match=r"tiling computes conv2d.* wrong: "):
-        measure(OnNoGpu(deviation))
-
-
-@pytest.mark.parametrize("value", [2.0, np.nan])
-def test_a_kernel_that_reads_too_early_ends_it(measure, value):
-    with pytest.raises(Error, match="the output of second differs when kernels overlap"):
-        measure(OnNoGpu(early=(1.0, value)))
+@pytest.mark.parametrize(
+    ("standing", "message"),
+    [
+        *((OnNoGpu(deviation), r"tiling computes conv2d.* wrong: ") for deviation in (1.0, np.nan)),
+        *((OnNoGpu(early=(1.0, value)), "the output of second differs when kernels") for value in (2.0, np.nan)),
+    ],
+)
+def test_a_wrong_kernel_and_one_that_reads_too_early_end_it(measure, standing, message):
+    with pytest.raises(Error, match=message):
+        measure(standing)

@@ -112,65 +112,49 @@ def test_the_cudnn_baseline_is_refused_before_anything_is_built(opencl, monkeypa
         run_schedules(SMALL, device=opencl, baselines=["cudnn"])
 
 
-class Interleaved:
-    """A library whose rounds take what is said here; it remembers when they were asked for."""
+@pytest.fixture
+def time_rounds(opencl, monkeypatch):
+    """Return the rows of a schedule whose rounds take these seconds, and of a library, and the library's rounds."""
 
-    def __init__(self, *seconds):
-        self.seconds, self.asked, self.closed = list(seconds), 0, False
+    def run(*seconds):
+        times, calls = iter(seconds), []
 
-    def __call__(self, w, inputs, *, device, cold, seconds):
-        return Baseline(
-            Timing((99.0,), "by hand", cold), w.reference(*inputs), "a library", self.time_again, self.close
-        )
+        def time_again(round_seconds):
+            calls.append("timed")
+            return Timing((0.5e-3,), "by hand", cold=False)
 
-    def time_again(self, seconds):
-        self.asked += 1
-        return Timing((self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0],), "by hand", cold=False)
+        def library(w, inputs, *, device, cold, seconds):
+            first = Timing((99.0,), "by hand", cold)
+            return Baseline(first, w.reference(*inputs), "a library", time_again, lambda: calls.append("closed"))
 
-    def close(self):
-        self.closed = True
+        monkeypatch.setitem(REGISTRY, "library", library)
+        monkeypatch.setattr(Kernel, "time", lambda kernel, problem, **how: Timing((next(times),), "by hand", False))
+        result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.3, baselines=["library"])
+        return *result.rows, calls
 
-
-def rows_with(opencl, monkeypatch, *seconds):
-    """A schedule whose rounds take what is said here, and a library beside it."""
-    times, library_ = list(seconds), Interleaved(0.5e-3)
-    monkeypatch.setitem(REGISTRY, "library", library_)
-
-    def time(kernel, problem, **how):
-        return Timing((times.pop(0),), "by hand", cold=False)
-
-    monkeypatch.setattr(Kernel, "time", time)
-    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.3, baselines=["library"])
-    return *result.rows, library_
+    return run
 
 
-def test_schedules_and_libraries_are_timed_in_three_rounds(opencl, monkeypatch):
-    default, other, library_ = rows_with(opencl, monkeypatch, 1.02e-3, 1.0e-3, 1.01e-3)
-    assert default.rounds == (1.02e-3, 1.0e-3, 1.01e-3)
-    assert default.timing.median == 1.01e-3
-    assert (other.timing.median, other.rounds) == (0.5e-3, (0.5e-3, 0.5e-3, 0.5e-3))
-    assert (library_.asked, library_.closed) == (3, True)
-    assert not default.unstable
+@pytest.mark.parametrize(
+    ("seconds", "median"),
+    [((1.02e-3, 1.0e-3, 1.01e-3), 1.01e-3), ((58e-6, 28e-6, 29e-6, 30e-6), 29e-6)],
+    ids=["stable", "one outlier, timed again alone"],
+)
+def test_schedules_and_libraries_are_timed_in_three_rounds(time_rounds, seconds, median):
+    default, library, calls = time_rounds(*seconds)
+    assert (default.rounds, default.timing.median, default.unstable) == (seconds, median, False)
+    assert (library.timing.median, library.rounds) == (0.5e-3, (0.5e-3, 0.5e-3, 0.5e-3))
+    assert calls == ["timed", "timed", "timed", "closed"]
 
 
-def test_one_outlier_does_not_spoil_a_comparison(opencl, monkeypatch):
-    default, _, library_ = rows_with(opencl, monkeypatch, 58e-6, 28e-6, 29e-6, 30e-6)
-    assert default.timing.median == 29e-6
-    assert default.rounds == (58e-6, 28e-6, 29e-6, 30e-6)
-    assert not default.unstable
-    assert library_.asked == 3  # only what deviates is timed again
-
-
-def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(opencl, monkeypatch):
-    default, other, _ = rows_with(opencl, monkeypatch, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
+def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(time_rounds):
+    default, other, _ = time_rounds(1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
     result = Result(SMALL, "opencl:0", "a device", 0, (default, other))
     assert default.unstable
     assert json.loads(json.dumps(result.to_json()))["rows"][0]["unstable"]
-    assert "4,000 ± 0.0% unstable" in format_result(result)
-    assert (
-        "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 µs"
-        in format_result(result)
-    )
+    text = format_result(result)
+    assert "4,000 ± 0.0% unstable" in text
+    assert "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 µs" in text
 
 
 def slow(w, inputs, *, device, cold, seconds):
@@ -194,20 +178,16 @@ def libraries(monkeypatch):
 
 @pytest.mark.usefixtures("libraries")
 def test_libraries_are_the_last_rows_in_the_order_asked_for(opencl):
-    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["slow", "copying"])
-    assert [(row.name, row.library) for row in result.rows[1:]] == [("slow", "slow 1.0"), ("copying", "copy 1.0")]
-
-
-@pytest.mark.usefixtures("libraries")
-def test_a_library_that_is_missing_is_a_row_and_the_others_go_on(opencl):
-    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["missing", "slow"])
-    assert [row.failure for row in result.rows] == [None, "not installed", None]
-
-
-@pytest.mark.usefixtures("libraries")
-def test_what_computes_something_else_has_a_bandwidth_alone(opencl):
-    row = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["copying"]).rows[-1]
-    assert (row.verified, row.gflops, row.bandwidth) == (False, None, SMALL.min_bytes)
+    names = ["missing", "slow", "copying"]
+    default, *rows = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=names).rows
+    assert (default.name, default.failure) == ("default", None)
+    assert [(row.name, row.library, row.failure) for row in rows] == [
+        ("missing", None, "not installed"),
+        ("slow", "slow 1.0", None),
+        ("copying", "copy 1.0", None),
+    ]
+    copying = rows[-1]  # computes something else than a convolution
+    assert (copying.verified, copying.gflops, copying.bandwidth) == (False, None, SMALL.min_bytes)
 
 
 @pytest.mark.usefixtures("libraries")

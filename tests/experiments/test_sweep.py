@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made_results import make_result, make_row
 
 from tvmconv.devices import Arch
-from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep, select_layers
 from tvmconv.reports.sweep import format_markdown
 from tvmconv.workloads import Layer, parse
@@ -58,7 +58,7 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
 
     def building(workload, *, device, progress, **_):
         progress("building")
-        return Result(workload, device.text, device.name, 0, (ResultRow("basic"),))
+        return make_result(workload.text, make_row("basic"))
 
     monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", building)
     monkeypatch.setattr("tvmconv.experiments.sweep.time.monotonic", lambda: next(clock))
@@ -76,30 +76,27 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
     assert steps == ["sm_90: 1 of 2, 4, building", "sm_90: 2 of 2, 5, building, 6 s left"]
 
 
-def test_what_a_gpu_measures_next_is_prepared_meanwhile(monkeypatch):
-    texts = {"one": "conv2d:1x4x6x6,4x4x1x1", "again": "conv2d:1x4x6x6,4x4x1x1", "two": "conv2d:1x4x6x6,8x4x1x1"}
-    took = []
+@pytest.mark.parametrize("kind", ["cuda", "opencl"])
+def test_a_thread_prepares_what_a_gpu_measures_next(monkeypatch, kind):
+    one, two = parse("conv2d:1x4x6x6,4x4x1x1"), parse("conv2d:1x4x6x6,8x4x1x1")
+    measured = []
 
-    def measured(workload, *, device, prepared=None, **_):
-        made = [*prepared._results] if prepared else []
-        took.append((workload, prepared and prepared.problem.workload, made))
-        return Result(workload, device.text, device.name, 0, (ResultRow("default"),))
+    def measure(workload, *, device, prepared=None, **_):
+        built = [*prepared._results] if prepared else []
+        measured.append((workload, prepared and prepared.problem.workload, built))
+        return make_result(workload.text, make_row("default", 1))
 
-    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", measured)
-    for place, ahead in ((Arch("sm_90"), True), (SimpleNamespace(kind="opencl", text="opencl:0", name="CPU"), False)):
-        took.clear()
-        measure_sweep(
-            "small",
-            {name: parse(text) for name, text in texts.items()},
-            place,
-            "command",
-            progress=lambda prefix: nullcontext(lambda step: None),
-            on_result=lambda sweep: None,
-            schedules=["default"],
-        )
-        first, second = parse(texts["one"]), parse(texts["two"])
-        nothing = (None, [])
-        assert took == [  # the same workload under another label is not measured again
-            (first, *nothing),
-            (second, *((second, ["default"]) if ahead else nothing)),
-        ]
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", measure)
+    device = Arch("sm_90") if kind == "cuda" else SimpleNamespace(kind="opencl", text="opencl:0", name="CPU")
+    sweep = measure_sweep(
+        "small",
+        {"one": one, "again": one, "two": two},
+        device,
+        "command",
+        progress=lambda prefix: nullcontext(lambda step: None),
+        on_result=lambda sweep: None,
+        schedules=["default"],
+    )
+    prepared = (two, ["default"]) if kind == "cuda" else (None, [])
+    assert measured == [(one, None, []), (two, *prepared)]  # each workload once
+    assert [result.workload for result in sweep.results] == [one, one, two]

@@ -10,8 +10,7 @@ from tvmconv.analysis.waterfall import WaterfallStep
 from tvmconv.logs.record import Record
 from tvmconv.measure.results import ErrorKind
 from tvmconv.reports.page.contents import Contents, render_page
-from tvmconv.reports.page.document import Section, render_document
-from tvmconv.reports.page.markup import make_element, make_paragraph
+from tvmconv.reports.page.markup import Section, make_element, make_paragraph, render_document
 from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
 from tvmconv.target import Target
 from tvmconv.workloads import Layer

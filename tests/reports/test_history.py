@@ -1,12 +1,13 @@
+"""The course of searches: curves of the best trial so far, sessions, results, and what they are compared with."""
+
 import itertools
 from dataclasses import replace
 
 import pytest
+from made_results import make_record, make_result, make_row, make_sweep
 
-from tvmconv.experiments.results import Result, ResultRow
-from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import InvalidLines
-from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.record import ErrorKind
 from tvmconv.reports.history import collect_traces, compute_history_info, merge_into_sweep, read_traces
 from tvmconv.workloads import parse
 
@@ -14,23 +15,23 @@ SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 OTHER = parse("conv2d:1x2x6x6,8x2x3x3,p1")
 
 
-def record(gflops, *, workload=SMALL, schedule="direct", device="NVIDIA H200", elapsed=None, timestamp=0.0):
+def record(gflops, *, workload=SMALL, schedule="direct", device="NVIDIA H200", **fields):
     """A record of that rate and of a config of its own; of 0 for a failure."""
-    times = (workload.flops / gflops / 1e9,) if gflops else ()
+    micros = gflops and workload.flops / gflops / 1e3
     error = ErrorKind.NONE if gflops else ErrorKind.RUN_TIMEOUT
-    more = {"times": times, "error": error, "elapsed": elapsed, "timestamp": timestamp}
-    return Record(workload, schedule, {"rate": gflops}, device, "cuda", **more)
+    return replace(
+        make_record(workload, micros, schedule, **fields), config={"rate": gflops}, device=device, error=error
+    )
 
 
 @pytest.fixture
 def sweep():
-    rows = (
-        ResultRow("default", gflops=1.0),
-        ResultRow("tiling", failure="wrong result"),
-        ResultRow("vthread", gflops=2.0),
-        ResultRow("cudnn", gflops=6.0, library="9.19"),
-    )
-    return Sweep("d2l", ["4"], [Result(SMALL, "cuda:0", "NVIDIA H200", 0, rows)], "here")
+    rows = [
+        make_row("default", gflops=1.0),
+        make_row("tiling", failure="wrong result"),
+        make_row("vthread", gflops=2.0),
+    ]
+    return make_sweep({"4": make_result(SMALL.text, *rows, make_row("cudnn", gflops=6.0, library="9.19"))})
 
 
 def test_failed_trials_count_as_trials_and_are_told():
@@ -53,7 +54,7 @@ def test_last_timings_are_no_trials_unless_there_is_nothing_else():
     assert history.summary == "direct, 2 trials"
     assert (history.best_gflops, history.elapsed) == (pytest.approx((1, 2)), (1.0, 2.0))
     thinned = collect_traces("log", [final(3), final(5), record(1, workload=OTHER), final(4, workload=OTHER)])
-    assert {trace.workload: trace.rates for trace in thinned} == {SMALL: [3, 5], OTHER: [1]}
+    assert {trace.workload: trace.rates for trace in thinned} == {SMALL: pytest.approx([3, 5]), OTHER: [1]}
 
 
 SESSIONS = {
@@ -106,13 +107,8 @@ def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
     found = collect_traces("log", [record(0), record(8), record(3, workload=OTHER), record(1)])
     labels, results = merge_into_sweep(found, [sweep])
     assert labels == ["4", "1x2x6x6,8x2x3x3,s1,p1"]
-    assert [row.name for row in results[0].rows] == [
-        "default",
-        "tiling",
-        "vthread",
-        "cudnn",
-        "direct, 4 trials, 25% failed",
-    ]
+    names = ["default", "tiling", "vthread", "cudnn", "direct, 4 trials, 25% failed"]
+    assert [row.name for row in results[0].rows] == names
     assert [row.gflops for result in results for row in result.rows[-1:]] == pytest.approx([8, 3])
 
 

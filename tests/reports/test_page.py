@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from pages import contents, failed, hostile_page, record
 
+from tvmconv.analysis.memory.requests import CostliestRequest
 from tvmconv.reports.page.contents import render_page
 from tvmconv.reports.page.markup import escape_text
+from tvmconv.reports.page.memory import _render_banks
 from tvmconv.reports.page.svg import AxisScale, compute_full_width, spread_labels
 from tvmconv.reports.timing_groups import times_from_log
 from tvmconv.reports.trials import compute_knob_importances, group_failures, select_representative_trials
@@ -32,15 +34,18 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
+PAGE = render_page(contents())
+FOUND = Elements(PAGE).found
+
+
 def test_same_contents_same_bytes():
-    assert render_page(contents()) == render_page(contents())
+    assert render_page(contents()) == PAGE
 
 
 def test_policy_allows_the_pages_own_script_and_style_alone():
-    text = render_page(contents())
-    policy = next(attrs["content"] for tag, attrs in Elements(text).found if tag == "meta" and "http-equiv" in attrs)
+    policy = next(attrs["content"] for tag, attrs in FOUND if tag == "meta" and "http-equiv" in attrs)
     for tag, name in (("script", "script-src"), ("style", "style-src")):
-        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
         assert f"{name} 'sha256-{digest}';" in policy
     assert policy.startswith("default-src 'none'; ")
@@ -48,7 +53,7 @@ def test_policy_allows_the_pages_own_script_and_style_alone():
 
 
 def test_nothing_is_loaded_and_nothing_styled_in_attributes():
-    for tag, attrs in Elements(render_page(contents())).found:
+    for tag, attrs in FOUND:
         assert tag not in {"link", "img", "iframe", "object", "use", "image", "base"}
         assert "style" not in attrs
         assert not any(name.startswith("on") or name == "src" for name in attrs)
@@ -67,16 +72,15 @@ def test_hostile_text_can_be_written_as_utf_8():
 
 
 def test_ids_are_there_once_and_what_is_named_by_them_is_there():
-    found = Elements(render_page(contents())).found
-    ids = [attrs["id"] for _, attrs in found if "id" in attrs]
+    ids = [attrs["id"] for _, attrs in FOUND if "id" in attrs]
     assert len(ids) == len(set(ids))
-    links = {attrs["href"][1:] for _, attrs in found if "href" in attrs}
-    labels = {attrs["aria-labelledby"] for _, attrs in found if "aria-labelledby" in attrs}
+    links = {attrs["href"][1:] for _, attrs in FOUND if "href" in attrs}
+    labels = {attrs["aria-labelledby"] for _, attrs in FOUND if "aria-labelledby" in attrs}
     assert links | labels <= set(ids)
 
 
 def test_each_picture_says_what_it_shows():
-    for tag, attrs in Elements(render_page(contents())).found:
+    for tag, attrs in FOUND:
         if tag == "svg":
             assert attrs.get("aria-label") or attrs.get("aria-hidden") == "true"
 
@@ -133,3 +137,24 @@ def test_sampled_trials_hold_the_fastest_and_some_others():
 def test_last_timings_count_for_more_than_trials():
     group = times_from_log("a log", [record(1e-5), record(2e-5, final=True)])
     assert [each.seconds for each in group.timings] == [2e-5]
+
+
+def request_of(addresses, nbytes, takes):
+    lanes = tuple(range(32))
+    return CostliestRequest("shared", "load", "tile", 0, nbytes, lanes, tuple(map(addresses, lanes)), takes, takes)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "nbytes", "takes"),
+    [
+        (lambda lane: 4 * lane, 4, 1),
+        (lambda lane: 8 * lane, 4, 2),  # every other bank
+        (lambda lane: 8 * lane, 8, 2),  # half a warp at a time
+        (lambda lane: 16 * lane, 16, 4),  # a quarter at a time
+        (lambda lane: 64, 16, 2),  # quarters of one address, two at a time
+        (lambda lane: 512 * lane, 4, 32),
+    ],
+)
+def test_rows_are_as_many_as_the_request_takes(addresses, nbytes, takes):
+    picture = str(_render_banks(request_of(addresses, nbytes, takes), "description"))
+    assert len(re.findall(r">wavefront \d+<", picture)) == takes

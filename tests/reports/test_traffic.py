@@ -13,8 +13,7 @@ from tvmconv.analysis.tir.operations import (
     MEMORY,
     MULTIPLICATIONS,
 )
-from tvmconv.reports.ir_levels import IR_LEVELS, format_ir_level
-from tvmconv.reports.traffic import make_table
+from tvmconv.reports.ir_levels import IR_LEVELS, format_ir_level, make_traffic_table
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def counted():
 
 
 def test_the_table_has_a_line_for_each_operation_that_happens(counted):
-    rows = make_table(counted).rows
+    rows = make_traffic_table(counted).rows
     assert [row[0] for row in rows] == [GLOBAL_LOADS, GLOBAL_STORES, CONSTANT_LOADS, MULTIPLICATIONS, ADDITIONS]
     assert rows[0][1:] == ("3.00", "192", "6")
 

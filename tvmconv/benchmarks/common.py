@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tvmconv import devices
 from tvmconv.cli import options
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import Table
 
 RESULTS = Path("results")
 BEST_FRACTION = 0.1  # fraction of the configs with the best estimates, whose fastest one is compared
@@ -53,16 +53,6 @@ def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> N
     """Print a table, and write it with its legend into a section of the page that `--update-page` names."""
     print(table.format_text())
     options.update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
-
-
-def micros(seconds: float | None) -> str:
-    """Return microseconds with three significant digits; a dash for no time."""
-    return format_significant(seconds * 1e6) if seconds else EMPTY_CELL
-
-
-def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], left: Iterable[str] = ()) -> Table:
-    """Return a table with one line per row; `columns` has for each header the function from a row to its cell."""
-    return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left_aligned=frozenset(left))
 
 
 def report(

@@ -21,7 +21,7 @@ from typing import Any
 import tvmconv as tc
 from tvmconv import baselines as libraries
 from tvmconv.baselines.base import UnsupportedDeviceError
-from tvmconv.benchmarks.common import add_device, add_logs, add_output, find_device, micros
+from tvmconv.benchmarks.common import add_device, add_logs, add_output, find_device
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -33,7 +33,7 @@ from tvmconv.experiments.sweep import LayerSelection
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.ranking import find_best_per_workload, find_best_record, list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
+from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_micros, format_significant, sum_seconds
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Layer
 
@@ -230,7 +230,7 @@ def _make_table(
     for library in (OURS, *shared_remarks):
         for name in epilogue_names:
             title, seconds = f"{library} {name}".strip(), list_seconds(library, name)
-            columns[f"{title} [µs]"] = [*map(micros, seconds), EMPTY_CELL]
+            columns[f"{title} [µs]"] = [*map(format_micros, seconds), EMPTY_CELL]
             if name != BARE:
                 costs = list_ratios(seconds, list_seconds(library, BARE))
                 columns[f"{title}: cost"] = [EMPTY_CELL if cost is None else f"{cost - 1:+.1%}" for cost in costs]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
+from tvmconv.benchmarks.common import add_device, add_output, find_device
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -34,7 +34,7 @@ from tvmconv.experiments.preparation import select_schedules
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import ProgressCallback
 from tvmconv.optional_packages import format_install_command
-from tvmconv.reports.tables import EMPTY_CELL, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, format_micros, format_significant, make_table
 from tvmconv.verification import Problem
 from tvmconv.workloads import Workload
 
@@ -59,11 +59,11 @@ class NvbenchRow:
 COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
     WORKLOAD: lambda row: row.workload,
     SCHEDULE: lambda row: row.schedule,
-    "NVBench [µs]": lambda row: micros(row.nvbench),
+    "NVBench [µs]": lambda row: format_micros(row.nvbench),
     "noise": lambda row: EMPTY_CELL if row.noise is None else f"{row.noise:.1%}",
     "GB/s": lambda row: format_significant(row.bandwidth / 1e9),
     "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
-    "tvmconv [µs]": lambda row: micros(row.ours),
+    "tvmconv [µs]": lambda row: format_micros(row.ours),
     "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
 }
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import devices, workloads
-from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
+from tvmconv.benchmarks.common import add_device, add_output, find_device
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -34,7 +34,7 @@ from tvmconv.devices import Device, LoadedKernel
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.predicted_kernel import SECONDS_PER_CHECK, build_contenders
-from tvmconv.reports.tables import EMPTY_CELL, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, format_micros, format_significant, make_table
 from tvmconv.verification import Problem
 
 _HERE = Path(__file__)
@@ -74,10 +74,10 @@ class LayerSafety:
 COLUMNS: dict[str, Callable[[LayerSafety], str]] = {
     "layer": lambda layer: layer.text,
     "built": lambda layer: layer.failure or layer.chosen,
-    "built [µs]": lambda layer: EMPTY_CELL if layer.failure else micros(layer.seconds),
-    "prediction alone [µs]": lambda layer: micros(layer.predicted_seconds),
+    "built [µs]": lambda layer: EMPTY_CELL if layer.failure else format_micros(layer.seconds),
+    "prediction alone [µs]": lambda layer: format_micros(layer.predicted_seconds),
     "best untuned": lambda layer: layer.untuned,
-    "untuned [µs]": lambda layer: EMPTY_CELL if layer.failure else micros(layer.untuned_seconds),
+    "untuned [µs]": lambda layer: EMPTY_CELL if layer.failure else format_micros(layer.untuned_seconds),
     "built / untuned": lambda layer: EMPTY_CELL if layer.failure else format_significant(layer.ratio),
 }
 LEFT_ALIGNED = ("layer", "built", "best untuned")

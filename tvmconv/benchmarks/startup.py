@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tvmconv import devices, workloads
-from tvmconv.benchmarks.common import add_output, make_table, report
+from tvmconv.benchmarks.common import add_output, report
 from tvmconv.cli import options
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import EMPTY_CELL, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, format_significant, make_table
 
 LAYERS = ("conv2d:1x128x40x40,128x128x3x3,s1,p1", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "conv2d:1x384x40x40,256x384x1x1")
 FULL_RATE = 0.8  # fraction of the median rate

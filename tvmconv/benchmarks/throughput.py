@@ -19,14 +19,14 @@ from pathlib import Path
 from tvmconv import workloads
 from tvmconv.baselines import metaschedule
 from tvmconv.baselines.metaschedule import MetaScheduleResult
-from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
+from tvmconv.benchmarks.common import add_device, add_output, find_device, report
 from tvmconv.cli import options
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import format_progress
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import format_significant
+from tvmconv.reports.tables import format_micros, format_significant, make_table
 from tvmconv.workloads import Workload
 
 OURS, THEIRS = "tvmconv", "MetaSchedule"
@@ -36,7 +36,7 @@ SEARCH_COLUMNS = {
     "succeeded": lambda row: f"{row[1].succeeded:,}",
     "seconds": lambda row: f"{row[1].seconds:,.1f}",
     "trials/s": lambda row: format_significant(row[1].trials / row[1].seconds),
-    "best [µs]": lambda row: micros(row[1].best),
+    "best [µs]": lambda row: format_micros(row[1].best),
 }
 PHASE_COLUMNS = {"stage of a trial": lambda row: row[0], "ms": lambda row: f"{row[1]:.1f}"}
 

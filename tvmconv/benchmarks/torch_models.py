@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
+from tvmconv.benchmarks.common import add_device, add_output, find_device, report
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 from tvmconv.workloads import dtypes
 
 OWN_NETWORKS = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # networks of torch_networks.py
@@ -91,9 +91,9 @@ def _make_table(timings: list[NetworkTiming]) -> Table:
     first = timings[0].graph
     columns: dict[str, Callable[[NetworkTiming], str]] = {
         "by": lambda timing: timing.name,
-        "graph [µs]": lambda timing: micros(timing.graph),
+        "graph [µs]": lambda timing: format_micros(timing.graph),
         "× PyTorch": lambda timing: format_significant(first / timing.graph),
-        "eager [µs]": lambda timing: micros(timing.eager),
+        "eager [µs]": lambda timing: format_micros(timing.eager),
         "made in [s]": lambda timing: format_significant(timing.made) if timing.made else EMPTY_CELL,
         "rel. error": lambda timing: f"{timing.error:.1e}",
     }

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tvmconv.benchmarks.common import add_device, add_output, find_device, micros, report
+from tvmconv.benchmarks.common import add_device, add_output, find_device, report
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import Table
+from tvmconv.reports.tables import Table, format_micros
 
 TITLE = "torch-overhead"
 NUM_CALLS, NUM_ROUNDS = 1000, 15
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     for name, case in CASES.items():
         seconds = _time_calls(device.text, *case)
         cases.append({"case": name, "seconds": seconds})
-        rows += [(name, function, micros(value)) for function, value in seconds.items()]
+        rows += [(name, function, format_micros(value)) for function, value in seconds.items()]
     table = Table(("convolution", "call", "host [µs]"), rows, left_aligned=frozenset({"convolution", "call"}))
     legend = f"A call's time on the host: median of {NUM_ROUNDS} rounds of {NUM_CALLS:,} calls. {source}"
     report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": cases}, TITLE)

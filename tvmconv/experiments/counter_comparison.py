@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -49,10 +49,7 @@ METRICS = {
 
 
 class PredictedKernelCounters(TypedDict, total=False):
-    """The counts from the code of one kernel, or the reason (`error`) why they are not available.
-
-    They are those of `tvmconv.analysis.nsight.predicted_counters.PredictedCounters.to_json`.
-    """
+    """The counts from the code of one kernel (`PredictedCounters.to_json`), or the reason why there are none."""
 
     error: str
     counts: dict[str, float]
@@ -62,38 +59,28 @@ class PredictedKernelCounters(TypedDict, total=False):
 
 
 class AccessCounts(TypedDict):
-    """The counts and the measured values of one memory access; see `compare_accesses`."""
+    """The counts and the measured values of one memory access, by `AccessCounters`."""
 
     space: str
     kind: str
     arrays: list[str]
     line: int | None
     counts: dict[str, float]
-    rows: int
+    rows: int  # number of instructions
     measured: dict[str, float]
 
 
 @dataclass(frozen=True)
 class CounterComparison:
-    """The counts and the measured values of one device function of a kernel.
-
-    Attributes:
-        workload: Text of the workload.
-        schedule: Name of the schedule.
-        config: Values of the knobs.
-        step: Index of the device function in the kernel's launch order.
-        counted: Counts from the code.
-        measured: Measured values, by the names of `METRICS`.
-        accesses: Counts and measured values of each access; empty in older files.
-    """
+    """The counts and the measured values of one device function of a kernel."""
 
     workload: str
     schedule: str
     config: dict[str, bool | int | float | str | list[int]]
-    step: int
+    step: int  # index of the device function in the kernel's launch order
     counted: PredictedKernelCounters
-    measured: dict[str, float]
-    accesses: list[AccessCounts] = field(default_factory=list)
+    measured: dict[str, float]  # by the names of `METRICS`
+    accesses: list[AccessCounts] = field(default_factory=list)  # empty in older files
 
 
 def describe_kernel(kernel: Kernel) -> dict[str, Any]:
@@ -104,9 +91,8 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
             kernel_counters.append(predict_counters(kernel, step).to_json())
         except AnalysisError as error:
             kernel_counters.append({"error": str(error)})
-    workload = kernel.workload
     return {
-        "workload": workload.text,
+        "workload": kernel.workload.text,
         "schedule": kernel.schedule.name,
         "config": dict(kernel.config),
         "arch": kernel.device.arch,
@@ -117,11 +103,7 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
 def measure_counters(
     described_programs: Sequence[tuple[dict[str, Any], Executable]], device: Device
 ) -> list[CounterComparison]:
-    """Launch each program once under ncu, and return the comparisons of its counters with the counts from its code.
-
-    Args:
-        described_programs: Programs, each with the description of `describe_kernel`.
-        device: NVIDIA GPU.
+    """Launch each program once under ncu, and compare its counters with the counts of its `describe_kernel`.
 
     Raises:
         DeviceError: ncu is not installed or fails, or a program is for another architecture.
@@ -139,23 +121,29 @@ def measure_counters(
     num_launches = sum(len(program.kernels) for _, program in described_programs)
     if {len(metrics), len(launches)} != {num_launches}:
         raise DeviceError(f"expected {num_launches} launches, but ncu reported {len(metrics)} and {len(launches)}")
-    return list(_iterate_comparisons(described_programs, iter(metrics), iter(launches)))
+    steps = [(description, step) for description, program in described_programs for step in range(len(program.kernels))]
+    return [
+        CounterComparison(
+            workload=description["workload"],
+            schedule=description["schedule"],
+            config=description["config"],
+            step=step,
+            counted=_without_accesses(description["steps"][step]),
+            measured=measured,
+            accesses=compare_accesses(description["steps"][step], launch),
+        )
+        for (description, step), measured, launch in zip(steps, metrics, launches, strict=True)
+    ]
 
 
 def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
-    """Build the kernels again, and yield the measured values with the counts of this version.
-
-    Args:
-        comparisons: Comparisons of `measure_counters`.
-        arch: Architecture of the GPU on which they were measured.
-    """
-    kernel: Kernel | None = None
+    """Build the kernels again for the GPU of the measurements, and yield these with the counts of this version."""
+    counted_kernel = None
     for comparison in comparisons:
         kernel_key = comparison.workload, comparison.schedule, comparison.config
-        if kernel is None or kernel_key != (kernel.workload.text, kernel.schedule.name, dict(kernel.config)):
-            kernel = build(
-                workloads.parse(comparison.workload), comparison.schedule, arch=arch, config=comparison.config
-            )
+        if kernel_key != counted_kernel:
+            w, counted_kernel = workloads.parse(comparison.workload), kernel_key
+            kernel = build(w, comparison.schedule, arch=arch, config=comparison.config)
             kernel_counters = describe_kernel(kernel)["steps"]
         if not 0 <= comparison.step < len(kernel_counters):
             raise AnalysisError(
@@ -163,27 +151,21 @@ def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[Cou
                 f"step {comparison.step}"
             )
         predicted = kernel_counters[comparison.step]
-        measured_by_access = {
-            (access["space"], access["kind"], access["line"]): access["measured"] for access in comparison.accesses
-        }
+        measured_by_access = {_identify_access(access): access["measured"] for access in comparison.accesses}
         accesses = [
-            _make_access_counts(access, measured_by_access[access["space"], access["kind"], access["line"]])
+            _make_access_counts(access, measured_by_access[_identify_access(access)])
             for access in predicted.get("accesses", ())
-            if (access["space"], access["kind"], access["line"]) in measured_by_access
+            if _identify_access(access) in measured_by_access
         ]
         yield replace(comparison, counted=_without_accesses(predicted), accesses=accesses)
 
 
+def _identify_access(access: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    return access["space"], access["kind"], access["line"]
+
+
 def compare_accesses(predicted: Mapping[str, Any], launch: Sequence[ProfiledInstruction]) -> list[AccessCounts]:
-    """Return the counts of each access together with the measured values.
-
-    Args:
-        predicted: Counts of one device function, by `describe_kernel`.
-        launch: Profiled instructions of its launch.
-
-    Returns:
-        For each access its space, kind, arrays, line and counts by `AccessCounters`, its number of instructions
-        (`rows`), and the measured values.
+    """Return the counts of each access of one device function, by `describe_kernel`, with the values of its launch.
 
     Raises:
         DeviceError: The launch has fewer instructions than the kernel.
@@ -205,33 +187,13 @@ def _without_accesses(predicted: Mapping[str, Any]) -> PredictedKernelCounters:
     return cast(PredictedKernelCounters, {name: value for name, value in predicted.items() if name != "accesses"})
 
 
-def _iterate_comparisons(
-    described_programs: Iterable[tuple[dict[str, Any], Executable]],
-    metrics: Iterator[dict[str, float]],
-    launches: Iterator[Sequence[ProfiledInstruction]],
-) -> Iterator[CounterComparison]:
-    for description, program in described_programs:
-        for kernel_index in range(len(program.kernels)):
-            predicted = description["steps"][kernel_index]
-            yield CounterComparison(
-                workload=description["workload"],
-                schedule=description["schedule"],
-                config=description["config"],
-                step=kernel_index,
-                counted=_without_accesses(predicted),
-                measured=next(metrics),
-                accesses=compare_accesses(predicted, next(launches)),
-            )
-
-
-def launch_all(archive_path: Path, device: Device, on_ready: Callable[[str], None] = lambda text: None) -> None:
+def launch_all(archive_path: Path, device: Device) -> None:
     """Launch each program of an archive once, on random inputs."""
     inputs: dict[str, Sequence[Any]] = {}
     for description, program in kernel_archive.load_kernels(archive_path):
         text = description["workload"]
         if text not in inputs:
             inputs = {text: workloads.parse(text).inputs(seed=0)}  # only those of one workload, as they may be large
-        on_ready(text)
         device.load(program).run(inputs[text])
 
 

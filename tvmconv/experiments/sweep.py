@@ -223,16 +223,11 @@ def fill_counts(sweep: Sweep) -> Sweep:
 def _find_suite_counts(sweep: Sweep) -> dict[Workload, int]:
     """Return the counts of the suite in a sweep's name, in the variant of the first workload."""
     suite_names = [name for name in SUITES if f"{sweep.name}-".startswith(f"{name}-")]
-    first_workload: Any = sweep.results[0].workload
     if not suite_names or not all(isinstance(result.workload, Conv) for result in sweep.results):
         return {}
-    layers = suite(
-        max(suite_names, key=len),
-        first_workload.N,
-        dtype=first_workload.dtype,
-        layout=first_workload.layout,
-        epilogue=first_workload.epilogue,
-    )
+    first: Any = sweep.results[0].workload
+    name = max(suite_names, key=len)
+    layers = suite(name, first.N, dtype=first.dtype, layout=first.layout, epilogue=first.epilogue)
     return {layer.workload: layer.count for layer in layers}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.sass.instruction_mix import count_access_widths
 from tvmconv.analysis.sass.linked_sources import LinkedSources
 from tvmconv.kernel import Kernel
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import Columns, format_significant, make_table
 
 MAX_WORST_ACCESSES = 3  # accesses listed below the table
 _MAX_LISTED_LINES = 3  # line numbers per access
@@ -20,102 +20,107 @@ _MAX_LINE_CHARACTERS = 120  # longer lines are truncated
 
 @dataclass(frozen=True)
 class AccessCost:
-    """The cost of an access, or of several similar ones, in its unit, and the minimum cost.
-
-    Attributes:
-        memory: Memory space, shared or global.
-        array: Name of the buffer or array, with that of the device function if there are several.
-        kind: Load or store.
-        access_bytes: Largest number of bytes that a thread accesses at once.
-        unit: Wavefronts or sectors.
-        requests: Number of warp requests in one block.
-        units_taken: Number of units in one block.
-        min_units: Minimum number of units in one block.
-        lines: Line numbers at the IR level `lowered`.
-        widths: Machine instructions by name, such as `LDS.128`, with their numbers.
-        num_occurrences: Number of such accesses in the TIR.
-    """
+    """The cost in one block of an access, or of several similar ones."""
 
     memory: Literal["shared", "global"]
-    array: str
+    array: str  # name of the buffer or array, with that of the device function if there are several
     kind: Literal["load", "store"]
-    access_bytes: int
-    unit: str
-    requests: int
+    access_bytes: int  # largest number of bytes that a thread accesses at once
+    unit: str  # "wavefronts" or "sectors"
+    requests: int  # of warps
     units_taken: int
-    min_units: int
-    lines: tuple[int, ...] = ()
-    widths: Counter[str] = field(default_factory=Counter)
-    num_occurrences: int = 1
+    min_units: int  # for the same bytes
+    lines: tuple[int, ...] = ()  # at the IR level `lowered`
+    widths: Counter[str] = field(default_factory=Counter)  # machine instructions by name, such as `LDS.128`
+    num_occurrences: int = 1  # such accesses in the TIR
 
     @property
     def cost_ratio(self) -> float:
         """Units taken divided by the minimum."""
         return self.units_taken / self.min_units if self.min_units else 1.0
 
-    @property
-    def similarity_key(self) -> tuple[str, str, str, int, float]:
-        """Key that is equal for accesses that share one row of the table."""
-        return self.memory, self.array, self.kind, self.access_bytes, self.cost_ratio
-
-    def merge(self, other_cost: AccessCost) -> AccessCost:
+    def merge(self, other: AccessCost) -> AccessCost:
         """Return the sum of two costs; instructions of one line count once."""
-        sums = {
-            name: getattr(self, name) + getattr(other_cost, name)
-            for name in ("requests", "units_taken", "min_units", "num_occurrences")
-        }
-        if set(other_cost.lines) <= set(self.lines):
-            return replace(self, **sums)
-        return replace(self, **sums, lines=self.lines + other_cost.lines, widths=self.widths + other_cost.widths)
+        is_known_line = set(other.lines) <= set(self.lines)
+        return replace(
+            self,
+            requests=self.requests + other.requests,
+            units_taken=self.units_taken + other.units_taken,
+            min_units=self.min_units + other.min_units,
+            num_occurrences=self.num_occurrences + other.num_occurrences,
+            lines=self.lines if is_known_line else self.lines + other.lines,
+            widths=self.widths if is_known_line else self.widths + other.widths,
+        )
 
 
-def compute_access_costs(kernel: Kernel, linked_sources: list[LinkedSources] | None) -> list[AccessCost]:
+def compute_access_costs(kernel: Kernel, linked_sources: Sequence[LinkedSources] | None) -> list[AccessCost]:
     """Return the costs of a kernel's accesses in one block; similar accesses are merged.
 
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-        linked_sources: Statements with their lines and instructions; None leaves both unknown.
-
-    Raises:
-        AnalysisError: The kernel's operations cannot be counted.
+    Without linked sources, lines and instructions are unknown. If the kernel's operations cannot be counted,
+    AnalysisError is raised.
     """
-    costs_by_key: dict[tuple[str, str, str, int, float], AccessCost] = {}
+    costs: dict[tuple[str, str, str, int, float], AccessCost] = {}
     for _, cost in _iterate_access_costs(kernel, linked_sources):
-        costs_by_key[cost.similarity_key] = (
-            costs_by_key[cost.similarity_key].merge(cost) if cost.similarity_key in costs_by_key else cost
-        )
-    return list(costs_by_key.values())
+        key = cost.memory, cost.array, cost.kind, cost.access_bytes, cost.cost_ratio
+        costs[key] = costs[key].merge(cost) if key in costs else cost
+    return list(costs.values())
 
 
-def format_access_costs(kernel: Kernel, access_costs: list[AccessCost]) -> str:
+def sum_kernel_costs(kernel: Kernel) -> Counter[tuple[str, str, str]]:
+    """Return the units taken by the accesses to each array in all blocks, by memory, array and kind."""
+    costs_by_access: Counter[tuple[str, str, str]] = Counter()
+    for kernel_index, cost in _iterate_access_costs(kernel, None):
+        num_blocks = kernel.kernels[kernel_index].launch.num_blocks
+        costs_by_access[cost.memory, cost.array, cost.kind] += cost.units_taken * num_blocks
+    return costs_by_access
+
+
+def _iterate_access_costs(
+    kernel: Kernel, linked_sources: Sequence[LinkedSources] | None
+) -> Iterator[tuple[int, AccessCost]]:
+    """Yield each access with the index of its device function."""
+    for kernel_index, lowered_kernel in enumerate(kernel.kernels):
+        kernel_suffix = f" of {lowered_kernel.name}" if len(kernel.kernels) > 1 else ""
+        sources = linked_sources[kernel_index] if linked_sources else None
+        counts = count_block_accesses(kernel, lowered_kernel)
+        for shared in counts.shared_accesses:
+            amounts = shared.num_requests, shared.wavefronts, shared.min_wavefronts
+            array = shared.buffer + kernel_suffix
+            cost = AccessCost("shared", array, shared.kind, shared.nbytes, "wavefronts", *amounts)
+            yield kernel_index, _add_source_lines(cost, sources, shared.statement_index)
+        for access in counts.global_accesses:
+            amounts = access.num_requests, access.sectors, access.min_sectors
+            array = access.array + kernel_suffix
+            cost = AccessCost("global", array, access.kind, access.nbytes, "sectors", *amounts)
+            yield kernel_index, _add_source_lines(cost, sources, access.statement_index)
+
+
+def _add_source_lines(cost: AccessCost, sources: LinkedSources | None, statement: int) -> AccessCost:
+    if sources is None or statement not in sources.lowered_lines:
+        return cost
+    widths = count_access_widths(sources.instructions_by_statement.get(statement, ()), cost.memory, cost.kind)
+    return replace(cost, lines=(sources.lowered_lines[statement].start,), widths=Counter(widths))
+
+
+def format_access_costs(kernel: Kernel, access_costs: Sequence[AccessCost]) -> str:
     """Return a table of access costs, followed by the accesses that exceed their minimum most."""
-    headers = ("memory", "array", "access", "bytes", "line", "as", "places", "requests", "takes", "of", "at least", "×")
-    rows = [
-        (
-            *(
-                cost.memory,
-                cost.array,
-                cost.kind,
-                str(cost.access_bytes),
-                _format_lines(cost.lines),
-                _format_instructions(cost),
-                str(cost.num_occurrences),
-            ),
-            *(
-                f"{cost.requests:,}",
-                f"{cost.units_taken:,}",
-                cost.unit,
-                f"{cost.min_units:,}",
-                format_significant(cost.cost_ratio),
-            ),
-        )
-        for cost in access_costs
-    ]
-    table = Table(headers, rows, left_aligned=frozenset({"memory", "array", "access", "as", "of"}))
-    lines = [
-        "One block (lines of `--stage lowered`, and the instructions that the compiler generated):",
-        table.format_text(),
-    ]
+    columns: Columns = {
+        "memory": lambda cost: cost.memory,
+        "array": lambda cost: cost.array,
+        "access": lambda cost: cost.kind,
+        "bytes": lambda cost: str(cost.access_bytes),
+        "line": lambda cost: _format_lines(cost.lines),
+        "as": lambda cost: _format_instructions(cost.widths),
+        "places": lambda cost: str(cost.num_occurrences),
+        "requests": lambda cost: f"{cost.requests:,}",
+        "takes": lambda cost: f"{cost.units_taken:,}",
+        "of": lambda cost: cost.unit,
+        "at least": lambda cost: f"{cost.min_units:,}",
+        "×": lambda cost: format_significant(cost.cost_ratio),
+    }
+    table = make_table(access_costs, columns, {"memory", "array", "access", "as", "of"})
+    lines = ["One block (lines of `--stage lowered`, and the instructions that the compiler generated):"]
+    lines.append(table.format_text())
     lowered_lines = kernel.format_ir_level("lowered").split("\n")
     for index, cost in enumerate(select_worst(access_costs)):
         lines += ["Largest excess"] if index == 0 else []
@@ -124,113 +129,20 @@ def format_access_costs(kernel: Kernel, access_costs: list[AccessCost]) -> str:
     return "\n".join(lines)
 
 
-def select_worst(access_costs: list[AccessCost]) -> list[AccessCost]:
+def select_worst(access_costs: Sequence[AccessCost]) -> list[AccessCost]:
     """Return the accesses that exceed their minimum most, at most `MAX_WORST_ACCESSES`."""
     wasteful_costs = [cost for cost in access_costs if cost.units_taken > cost.min_units]
     return sorted(wasteful_costs, key=lambda cost: cost.min_units - cost.units_taken)[:MAX_WORST_ACCESSES]
 
 
-class DominantKnob:
-    """The search for the knob that changes the cost of each expensive access most.
-
-    Args:
-        kernel: Kernel whose knobs are changed by one step.
-    """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._access_names = [
-            (cost.memory, cost.array, cost.kind, cost.unit) for cost in select_worst(compute_access_costs(kernel, None))
-        ]
-        self._current_costs = _sum_kernel_costs(kernel)
-        self._neighbor_costs: list[tuple[str, Counter[tuple[str, str, str]]]] = []
-
-    def add_neighbor(self, neighbor_name: str, kernel: Kernel) -> None:
-        """Add a kernel in which one knob was changed by one step."""
-        self._neighbor_costs.append((neighbor_name, _sum_kernel_costs(kernel)))
-
-    def format_lines(self) -> list[str]:
-        """Return one line per access with the change of a knob that affects it most; others are left out."""
-        lines = []
-        for *name, unit in self._access_names:
-            memory, array, kind = key = name[0], name[1], name[2]
-            current_cost = self._current_costs[key]
-            changes = [
-                (abs(neighbor_costs[key] - current_cost), neighbor_name, neighbor_costs[key])
-                for neighbor_name, neighbor_costs in self._neighbor_costs
-                if neighbor_costs[key]
-            ]
-            if changes and max(changes)[0]:
-                _, neighbor_name, neighbor_costs = max(changes)
-                lines.append(
-                    f"  {kind} of {array}, {memory} memory: {neighbor_name} makes {neighbor_costs:,} "
-                    f"{unit} of {current_cost:,}"
-                )
-        return ["Knobs with the largest effect on the most expensive accesses:", *lines] if lines else []
-
-
-def _sum_kernel_costs(kernel: Kernel) -> Counter[tuple[str, str, str]]:
-    """Return the units taken by the accesses to each array in all blocks, by memory, array and kind."""
-    costs_by_access: Counter[tuple[str, str, str]] = Counter()
-    blocks = {
-        kernel_index: lowered_kernel.launch.num_blocks for kernel_index, lowered_kernel in enumerate(kernel.kernels)
-    }
-    for kernel_index, cost in _iterate_access_costs(kernel, None):
-        costs_by_access[cost.memory, cost.array, cost.kind] += cost.units_taken * blocks[kernel_index]
-    return costs_by_access
-
-
-def _iterate_access_costs(
-    kernel: Kernel, linked_sources: list[LinkedSources] | None
-) -> Iterator[tuple[int, AccessCost]]:
-    """Yield each access with the index of its device function."""
-    for kernel_index, lowered_kernel in enumerate(kernel.kernels):
-        kernel_suffix = f" of {lowered_kernel.name}" if len(kernel.kernels) > 1 else ""
-        sources = linked_sources[kernel_index] if linked_sources else None
-        access_counts = count_block_accesses(kernel, lowered_kernel)
-        for shared_access in access_counts.shared_accesses:
-            amounts = (shared_access.num_requests, shared_access.wavefronts, shared_access.min_wavefronts)
-            cost = AccessCost(
-                "shared",
-                shared_access.buffer + kernel_suffix,
-                shared_access.kind,
-                shared_access.nbytes,
-                "wavefronts",
-                *amounts,
-            )
-            yield kernel_index, _add_source_lines(cost, sources, shared_access.statement_index)
-        for global_access in access_counts.global_accesses:
-            amounts = (global_access.num_requests, global_access.sectors, global_access.min_sectors)
-            cost = AccessCost(
-                "global",
-                global_access.array + kernel_suffix,
-                global_access.kind,
-                global_access.nbytes,
-                "sectors",
-                *amounts,
-            )
-            yield kernel_index, _add_source_lines(cost, sources, global_access.statement_index)
-
-
-def _add_source_lines(cost: AccessCost, sources: LinkedSources | None, statement: int) -> AccessCost:
-    if sources is None or statement not in sources.lowered_lines:
-        return cost
-    width_counts = count_access_widths(sources.instructions_by_statement.get(statement, ()), cost.memory, cost.kind)
-    return replace(cost, lines=(sources.lowered_lines[statement].start,), widths=Counter(width_counts))
-
-
-def _format_instructions(cost: AccessCost) -> str:
+def _format_instructions(widths: Counter[str]) -> str | None:
     """Return the instructions of an access, the most frequent first."""
-    return (
-        " ".join(name if count == 1 else f"{count}×{name}" for name, count in cost.widths.most_common()) or EMPTY_CELL
-    )
+    return " ".join(name if count == 1 else f"{count}×{name}" for name, count in widths.most_common()) or None
 
 
-def _format_lines(lines: tuple[int, ...]) -> str:
-    return (
-        ",".join(map(str, lines[:_MAX_LISTED_LINES])) + ("…" if len(lines) > _MAX_LISTED_LINES else "")
-        if lines
-        else EMPTY_CELL
-    )
+def _format_lines(lines: Sequence[int]) -> str | None:
+    ellipsis = "…" if len(lines) > _MAX_LISTED_LINES else ""
+    return ",".join(map(str, lines[:_MAX_LISTED_LINES])) + ellipsis or None
 
 
 def _truncate(line: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvmconv.analysis.tir.operations import (
     CONSTANT_LOADS,
@@ -14,7 +14,7 @@ from tvmconv.analysis.tir.operations import (
     TEXTURE_FETCHES,
 )
 from tvmconv.experiments.counters import Counters
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import Columns, Table, format_optional, make_table
 from tvmconv.target import SECTOR_BYTES, WARP_SIZE
 
 MAX_STALL_REASONS = 2  # in a cell of the table
@@ -44,70 +44,55 @@ def make_summary_table(rows: Sequence[Counters]) -> Table:
     return _make_table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY_COLUMNS)
 
 
-def _make_table(rows: Sequence[Counters], columns: CellFormatters) -> Table:
-    lines = [[row.schedule, *(cell(row) for cell in columns.values())] for row in rows]
-    return Table(["schedule", *columns], lines, left_aligned=frozenset({"schedule", "stalled"}))
+def _make_table(rows: Sequence[Counters], columns: Columns) -> Table:
+    return make_table(rows, {"schedule": lambda row: row.schedule, **columns}, {"schedule", "stalled"})
 
 
-def _format_stalls(row: Counters) -> str:
+def _format_stalls(row: Counters) -> str | None:
     top_stalls = sorted(row.stalls.items(), key=lambda stall: stall[1], reverse=True)[:MAX_STALL_REASONS]
-    return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in top_stalls) or EMPTY_CELL
+    return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in top_stalls) or None
 
 
-def _format_value(value: float | None, scale: float = 1) -> str:
-    return EMPTY_CELL if value is None else format_significant(value * scale)
+def _format_percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f}%"
 
 
-def _format_percent(value: float | None) -> str:
-    return EMPTY_CELL if value is None else f"{value:.1f}%"
-
-
-CellFormatters = dict[str, Callable[[Counters], str]]  # formatters of a row's cells by column header
-
-MEMORY_COLUMNS: CellFormatters = {
-    "time [µs]": lambda row: _format_value(row.metrics.get("nanoseconds"), 1e-3),
+MEMORY_COLUMNS: Columns = {
+    "time [µs]": lambda row: format_optional(row.metrics.get("nanoseconds"), 1e-3),
     "DRAM busy": lambda row: _format_percent(row.metrics.get("dram_busy_percent")),
     "L1 busy": lambda row: _format_percent(row.metrics.get("l1_busy_percent")),
     "issue busy": lambda row: _format_percent(row.metrics.get("issue_busy_percent")),
-    "DRAM read [B]": lambda row: _format_value(row.compute_per_output(["dram_read_bytes"], 1)),
-    "DRAM written [B]": lambda row: _format_value(row.compute_per_output(["dram_write_bytes"], 1)),
-    "L2 [B]": lambda row: _format_value(row.compute_per_output(["l2_sectors"], SECTOR_BYTES)),
+    "DRAM read [B]": lambda row: format_optional(row.compute_per_output(["dram_read_bytes"], 1)),
+    "DRAM written [B]": lambda row: format_optional(row.compute_per_output(["dram_write_bytes"], 1)),
+    "L2 [B]": lambda row: format_optional(row.compute_per_output(["l2_sectors"], SECTOR_BYTES)),
     "L2 hits": lambda row: _format_percent(row.metrics.get("l2_hit_percent")),
-    "L1 loads [B]": lambda row: _format_value(
+    "L1 loads [B]": lambda row: format_optional(
         row.compute_per_output(["global_load_sectors", "texture_sectors"], SECTOR_BYTES)
     ),
     "L1 hits": lambda row: _format_percent(row.metrics.get("l1_hit_percent")),
-    "registers": lambda row: _format_value(row.metrics.get("registers")),
+    "registers": lambda row: format_optional(row.metrics.get("registers")),
     "warps active": lambda row: _format_percent(row.metrics.get("occupancy_percent")),
     "stalled": _format_stalls,
 }
-INSTRUCTION_COLUMNS: CellFormatters = {
-    "instructions": lambda row: _format_value(row.compute_per_output(["warp_instructions"], WARP_SIZE)),
-    "FMA": lambda row: _format_value(row.compute_per_output(["thread_fmas"], 1)),
-    "global loads": lambda row: _format_value(row.compute_per_output(["global_load_requests"], WARP_SIZE)),
-    "global, code": lambda row: _format_value(row.code[GLOBAL_LOADS]),
-    "texture": lambda row: _format_value(row.compute_per_output(["texture_requests"], WARP_SIZE)),
-    "texture, code": lambda row: _format_value(row.code[TEXTURE_FETCHES]),
-    "shared wavefronts": lambda row: _format_value(
+INSTRUCTION_COLUMNS: Columns = {
+    "instructions": lambda row: format_optional(row.compute_per_output(["warp_instructions"], WARP_SIZE)),
+    "FMA": lambda row: format_optional(row.compute_per_output(["thread_fmas"], 1)),
+    "global loads": lambda row: format_optional(row.compute_per_output(["global_load_requests"], WARP_SIZE)),
+    "global, code": lambda row: format_optional(row.code[GLOBAL_LOADS]),
+    "texture": lambda row: format_optional(row.compute_per_output(["texture_requests"], WARP_SIZE)),
+    "texture, code": lambda row: format_optional(row.code[TEXTURE_FETCHES]),
+    "shared wavefronts": lambda row: format_optional(
         row.compute_per_output(["shared_load_wavefronts", "shared_store_wavefronts"], WARP_SIZE)
     ),
-    "shared, code": lambda row: _format_value(row.code[SHARED_LOADS] + row.code[SHARED_STORES]),
-    "constant": lambda row: _format_value(row.compute_per_output(["constant_requests"], WARP_SIZE)),
-    "constant misses": lambda row: _format_value(row.compute_per_output(["constant_misses"], WARP_SIZE)),
-    "constant, code": lambda row: _format_value(row.code[CONSTANT_LOADS]),
-    "shuffles, code": lambda row: _format_value(row.code[SHUFFLES]),
-    "flop/load, code": lambda row: _format_value(row.ratio),
+    "shared, code": lambda row: format_optional(row.code[SHARED_LOADS] + row.code[SHARED_STORES]),
+    "constant": lambda row: format_optional(row.compute_per_output(["constant_requests"], WARP_SIZE)),
+    "constant misses": lambda row: format_optional(row.compute_per_output(["constant_misses"], WARP_SIZE)),
+    "constant, code": lambda row: format_optional(row.code[CONSTANT_LOADS]),
+    "shuffles, code": lambda row: format_optional(row.code[SHUFFLES]),
+    "flop/load, code": lambda row: format_optional(row.ratio),
 }
-SUMMARY_COLUMNS: CellFormatters = {
-    header: {**MEMORY_COLUMNS, **INSTRUCTION_COLUMNS}[header]
-    for header in (
-        "time [µs]",
-        "DRAM busy",
-        "L1 busy",
-        "issue busy",
-        "instructions",
-        "DRAM read [B]",
-        "flop/load, code",
-        "stalled",
-    )
-}
+SUMMARY_HEADERS = (
+    *("time [µs]", "DRAM busy", "L1 busy", "issue busy", "instructions"),
+    *("DRAM read [B]", "flop/load, code", "stalled"),
+)
+SUMMARY_COLUMNS: Columns = {header: {**MEMORY_COLUMNS, **INSTRUCTION_COLUMNS}[header] for header in SUMMARY_HEADERS}

@@ -9,7 +9,7 @@ from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.speed_of_light import explain_text_counts
 from tvmconv.kernel import Kernel
 from tvmconv.reports.explanation import collect_quantities, try_predict_time
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 from tvmconv.space import format_value
 from tvmconv.target import Target
 
@@ -18,12 +18,9 @@ MIN_CAUSE_FRACTION = 0.1  # of the largest cause; smaller ones are left out
 
 
 def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names: Sequence[str] | None = None) -> str:
-    """Return a text that compares several kernels.
+    """Return a text that compares several kernels for one NVIDIA architecture, by default named by their schedules.
 
-    Args:
-        kernels: Kernels for one NVIDIA architecture.
-        device_spec: Specification of the GPU; without it the text has no times.
-        names: Names of the kernels; by default those of their schedules.
+    It has times if the specification of the GPU is given.
 
     Raises:
         AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
@@ -51,13 +48,9 @@ def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names
         return "\n".join(lines)
     reasons = [(name, time) for name, time in zip(names, predictions, strict=True) if isinstance(time, str)]
     lines += ["", *(f"No time is predicted for {name}: {reason}." for name, reason in reasons)]
-    text_counted_names = ", ".join(
-        name for name, kernel in zip(names, kernels, strict=True) if explain_text_counts(kernel)
-    )
-    if text_counted_names:
-        lines.append(
-            f"The counts of {text_counted_names} are those of the TIR; the compiler merges and drops some accesses."
-        )
+    if text_counted := [name for name, kernel in zip(names, kernels, strict=True) if explain_text_counts(kernel)]:
+        counts = f"The counts of {', '.join(text_counted)} are those of the TIR"
+        lines.append(f"{counts}; the compiler merges and drops some accesses.")
     return "\n".join(lines)
 
 
@@ -65,13 +58,11 @@ def _format_configs(kernels: Sequence[Kernel], names: Sequence[str]) -> list[str
     """Return the knobs of each kernel; of kernels by one schedule only those that differ."""
     lines = []
     for name, kernel in zip(names, kernels, strict=True):
-        same_schedule_configs = [
-            other_kernel.config for other_kernel in kernels if other_kernel.schedule.name == kernel.schedule.name
-        ]
+        configs = [other.config for other in kernels if other.schedule.name == kernel.schedule.name]
         knobs = [
             f"{knob}={format_value(value)}"
             for knob, value in kernel.config.items()
-            if len(same_schedule_configs) == 1 or any(config[knob] != value for config in same_schedule_configs)
+            if len(configs) == 1 or any(config[knob] != value for config in configs)
         ]
         knob_text = " ".join([kernel.schedule.name] * (name != kernel.schedule.name) + knobs)
         lines += [f"{name}: {knob_text}"] if knob_text else []
@@ -80,19 +71,15 @@ def _format_configs(kernels: Sequence[Kernel], names: Sequence[str]) -> list[str
 
 def _make_component_table(times: Sequence[PredictedTime], names: Sequence[str]) -> Table:
     """Return a table of the components of each predicted time, the largest differences first."""
-    components = {component.name: component for component in times[0].components}
-    seconds_by_component = {name: [time.get_added_seconds(name) for time in times] for name in components}
-    order = sorted(
-        seconds_by_component, key=lambda name: min(seconds_by_component[name]) - max(seconds_by_component[name])
-    )
     rows = [
-        (name, *_format_microseconds(seconds_by_component[name]), components[name].formula)
-        for name in order
-        if any(seconds_by_component[name])
+        (component.name, [time.get_added_seconds(component.name) for time in times], component.formula)
+        for component in times[0].components
     ]
-    rows.append(("launches", *_format_microseconds([time.launch_seconds for time in times]), "one a step"))
+    rows = sorted(filter(lambda row: any(row[1]), rows), key=lambda row: min(row[1]) - max(row[1]))
+    rows.append(("launches", [time.launch_seconds for time in times], "one a step"))
     headers = ("part of the predicted time [µs]", *names, "of")
-    return Table(headers, rows, left_aligned=frozenset({headers[0], "of"}))
+    lines = [(name, *map(format_micros, seconds), formula) for name, seconds, formula in rows]
+    return Table(headers, lines, {headers[0], "of"})
 
 
 def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_name: str, name: str) -> str:
@@ -102,16 +89,11 @@ def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_n
         for component in first.components
     }
     changes["launches"] = other_time.launch_seconds - first.launch_seconds
-    component_names = sorted(changes, key=lambda component: -abs(changes[component]))[:MAX_CAUSES]
-    main_components = [
-        component
-        for component in component_names
-        if abs(changes[component]) > MIN_CAUSE_FRACTION * abs(changes[component_names[0]])
-    ]
-    causes = ", ".join(f"{component} {changes[component] * 1e6:+.3g} µs" for component in main_components)
+    largest = sorted(changes.items(), key=lambda change: -abs(change[1]))[:MAX_CAUSES]
+    causes = ", ".join(
+        f"{component} {seconds * 1e6:+.3g} µs"
+        for component, seconds in largest
+        if abs(seconds) > MIN_CAUSE_FRACTION * abs(largest[0][1])
+    )
     ratio = format_significant(other_time.seconds / first.seconds)
     return f"{name} is predicted to take {ratio} × the time of {first_name}: {causes or 'nothing differs'}"
-
-
-def _format_microseconds(seconds: Sequence[float]) -> list[str]:
-    return [format_significant(duration * 1e6) for duration in seconds]

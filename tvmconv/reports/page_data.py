@@ -37,35 +37,19 @@ COMPARED_SCHEDULE = "conflict_free"  # schedule to which the fastest is compared
 
 @dataclass(frozen=True)
 class ReportSources:
-    """The sources of a page's numbers.
-
-    Attributes:
-        logs: Paths of tuning logs.
-        logs_name: Name of the logs on the page.
-        requires_records: Whether the logs were given explicitly, so that they must have records of the page's layers.
-        sweeps: Comparisons, each of which must have results of the page's layers.
-        counters: Paths of files with measured counters.
-        schedules: Names of the schedules to show; None for the fastest and one to compare it with.
-    """
+    """The sources of a page's numbers."""
 
     logs: Sequence[Path]
-    logs_name: str
-    requires_records: bool = False
-    sweeps: Sequence[Sweep] = ()
+    logs_name: str  # on the page
+    requires_records: bool = False  # whether the logs were given, so that they must have records of the page's layers
+    sweeps: Sequence[Sweep] = ()  # each must have results of the page's layers
     counters: Sequence[Path] = ()
-    schedules: Sequence[str] | None = None
+    schedules: Sequence[str] | None = None  # those to show; None for the fastest and one to compare it with
 
 
 @dataclass
 class DeviceRecords:
-    """The records of one device in the logs.
-
-    Attributes:
-        device: Name of the device.
-        records: Records of each workload, in the order of the files.
-        files: Paths of the files that have such records.
-        invalid_lines: Lines of each file that are not records.
-    """
+    """The records of one device in the logs, in the order of the files, and the files that have such records."""
 
     device: str = ""
     records: dict[Workload, list[Record]] = field(default_factory=dict)
@@ -82,7 +66,7 @@ def collect_contents(
     command: str,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Contents:
-    """Collect the contents of a page.
+    """Collect the contents of a page, whose kernels are compiled for the device.
 
     Args:
         name: Text of the workload, or name of the network.
@@ -91,7 +75,7 @@ def collect_contents(
         device_spec: Specification of the GPU; None if unknown.
         sources: Sources of measured numbers.
         command: Command line, for the provenance.
-        on_progress: Callback that receives a line of text on the current work.
+        on_progress: Function that is called with a line of text on the current work.
 
     Raises:
         Error: A file cannot be read, a schedule does not exist, or a source has nothing about these layers.
@@ -113,9 +97,7 @@ def collect_contents(
     if is_single and not groups[focus_workload] and device_spec:
         on_progress("computing bounds")
         computed_group = timing_groups.times_from_code(focus_workload, device, device_spec)
-        groups[focus_workload] = (
-            [_select_schedules(computed_group, focus_workload, sources.schedules)] if computed_group else []
-        )
+        groups[focus_workload] = [_select_schedules(computed_group, focus_workload, sources.schedules)]
     kernels = _build_kernels(focus_workload, device_records, sources, device, on_progress)
     records = device_records.records.get(focus_workload, [])
     waterfall_steps, no_waterfall_reason = _compute_waterfall(kernels, device_spec, records, on_progress)
@@ -177,26 +159,20 @@ def _collect_groups(
     sweep_groups = (timing_groups.times_from_sweep(sweep, w) for sweep in sources.sweeps)
     groups = [timing_group for timing_group in (log_group, *sweep_groups) if timing_group]
     if is_single:
-        return [
-            timing_group
-            for timing_group in (_select_schedules(group, w, sources.schedules) for group in groups)
-            if timing_group.timings or timing_group.failures
-        ]
-    if not groups:
-        predicted_group = timing_groups.times_from_model(w, device)
-        return [predicted_group] if predicted_group else []
-    return groups
+        groups = [_select_schedules(group, w, sources.schedules) for group in groups]
+        return [group for group in groups if group.timings or group.failures]
+    predicted_group = None if groups else timing_groups.times_from_model(w, device)
+    return [predicted_group] if predicted_group else groups
 
 
 def _select_schedules(group: TimingGroup, w: Workload, schedules: Sequence[str] | None) -> TimingGroup:
     """Return a group without the schedules that were not selected; libraries stay."""
     if schedules is None:
         return group
-    excluded_schedules = {schedule.name for schedule in registry.schedules(w)} - {*schedules}
-    times = tuple(entry for entry in group.timings if not excluded_schedules & {entry.name, entry.note})
-    return replace(
-        group, timings=times, failures=tuple(entry for entry in group.failures if entry[0] not in excluded_schedules)
-    )
+    excluded = {schedule.name for schedule in registry.schedules(w)} - {*schedules}
+    timings = tuple(timing for timing in group.timings if not excluded & {timing.name, timing.note})
+    failures = tuple(failure for failure in group.failures if failure[0] not in excluded)
+    return replace(group, timings=timings, failures=failures)
 
 
 def _estimate_seconds(w: Workload, groups: Mapping[Workload, Sequence[TimingGroup]]) -> float:
@@ -279,12 +255,10 @@ def _read_counters(
     for file in files:
         readings = _read_metrics_file(file, workloads_by_text, device, on_progress)
         provenance.append((file.name, readings.provenance))
-        kernel_rows = [kernel_row for kernel_row in readings.kernels if kernel_row.workload in workloads_by_text]
+        kernel_rows = [row for row in readings.kernels if row.workload in workloads_by_text]
         if not kernel_rows:
-            raise Error(
-                f"{file}: no counters of "
-                f"{', '.join(workloads_by_text) if len(workloads_by_text) == 1 else 'any of these layers'}"
-            )
+            subject = "any of these layers" if len(workloads_by_text) > 1 else layers[0].workload.text
+            raise Error(f"{file}: no counters of {subject}")
         rows += kernel_rows
     return rows, provenance
 
@@ -298,22 +272,13 @@ def _read_metrics_file(
     except Error:
         metrics = KernelMetricsFile.read(file, Counters)
     rows = []
-    for kernel_counters in metrics.kernels:
-        if kernel_counters.workload in workloads_by_text:
-            on_progress(f"counting {kernel_counters.schedule}")
-            w = workloads_by_text[kernel_counters.workload]
-            kernel = build_for_device(w, registry.find_schedule(w, kernel_counters.schedule), device, None)
-            counted_step = cast(PredictedKernelCounters, predict_counters(kernel, kernel.kernels[0]).to_json())
-            rows.append(
-                CounterComparison(
-                    kernel_counters.workload,
-                    kernel_counters.schedule,
-                    dict(kernel.config),
-                    0,
-                    counted_step,
-                    dict(kernel_counters.metrics),
-                )
-            )
+    for counters in metrics.kernels:
+        if w := workloads_by_text.get(counters.workload):
+            on_progress(f"counting {counters.schedule}")
+            kernel = build_for_device(w, registry.find_schedule(w, counters.schedule), device, None)
+            counted = cast(PredictedKernelCounters, predict_counters(kernel, kernel.kernels[0]).to_json())
+            names = counters.workload, counters.schedule
+            rows.append(CounterComparison(*names, dict(kernel.config), 0, counted, dict(counters.metrics)))
     return KernelMetricsFile(metrics.name, metrics.provenance, rows)
 
 

@@ -15,22 +15,17 @@ from tvmconv.reports.tables import Table
 from tvmconv.search.recorded_space import RecordedSpaceRunner
 from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints
 
+MAX_TITLE_CHARACTERS = 48
 MAX_PANELS = 9  # with more spaces than this, a chart has one panel with their mean
 
 
 @dataclass(frozen=True)
 class TunerComparison:
-    """The searches of several tuners on one recorded space.
-
-    Attributes:
-        name: Name of the space.
-        recording: The recorded space.
-        summaries: One summary per tuner, all with the same numbers of trials and seeds.
-    """
+    """The searches of several tuners on one recorded space."""
 
     name: str
     recording: RecordedSpaceRunner
-    summaries: Sequence[SimulationSummary]
+    summaries: Sequence[SimulationSummary]  # one per tuner, all with the same numbers of trials and seeds
 
     @property
     def num_seeds(self) -> int:
@@ -65,12 +60,8 @@ class TunerComparison:
                 {
                     "tuner": summary.tuner,
                     "seconds": summary.mean_seconds,
-                    "shares": {
-                        str(num_trials): summary.get_throughput_after(num_trials).tolist() for num_trials in counts
-                    },
-                    "mean_share": {
-                        str(num_trials): float(summary.get_throughput_after(num_trials).mean()) for num_trials in counts
-                    },
+                    "shares": {str(n): summary.get_throughput_after(n).tolist() for n in counts},
+                    "mean_share": {str(n): float(summary.get_throughput_after(n).mean()) for n in counts},
                 }
                 for summary in self.summaries
             ],
@@ -95,42 +86,29 @@ def _format_relative_throughput(summary: SimulationSummary, trials: int) -> str:
 
 def compute_mean_summaries(comparisons: Sequence[TunerComparison]) -> list[SimulationSummary]:
     """Return each tuner's mean over the spaces for each seed; its deviation is that of the mean."""
-    return [
-        _average_summaries(space_summaries)
-        for space_summaries in zip(*(comparison.summaries for comparison in comparisons), strict=True)
-    ]
-
-
-def _average_summaries(summaries: Sequence[SimulationSummary]) -> SimulationSummary:
-    runs = zip(*(summary.searches for summary in summaries), strict=True)
-    return SimulationSummary(summaries[0].tuner, [SimulatedSearch.average(seed_runs) for seed_runs in runs])
+    means = []
+    for summaries in zip(*(comparison.summaries for comparison in comparisons), strict=True):
+        searches_by_seed = zip(*(summary.searches for summary in summaries), strict=True)
+        means.append(SimulationSummary(summaries[0].tuner, [*map(SimulatedSearch.average, searches_by_seed)]))
+    return means
 
 
 @dataclass(frozen=True)
 class TunerCurve:
-    """The course of one tuner's searches.
-
-    Attributes:
-        tuner: Name of the tuner.
-        mean: Mean relative throughput after each trial, float (trials,).
-        quartiles: First and third quartile, float (2, trials).
-    """
+    """The course of one tuner's searches: its relative throughput after each trial."""
 
     tuner: str
-    mean: np.ndarray
-    quartiles: np.ndarray
+    mean: np.ndarray  # float (trials,)
+    quartiles: np.ndarray  # first and third, float (2, trials)
 
 
 def compute_curves(summaries: Sequence[SimulationSummary]) -> list[TunerCurve]:
     """Return the mean and the quartiles over the searches of each tuner."""
     tuner_curves = []
     for summary in summaries:
-        relative_throughput = np.stack([run.relative_throughput for run in summary.searches])
-        tuner_curves.append(
-            TunerCurve(
-                summary.tuner, relative_throughput.mean(axis=0), np.quantile(relative_throughput, (0.25, 0.75), axis=0)
-            )
-        )
+        throughput = np.stack([search.relative_throughput for search in summary.searches])
+        quartiles = np.quantile(throughput, (0.25, 0.75), axis=0)
+        tuner_curves.append(TunerCurve(summary.tuner, throughput.mean(axis=0), quartiles))
     return tuner_curves
 
 
@@ -144,9 +122,7 @@ def compute_panels(comparisons: Sequence[TunerComparison]) -> Mapping[str, list[
 def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> None:
     """Draw relative throughput over trials: lines for means, bands between the quartiles.
 
-    Args:
-        curves_by_title: Curves by panel title, as `compute_panels` returns them.
-        path: File to write; its suffix, one of `charts.FORMATS`, selects the format.
+    The panels are those of `compute_panels`. The file's suffix, one of `charts.FORMATS`, selects the format.
     """
     columns = math.ceil(math.sqrt(len(curves_by_title)))
     rows = math.ceil(len(curves_by_title) / columns)
@@ -157,7 +133,9 @@ def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> 
             trials = np.arange(1, len(curve.mean) + 1)
             panel.plot(trials, curve.mean, color=f"C{index}", linewidth=2, label=curve.tuner)
             panel.fill_between(trials, *curve.quartiles, color=f"C{index}", alpha=0.15, linewidth=0)
-        panel.set_title(_shorten_title(title), fontsize="medium")
+        # The end of a long title distinguishes a space from others in its folder.
+        is_short = len(title) <= MAX_TITLE_CHARACTERS
+        panel.set_title(title if is_short else f"…{title[-MAX_TITLE_CHARACTERS:]}", fontsize="medium")
         panel.set_ylim(0, 1.02)
         panel.set_xlabel("measurements")
         panel.set_ylabel("relative throughput")
@@ -167,8 +145,3 @@ def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> 
         panel.set_visible(False)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save_figure(figure, path)
-
-
-def _shorten_title(title: str, max_characters: int = 48) -> str:
-    """Return the end of a long title, which distinguishes a space from others in its folder."""
-    return title if len(title) <= max_characters else f"…{title[-max_characters:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,31 +20,27 @@ MIN_TRIALS = 10  # fewer trials say nothing about a knob
 class KnobImportance:
     """The fraction of the differences in time that a knob explains.
 
-    Attributes:
-        knob: Name of the knob.
-        explained_fraction: Epsilon squared of the logarithms of the times by the knob's values, 0 to 1: the variance
-            that they explain minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
-        num_values: Number of values that were tried.
+    It is epsilon squared of the logarithms of the times by the knob's values, 0 to 1: the variance that they explain
+    minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
     """
 
     knob: str
     explained_fraction: float
-    num_values: int
+    num_values: int  # that were tried
 
 
 def compute_knob_importances(records: Sequence[Record]) -> list[KnobImportance]:
-    """Return the importance of each knob, the largest first; the list is empty for few trials.
+    """Return the importance of each knob of one search, the largest first; the list is empty for few trials.
 
-    Args:
-        records: Records with times, of one search.
+    All records have times.
     """
-    importances = []
+    importances: list[KnobImportance] = []
     if len(records) < MIN_TRIALS:
-        return []
+        return importances
     for knob in records[0].config:
-        groups: dict[Value | None, list[float]] = {}
+        groups: defaultdict[Value | None, list[float]] = defaultdict(list)
         for record in records:
-            groups.setdefault(record.config.get(knob), []).append(math.log2(record.cost))
+            groups[record.config.get(knob)].append(math.log2(record.cost))
         if 1 < len(groups) <= len(records) // 2:
             importances.append(KnobImportance(knob, _epsilon_squared(list(groups.values())), len(groups)))
     return sorted(importances, key=lambda importance: -importance.explained_fraction)
@@ -61,13 +57,7 @@ def _epsilon_squared(groups: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True)
 class TrialFailure:
-    """Trials that failed with one kind of error.
-
-    Attributes:
-        kind: Kind of the error, such as "compile device".
-        count: Number of trials.
-        message: Message of the first of them; "" if it has none.
-    """
+    """Trials that failed with one kind of error, such as "compile device", with the message of the first of them."""
 
     kind: str
     count: int
@@ -76,15 +66,15 @@ class TrialFailure:
 
 def group_failures(records: Sequence[Record]) -> list[TrialFailure]:
     """Return the failures by kind, the most frequent first."""
-    failed_records = [record for record in records if not record.ok]
-    counts = Counter(record.error for record in failed_records)
-    first_messages: dict[ErrorKind, str] = {}
-    for record in failed_records:
-        first_messages.setdefault(record.error, record.message)
-    return [
-        TrialFailure(kind.name.lower().replace("_", " ") if kind else "no time", count, first_messages[kind])
-        for kind, count in counts.most_common()
+    groups: defaultdict[ErrorKind, list[Record]] = defaultdict(list)
+    for record in records:
+        if not record.ok:
+            groups[record.error].append(record)
+    failures = [
+        TrialFailure(kind.name.lower().replace("_", " ") if kind else "no time", len(failed), failed[0].message)
+        for kind, failed in groups.items()
     ]
+    return sorted(failures, key=lambda failure: -failure.count)
 
 
 def select_representative_trials(records: Sequence[Record], max_trials: int = MAX_SHOWN_TRIALS) -> list[Record]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv.analysis.waterfall import WaterfallStep
 from tvmconv.kernel import Kernel
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import Columns, Table, format_micros, format_significant, make_table
 from tvmconv.space import Config, format_value
 
 LEGEND = (
@@ -18,11 +18,9 @@ LEGEND = (
 
 
 def make_time_lookup(records: Iterable[Record], schedule: str) -> Callable[[Config], float | None]:
-    """Return a function from a config to its fastest time in records, in seconds; None for a config without a record.
+    """Return a function from a config to its fastest seconds in the records of a schedule, or to None.
 
-    Args:
-        records: Records of one workload on one device.
-        schedule: Name of the schedule.
+    The records are those of one workload on one device.
     """
     seconds_by_config: dict[tuple[tuple[str, object], ...], float] = {}
     for record in records:
@@ -49,30 +47,15 @@ def format_waterfall(best: Kernel, steps: Sequence[WaterfallStep]) -> str:
 
 def make_waterfall_table(steps: Sequence[WaterfallStep]) -> Table:
     """Return a table with one row per config, from the default to the best."""
-    headers = [
-        "knob",
-        "estimate [µs]",
-        "×",
-        "bound by",
-        "measured [µs]",
-        "occupancy",
-        "registers",
-        "wavefronts",
-        "sectors",
-    ]
-    rows = []
-    for previous, step in zip([None, *steps], steps, strict=False):
-        rows.append(
-            (
-                format_changes(step),
-                format_significant(step.seconds * 1e6),
-                format_significant(step.seconds / previous.seconds) if previous else "",
-                step.unit,
-                format_significant(step.measured_seconds * 1e6) if step.measured_seconds else EMPTY_CELL,
-                f"{step.occupancy:.0%}",
-                str(step.registers),
-                f"{step.wavefronts:,}",
-                f"{step.sectors:,}",
-            )
-        )
-    return Table(headers, rows, frozenset({"knob", "bound by"}))
+    columns: Columns = {
+        "knob": lambda pair: format_changes(pair[1]),
+        "estimate [µs]": lambda pair: format_micros(pair[1].seconds),
+        "×": lambda pair: format_significant(pair[1].seconds / pair[0].seconds) if pair[0] else "",
+        "bound by": lambda pair: pair[1].unit,
+        "measured [µs]": lambda pair: format_micros(pair[1].measured_seconds or None),
+        "occupancy": lambda pair: f"{pair[1].occupancy:.0%}",
+        "registers": lambda pair: str(pair[1].registers),
+        "wavefronts": lambda pair: f"{pair[1].wavefronts:,}",
+        "sectors": lambda pair: f"{pair[1].sectors:,}",
+    }
+    return make_table(zip([None, *steps], steps, strict=False), columns, {"knob", "bound by"})

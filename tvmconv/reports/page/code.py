@@ -36,14 +36,9 @@ class _CodeLine:
 
 
 def render_code(kernel: Kernel, kernel_number: int) -> str:
-    """Render the columns of a kernel's code, for each of its device functions.
+    """Render the columns of a kernel's code, for each of its device functions, as HTML that is equal for equal kernels.
 
-    Args:
-        kernel: Kernel for an NVIDIA architecture.
-        kernel_number: Number of the kernel on the page, as in the ids of its statements' groups.
-
-    Returns:
-        HTML, which is equal for equal kernels.
+    The kernel has this number on the page, as in the ids of its statements' groups.
     """
     try:
         linked_sources = link_sources(kernel)
@@ -54,43 +49,30 @@ def render_code(kernel: Kernel, kernel_number: int) -> str:
         title = f"<h4>{escape(sources.lowered_kernel.name)}</h4>" if len(linked_sources) > 1 else ""
         columns = "".join(
             _render_column(name, lines, f"k{kernel_number}s{kernel_index}n")
-            for name, lines in _make_columns(kernel, sources, kernel_index).items()
+            for name, lines in _make_columns(kernel, sources).items()
         )
         fragments.append(f'{title}<div class="columns code">{columns}</div>')
     return "".join(fragments)
 
 
-def _make_columns(kernel: Kernel, sources: LinkedSources, kernel_index: int) -> dict[str, list[_CodeLine]]:
-    """Return the lines of each column by its name."""
-    access_costs = _count_statement_accesses(kernel, kernel_index)
+def _make_columns(kernel: Kernel, sources: LinkedSources) -> dict[str, list[_CodeLine]]:
+    """Return the lines of each column by its name; of CUDA, those from the first statement to the last."""
+    access_costs = _count_statement_accesses(kernel, sources)
     instructions = {
         statement_index: Counter(instructions=len(statement_instructions))
         for statement_index, statement_instructions in sources.instructions_by_statement.items()
         if statement_index is not None
     }
-    shown_range = _find_span(sources.cuda_lines)
+    cuda_ranges = {number: (lines,) for number, lines in sources.cuda_lines.items()}
+    cuda_lines = _make_lines(kernel.format_ir_level("source"), cuda_ranges, instructions)
+    first_line = min((lines.start for lines in sources.cuda_lines.values()), default=1)
+    end_line = max((lines.stop for lines in sources.cuda_lines.values()), default=1)
     return {
         "TE": _make_lines(kernel.format_ir_level("te"), sources.te_lines, {}),
         "scheduled TIR": _make_lines(kernel.format_ir_level("tir"), sources.tir_lines, access_costs),
-        "CUDA": [
-            line
-            for line in _make_lines(
-                kernel.format_ir_level("source"),
-                {number: (lines,) for number, lines in sources.cuda_lines.items()},
-                instructions,
-            )
-            if int(line.label) in shown_range
-        ],
+        "CUDA": cuda_lines[first_line - 1 : end_line - 1],
         "SASS": list(_iterate_sass_lines(sources)),
     }
-
-
-def _find_span(lines: Mapping[int, range]) -> range:
-    """Return the range from the first of some lines to the last."""
-    return range(
-        min((line_range.start for line_range in lines.values()), default=1),
-        max((line_range.stop for line_range in lines.values()), default=1),
-    )
 
 
 def _make_lines(
@@ -110,12 +92,11 @@ def _make_lines(
     return lines
 
 
-def _count_statement_accesses(kernel: Kernel, kernel_index: int) -> dict[int, Counter[str]]:
+def _count_statement_accesses(kernel: Kernel, sources: LinkedSources) -> dict[int, Counter[str]]:
     """Return the cost of each statement's accesses in one block; empty if they cannot be counted."""
-    lowered_kernel = kernel.kernels[kernel_index]
     costs_by_statement: defaultdict[int, Counter[str]] = defaultdict(Counter)
     try:
-        access_counts = count_block_accesses(kernel, lowered_kernel)
+        access_counts = count_block_accesses(kernel, sources.lowered_kernel)
         for shared_access in access_counts.shared_accesses:
             costs_by_statement[shared_access.statement_index]["wavefronts"] += shared_access.wavefronts
         for global_access in access_counts.global_accesses:
@@ -139,16 +120,12 @@ def _iterate_sass_lines(sources: LinkedSources) -> Iterator[_CodeLine]:
 
 def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
     """Render a column, shortened if it is long."""
-    shown_indices = _select_shown_lines(lines)
-    items, num_omitted = [], 0
-    for index, line in enumerate(lines):
-        if index not in shown_indices:
-            num_omitted += 1
-            continue
-        items += [_render_omission(num_omitted)] if num_omitted else []
-        num_omitted = 0
-        items.append(_render_line(line, prefix))
-    items += [_render_omission(num_omitted)] if num_omitted else []
+    shown_indices = sorted(_select_shown_lines(lines))
+    items = []
+    for previous, index in zip([-1, *shown_indices], [*shown_indices, len(lines)], strict=True):
+        if num_omitted := index - previous - 1:
+            items.append(f'<li class="left-out">{num_omitted:,} lines left out</li>')
+        items += [_render_line(line, prefix) for line in lines[index : index + 1]]
     return f"<section><h5>{escape(name)}</h5><ol>{''.join(items)}</ol></section>"
 
 
@@ -162,18 +139,11 @@ def _select_shown_lines(lines: list[_CodeLine]) -> set[int]:
     for index, line in enumerate(lines):
         if line.statements:
             statement_lines += range(max(0, index - _CONTEXT_LINES), min(len(lines), index + _CONTEXT_LINES + 1))
-            first_lines += (
-                [index]
-                if any(lines_by_statement[statement] < _LINES_PER_STATEMENT for statement in line.statements)
-                else []
-            )
+            if any(lines_by_statement[statement] < _LINES_PER_STATEMENT for statement in line.statements):
+                first_lines.append(index)
             lines_by_statement.update(line.statements)
     essential_lines = [index for index, line in enumerate(lines) if line.is_essential]
     return set(list(dict.fromkeys([*first_lines, *essential_lines, *statement_lines]))[:MAX_COLUMN_LINES])
-
-
-def _render_omission(count: int) -> str:
-    return f'<li class="left-out">{count:,} lines left out</li>'
 
 
 def _render_line(line: _CodeLine, prefix: str) -> str:

@@ -11,63 +11,62 @@ from tvmconv.errors import Error
 from tvmconv.experiments.counter_comparison import CounterComparison
 from tvmconv.kernel import Kernel
 from tvmconv.logs.record import Record
+from tvmconv.reports import counter_comparison
 from tvmconv.reports.explanation import explain_kernel
 from tvmconv.reports.kernel_comparison import compare_kernels
-from tvmconv.reports.page.agreement import render_agreement, render_provenance
 from tvmconv.reports.page.code import render_code
-from tvmconv.reports.page.document import Section, render_document
-from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph
+from tvmconv.reports.page.markup import (
+    Markup,
+    Section,
+    join_markup,
+    make_details,
+    make_element,
+    make_paragraph,
+    make_soft,
+    render_document,
+    render_table,
+)
 from tvmconv.reports.page.memory import LEGEND as MEMORY_LEGEND
 from tvmconv.reports.page.memory import render_memory
-from tvmconv.reports.page.network import render_network_results
-from tvmconv.reports.page.results import render_workload_results
+from tvmconv.reports.page.results import (
+    make_bar_row,
+    make_bar_table,
+    render_network_results,
+    render_workload_results,
+)
 from tvmconv.reports.page.roofline import render_roofline
 from tvmconv.reports.page.search import render_search
-from tvmconv.reports.page.svg import make_legend
+from tvmconv.reports.page.svg import format_microseconds, make_bar, make_legend, make_rect
 from tvmconv.reports.page.tiles import LEGEND as TILES_LEGEND
 from tvmconv.reports.page.tiles import LEVELS, render_tiles
-from tvmconv.reports.page.waterfall import render_waterfall
 from tvmconv.reports.tables import format_significant
 from tvmconv.reports.timing_groups import TimingGroup
+from tvmconv.reports.waterfall import LEGEND as WATERFALL_LEGEND
+from tvmconv.reports.waterfall import format_changes, make_waterfall_table
 from tvmconv.target import Target
 from tvmconv.workloads import Layer, Workload
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of the page.
+    """The contents of the page of a workload, or of a network, whose most expensive layer is analyzed in detail."""
 
-    Attributes:
-        name: Text of the workload, or name of the network.
-        layers: Layers of the network, or the one workload.
-        target_text: Sentence about the target for which kernels were compiled.
-        device_spec: Specification of the GPU; None if unknown.
-        timing_groups: Times of each workload.
-        focus_workload: Workload that is analyzed in detail; in a network, that of the layers that take most time.
-        kernels: Kernels of the focus workload, the fastest first.
-        searches: Name and records of each log for the focus workload, in the order of the log.
-        waterfall: Knob waterfall of the focus workload; empty if there is none.
-        no_waterfall_reason: Reason why there is none.
-        counters: Measured counters with those predicted from the code.
-        invalid_lines: One text per log with lines that are not records.
-        provenance: Sources of the numbers with their origins.
-    """
-
-    name: str
-    layers: Sequence[Layer]
-    target_text: str
+    name: str  # text of the workload, or name of the network
+    layers: Sequence[Layer]  # of the network, or the one workload
+    target_text: str  # sentence about the target for which kernels were compiled
     device_spec: Target | None
     timing_groups: Mapping[Workload, Sequence[TimingGroup]]
-    focus_workload: Workload
-    kernels: Sequence[Kernel]
-    searches: Sequence[tuple[str, Sequence[Record]]]
+    focus_workload: Workload  # the analyzed one
+    kernels: Sequence[Kernel]  # of the focus workload, as all below, the fastest first
+    searches: Sequence[tuple[str, Sequence[Record]]]  # name and records of each log, in its order
     waterfall: Sequence[WaterfallStep]
     no_waterfall_reason: str
     counters: Sequence[CounterComparison]
-    invalid_lines: Sequence[str]
-    provenance: Sequence[tuple[str, str]]
+    invalid_lines: Sequence[str]  # one text per log with lines that are not records
+    provenance: Sequence[tuple[str, str]]  # sources of the numbers with their origins
 
 
+NO_KERNEL = "No kernel of this workload can be built here."
 SECTION_HINTS = {
     "results": "Shorter bars are faster. Times are comparable within a list, which comes from one run.",
     "kernels": "An analysis of the code without running it: occupancy, and the cost of memory accesses.",
@@ -82,68 +81,51 @@ SECTION_HINTS = {
 
 def render_page(contents: Contents) -> str:
     """Return the text of the HTML file, which is equal for equal contents."""
-    is_single = len(contents.layers) == 1
-    results = (
-        render_workload_results(contents.timing_groups[contents.focus_workload])
-        if is_single
-        else render_network_results(contents.layers, contents.timing_groups)
-    )
+    groups = contents.timing_groups
+    if len(contents.layers) == 1:
+        results = render_workload_results(groups[contents.focus_workload])
+    else:
+        results = render_network_results(contents.layers, groups)
+    bodies = {
+        "Results": join_markup([results, render_roofline(contents.layers, groups, contents.device_spec)]),
+        "Analysis of the kernels": _render_kernels(contents),
+        "The code": _render_code(contents.kernels),
+        "Memory and tiles": _render_memory(contents.kernels),
+        "The search": _render_searches(contents),
+        "The knob waterfall": _render_waterfall(contents),
+        "Comparison with the profiler": _render_agreement(contents.counters),
+        "Provenance": _render_provenance(contents.provenance),
+    }
     sections = [
-        _make_section(
-            "results",
-            "Results",
-            results,
-            render_roofline(contents.layers, contents.timing_groups, contents.device_spec),
-        ),
-        _make_section("kernels", "Analysis of the kernels", _render_kernels(contents)),
-        _make_section("code", "The code", _render_code(contents.kernels)),
-        _make_section("memory", "Memory and tiles", _render_memory(contents.kernels)),
-        _make_section("search", "The search", _render_searches(contents)),
-        _make_section("waterfall", "The knob waterfall", _render_waterfall(contents)),
-        _make_section("agreement", "Comparison with the profiler", render_agreement(contents.counters)),
-        _make_section("provenance", "Provenance", render_provenance(contents.provenance)),
+        Section(name, title, join_markup([make_paragraph(hint, "soft"), body]))
+        for (name, hint), (title, body) in zip(SECTION_HINTS.items(), bodies.items(), strict=True)
     ]
     return render_document(contents.name, _render_lead(contents), sections)
 
 
-def _make_section(name: str, title: str, *body: Markup) -> Section:
-    return Section(name, title, join_markup([make_paragraph(SECTION_HINTS[name], "soft"), *body]))
-
-
 def _render_lead(contents: Contents) -> Markup:
-    flops = sum(layer.count * layer.workload.flops for layer in contents.layers)
-    min_bytes = sum(layer.count * layer.workload.min_bytes for layer in contents.layers)
-    convolutions = sum(layer.count for layer in contents.layers)
-    layer_text = (
-        "" if len(contents.layers) == 1 else f"{convolutions} convolutions, {len(contents.layers)} of them distinct: "
-    )
-    text = (
-        f"{layer_text}{format_significant(flops / 1e9)} GFLOP, at least "
-        f"{format_significant(min_bytes / 1e6)} MB to move. {contents.target_text}"
-    )
-    fragments = [make_paragraph(text)]
-    if len(contents.layers) > 1:
-        focus_layer = next(layer for layer in contents.layers if layer.workload == contents.focus_workload)
-        fragments.append(
-            make_paragraph(
-                f"Analyzed below: {focus_layer.name}, {contents.focus_workload}, {focus_layer.count} such layers."
-            )
-        )
-    return join_markup(fragments)
+    layers = contents.layers
+    flops = sum(layer.count * layer.workload.flops for layer in layers)
+    min_bytes = sum(layer.count * layer.workload.min_bytes for layer in layers)
+    amounts = f"{format_significant(flops / 1e9)} GFLOP, at least {format_significant(min_bytes / 1e6)} MB to move."
+    if len(layers) == 1:
+        return make_paragraph(f"{amounts} {contents.target_text}")
+    counts = f"{sum(layer.count for layer in layers)} convolutions, {len(layers)} of them distinct"
+    focus = next(layer for layer in layers if layer.workload == contents.focus_workload)
+    focus_text = f"Analyzed below: {focus.name}, {contents.focus_workload}, {focus.count} such layers."
+    return join_markup([make_paragraph(f"{counts}: {amounts} {contents.target_text}"), make_paragraph(focus_text)])
 
 
 def _render_kernels(contents: Contents) -> Markup:
-    fragments = []
-    if len(contents.kernels) > 1:
-        fragments.append(_render_text(functools.partial(compare_kernels, contents.kernels, contents.device_spec)))
-    for kernel in contents.kernels:
-        full_explanation = _render_text(functools.partial(explain_kernel, kernel, contents.device_spec))
-        fragments.append(
-            make_details(f"{kernel.schedule.name} in full", full_explanation, is_open=len(contents.kernels) == 1)
-        )
-    return (
-        join_markup(fragments) if fragments else make_paragraph("No kernel of this workload can be built here.", "soft")
-    )
+    kernels, device_spec = contents.kernels, contents.device_spec
+    if not kernels:
+        return make_paragraph(NO_KERNEL, "soft")
+    is_single = len(kernels) == 1
+    fragments = [] if is_single else [_render_text(functools.partial(compare_kernels, kernels, device_spec))]
+    for kernel in kernels:
+        full_explanation = _render_text(functools.partial(explain_kernel, kernel, device_spec))
+        fragments.append(make_details(f"{kernel.schedule.name} in full", full_explanation, is_open=is_single))
+    return join_markup(fragments)
 
 
 def _render_code(kernels: Sequence[Kernel]) -> Markup:
@@ -156,22 +138,20 @@ def _render_code(kernels: Sequence[Kernel]) -> Markup:
 
 def _render_memory(kernels: Sequence[Kernel]) -> Markup:
     """Render the pictures of each kernel, side by side if the screen is wide enough."""
-    fragments = [
+    if not kernels:
+        return make_paragraph(NO_KERNEL, "soft")
+    pictures = [
         make_element(
             "div", make_element("h3", kernel.schedule.name), render_tiles(kernel), render_memory(kernel, number)
         )
         for number, kernel in enumerate(kernels)
     ]
-    if not fragments:
-        return make_paragraph("No kernel of this workload can be built here.", "soft")
-    swatch_attributes = {"x": 1, "y": 1, "width": 14, "height": 14}
-    swatches = {level: make_element("rect", **swatch_attributes, class_=f"tile {level}") for level in LEVELS}
     return join_markup(
         [
             make_paragraph(TILES_LEGEND, "soft"),
-            make_legend(swatches),
+            make_legend({level: make_rect(1, 1, 14, 14, f"tile {level}") for level in LEVELS}),
             make_paragraph(MEMORY_LEGEND, "soft"),
-            make_element("div", *fragments, class_="columns pictures"),
+            make_element("div", *pictures, class_="columns pictures"),
         ]
     )
 
@@ -191,6 +171,44 @@ def _render_searches(contents: Contents) -> Markup:
 
 
 def _render_waterfall(contents: Contents) -> Markup:
-    if not contents.waterfall:
+    """Render a chart whose bars span the estimated times before and after a change of a knob."""
+    steps = contents.waterfall
+    if not steps:
         return make_paragraph(contents.no_waterfall_reason, "soft")
-    return render_waterfall(contents.waterfall)
+    full_seconds = max(max(step.seconds, step.measured_seconds or 0.0) for step in steps)
+    lines = []
+    for previous, step in zip([None, *steps], steps, strict=False):
+        start_seconds, time = (previous.seconds if previous else 0.0), format_microseconds(step.seconds)
+        kind = "level" if previous is None else "gain" if step.seconds < start_seconds else "loss"
+        ratio = f"{step.seconds / start_seconds:.2f} ×" if previous else ""
+        measured_text = f", measured {format_microseconds(step.measured_seconds)}" if step.measured_seconds else ""
+        start, end = sorted((start_seconds / full_seconds, step.seconds / full_seconds))
+        tick = step.measured_seconds and step.measured_seconds / full_seconds
+        bar = make_bar(start, end, kind, f"{format_changes(step)}: {time}", tick)
+        lines.append(make_bar_row((format_changes(step), make_soft(measured_text)), (time, ratio), bar))
+    seconds, name = steps[-1].seconds, "the best config"
+    cells = (format_microseconds(seconds), f"{seconds / steps[0].seconds:.2f} ×")
+    lines.append(make_bar_row((name,), cells, make_bar(0, seconds / full_seconds, "level", name)))
+    table = render_table(make_waterfall_table(steps))
+    return join_markup(
+        [
+            make_bar_table(lines),
+            make_paragraph(f"{WATERFALL_LEGEND} A line across a bar marks the measured time.", "soft"),
+            make_details("Table with occupancy, registers, wavefronts and sectors", table),
+        ]
+    )
+
+
+def _render_agreement(rows: Sequence[CounterComparison]) -> Markup:
+    """Render a table of predicted and measured counters, with one row per profiled device function."""
+    if not rows:
+        text = "No counters were given; --counters FILE takes a file that tvmconv counters has written."
+        return make_paragraph(text, "soft")
+    table = render_table(counter_comparison.make_table(rows), "Counted over measured")
+    return join_markup([table, make_paragraph(counter_comparison.LEGEND, "soft")])
+
+
+def _render_provenance(lines: Sequence[tuple[str, str]]) -> Markup:
+    return make_element(
+        "dl", *(make_element(*item) for label, origin in lines for item in (("dt", label), ("dd", origin)))
+    )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tvmconv.analysis.block_accesses import find_costliest_requests
 from tvmconv.analysis.memory.requests import CostliestRequest
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
-from tvmconv.reports.page.svg import make_chart, make_line, make_text
+from tvmconv.reports.page.svg import make_chart, make_line, make_rect, make_text
 from tvmconv.target import BANK_BYTES, NUM_BANKS, SECTOR_BYTES, VECTOR_BYTES, WARP_SIZE
 
 CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # px: size of a word, origin of the grid
@@ -26,76 +25,46 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class _RequestGroup:
-    """Accesses whose most expensive requests look the same."""
-
-    request: CostliestRequest
-    groups: tuple[str, ...]
-
-
 def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
     """Render the pictures of one kernel, the largest excess over the minimum first.
 
-    Args:
-        kernel: A built kernel.
-        kernel_number: Number of the kernel on the page, as in the ids of its statements' groups.
+    The kernel has this number on the page, as in the ids of its statements' groups.
     """
     try:
-        request_groups = list(_group_requests(kernel, kernel_number))
+        requests = _group_requests(kernel, kernel_number)
     except AnalysisError as error:
         return make_paragraph(f"Accesses cannot be counted: {error}")
-    request_groups.sort(
-        key=lambda request_group: (
-            request_group.request.min_cost - request_group.request.cost,
-            -request_group.request.cost,
-        )
-    )
-    num_omitted = len(request_groups) - MAX_FIGURES
-    omission_note = [make_paragraph(f"{num_omitted} more kinds of accesses have no larger excess over their minimum.")]
-    return join_markup(
-        [
-            *(_render_figure(request_group) for request_group in request_groups[:MAX_FIGURES]),
-            *(omission_note if num_omitted > 0 else []),
-        ]
-    )
+    requests.sort(key=lambda item: (item[0].min_cost - item[0].cost, -item[0].cost))
+    fragments = [_render_figure(request, groups) for request, groups in requests[:MAX_FIGURES]]
+    if (num_omitted := len(requests) - MAX_FIGURES) > 0:
+        text = f"{num_omitted} more kinds of accesses have no larger excess over their minimum."
+        fragments.append(make_paragraph(text))
+    return join_markup(fragments)
 
 
-def _group_requests(kernel: Kernel, kernel_number: int) -> Iterator[_RequestGroup]:
-    """Yield the most expensive requests, each with the groups of all statements whose requests are equal."""
-    statements_by_key: dict[tuple[object, ...], list[str]] = {}
-    first_requests: dict[tuple[object, ...], CostliestRequest] = {}
+def _group_requests(kernel: Kernel, kernel_number: int) -> list[tuple[CostliestRequest, list[str]]]:
+    """Return the most expensive requests, each with the groups of all statements whose requests look the same."""
+    requests: dict[tuple[object, ...], tuple[CostliestRequest, list[str]]] = {}
     for kernel_index, lowered_kernel in enumerate(kernel.kernels):
         for request in find_costliest_requests(kernel, lowered_kernel):
             line_start = request.addresses[0] // LINE_BYTES * LINE_BYTES
-            pattern = request.lanes, tuple(address - line_start for address in request.addresses)
-            group_key: tuple[object, ...] = (
-                kernel_index,
-                request.memory_space,
-                request.kind,
-                request.name,
-                request.access_bytes,
-                pattern,
-            )
-            first_requests.setdefault(group_key, request)
-            statements_by_key.setdefault(group_key, []).append(
-                f"k{kernel_number}s{kernel_index}n{request.statement_index}"
-            )
-    for group_key, request in first_requests.items():
-        yield _RequestGroup(request, tuple(dict.fromkeys(statements_by_key[group_key])))
+            offsets = tuple(address - line_start for address in request.addresses)
+            access = request.memory_space, request.kind, request.name, request.access_bytes
+            _, groups = requests.setdefault((kernel_index, *access, request.lanes, offsets), (request, []))
+            group = f"k{kernel_number}s{kernel_index}n{request.statement_index}"
+            groups += [group] if group not in groups else []
+    return [*requests.values()]
 
 
-def _render_figure(request_group: _RequestGroup) -> Markup:
-    request = request_group.request
-    description = _describe_request(request, len(request_group.groups))
+def _render_figure(request: CostliestRequest, groups: Sequence[str]) -> Markup:
+    description = _describe_request(request, len(groups))
+    render_lanes = _render_banks if request.memory_space == "shared" else _render_sectors
     return make_element(
         "div",
-        _render_banks(request, description)
-        if request.memory_space == "shared"
-        else _render_sectors(request, description),
+        render_lanes(request, description),
         make_paragraph(description),
         class_="request" + " costly" * (request.cost > request.min_cost),
-        data_groups=" ".join(request_group.groups),
+        data_groups=" ".join(groups),
         tabindex="0",
         role="button",
         aria_label=description,
@@ -115,21 +84,19 @@ def _describe_request(request: CostliestRequest, num_occurrences: int) -> str:
 
 def _render_banks(request: CostliestRequest, description: str) -> Markup:
     """Render banks as columns and wavefronts as rows."""
-    arrangements = [_arrange_banks(request, parts_per_wavefront) for parts_per_wavefront in (1, 2)]
-    cells, num_rows = next(
-        (arrangement for arrangement in arrangements if arrangement[1] == request.cost), arrangements[0]
-    )
-    labels = [f"wavefront {row + 1}" for row in range(num_rows)]
-    return _render_grid(description, "bank", labels, cells, [])
+    cells, num_rows = _arrange_banks(request, 1)
+    if num_rows != request.cost:
+        paired_cells, num_paired_rows = _arrange_banks(request, 2)
+        if num_paired_rows == request.cost:
+            cells, num_rows = paired_cells, num_paired_rows
+    return _render_grid(description, "bank", [f"wavefront {row + 1}" for row in range(num_rows)], cells, [])
 
 
 def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple[list[tuple[int, int, list[int]]], int]:
     """Return the words of a request as (bank, row, lanes), and the number of rows.
 
-    Args:
-        request: Request to shared memory.
-        parts_per_wavefront: Number of parts of a warp that are served at once, where an access of more than 4 bytes per
-            lane splits the warp into parts.
+    An access of more than 4 bytes per lane splits the warp into parts, of which `parts_per_wavefront` are served at
+    once.
     """
     words = max(1, min(request.access_bytes, VECTOR_BYTES) // BANK_BYTES)
     lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, per group of threads that are served at once
@@ -171,48 +138,23 @@ def _render_grid(
     cells: Sequence[tuple[int, int, list[int]]],
     shaded_sectors: Sequence[tuple[int, int]],
 ) -> Markup:
-    """Render a grid of words.
-
-    Args:
-        description: Description of the picture.
-        unit: Unit of the columns.
-        labels: Labels of the rows.
-        cells: Words that lanes access, as (column, row, lanes).
-        shaded_sectors: Sectors as (index in the row, row).
-    """
+    """Render a grid of words: cells are (column, row, lanes), and shaded sectors (index in the row, row)."""
     num_shown = min(len(labels), MAX_ROWS)
-    height = TOP + num_shown * ROW_HEIGHT + (ROW_HEIGHT if num_shown < len(labels) else 4)
-    words = SECTOR_BYTES // BANK_BYTES
+    bottom, words = TOP + num_shown * ROW_HEIGHT, SECTOR_BYTES // BANK_BYTES
+    height = bottom + (ROW_HEIGHT if num_shown < len(labels) else 4)
     elements = [make_text(LEFT - 6, 14, unit, "end", "axis-label")]
-    elements += [
-        make_text(LEFT + (bank + 0.5) * CELL_WIDTH, 14, str(bank), "middle", "small") for bank in range(0, NUM_BANKS, 4)
-    ]
-    elements += [
-        make_text(LEFT - 6, TOP + (row + 0.75) * ROW_HEIGHT, labels[row], "end", "small") for row in range(num_shown)
-    ]
-    elements += [
-        make_element(
-            *("rect",),
-            x=LEFT + sector * words * CELL_WIDTH,
-            y=TOP + row * ROW_HEIGHT,
-            width=words * CELL_WIDTH,
-            height=ROW_HEIGHT,
-            class_="sector",
-        )
-        for sector, row in shaded_sectors
-        if row < num_shown
-    ]
+    for bank in range(0, NUM_BANKS, 4):
+        elements.append(make_text(LEFT + (bank + 0.5) * CELL_WIDTH, 14, str(bank), "middle", "small"))
+    for row, label in enumerate(labels[:num_shown]):
+        elements.append(make_text(LEFT - 6, TOP + (row + 0.75) * ROW_HEIGHT, label, "end", "small"))
+    for sector, row in shaded_sectors:
+        if row < num_shown:
+            x, y = LEFT + sector * words * CELL_WIDTH, TOP + row * ROW_HEIGHT
+            elements.append(make_rect(x, y, words * CELL_WIDTH, ROW_HEIGHT, "sector"))
     elements += [_render_cell(*cell) for cell in _merge_cells(cells) if cell[2] < num_shown]
-    elements += [
-        make_line(
-            LEFT + bank * CELL_WIDTH,
-            TOP,
-            LEFT + bank * CELL_WIDTH,
-            TOP + num_shown * ROW_HEIGHT,
-            "grid" if bank % words else "axis",
-        )
-        for bank in range(0, NUM_BANKS + 1, 4)
-    ]
+    for bank in range(0, NUM_BANKS + 1, 4):
+        x = LEFT + bank * CELL_WIDTH
+        elements.append(make_line(x, TOP, x, bottom, "grid" if bank % words else "axis"))
     if num_shown < len(labels):
         elements.append(make_text(LEFT, height - 3, f"and {len(labels) - num_shown} more rows", class_="small"))
     return make_chart(description, WIDTH, height, *elements)
@@ -230,12 +172,9 @@ def _merge_cells(cells: Sequence[tuple[int, int, list[int]]]) -> Iterator[tuple[
 
 def _render_cell(first_column: int, end_column: int, row: int, lanes: Sequence[int]) -> Markup:
     x, y, width = LEFT + first_column * CELL_WIDTH, TOP + row * ROW_HEIGHT, (end_column - first_column) * CELL_WIDTH
-    rect = make_element(
-        "rect", x=x + 0.5, y=y + 0.5, width=width - 1, height=ROW_HEIGHT - 1, class_=f"lane l{lanes[0] // 4}"
-    )
+    rect = make_rect(x + 0.5, y + 0.5, width - 1, ROW_HEIGHT - 1, f"lane l{lanes[0] // 4}")
+    label = str(lanes[0]) if len(lanes) == 1 else f"{lanes[0]}+"
+    text = make_text(x + width / 2, y + 12, label, "middle", "lane-label")
     if len(lanes) == 1:
-        return join_markup([rect, make_text(x + width / 2, y + 12, str(lanes[0]), "middle", "lane-label")])
-    lanes_title = make_element("title", f"lanes {', '.join(map(str, lanes))}")
-    return make_element(
-        "g", lanes_title, rect, make_text(x + width / 2, y + 12, f"{lanes[0]}+", "middle", "lane-label")
-    )
+        return join_markup([rect, text])
+    return make_element("g", make_element("title", f"lanes {', '.join(map(str, lanes))}"), rect, text)

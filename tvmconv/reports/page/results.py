@@ -1,80 +1,149 @@
-"""Section 1: the times of one workload by schedules and libraries, as bars."""
+"""Section 1: the times of a workload or of the layers of a network, by schedules and libraries, as bars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph
-from tvmconv.reports.tables import format_significant
+from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph, make_soft
+from tvmconv.reports.tables import format_significant, sum_seconds
 from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
+from tvmconv.workloads import Layer, Workload
 
 COMPUTED_NOTE = "No log has a time of this workload: these are estimates, computed and not measured."
+OUTLIER_RATIO = 4  # of the longest unbroken bar to the longest layer of the fastest series
+
+TimingGroups = Mapping[Workload, Sequence[TimingGroup]]
 
 
 def render_workload_results(groups: Sequence[TimingGroup]) -> Markup:
-    """Render the times of one workload, grouped by what was measured together.
-
-    Args:
-        groups: Times of the workload; all bars have the same scale.
-    """
+    """Render the times of one workload, grouped by what was measured together; all bars have the same scale."""
     if not groups:
         return make_paragraph("There is no time of this workload, and none can be computed.")
     full_seconds = svg.compute_full_width([timing.seconds for group in groups for timing in group.timings])
-    return join_markup(_render_group(group, full_seconds) for group in groups)
-
-
-def _render_group(group: TimingGroup, full_seconds: float) -> Markup:
-    source_text = f"{group.source}, on {group.device}" if group.device else group.source
-    heading = make_element("h3", f"From {source_text}")
-    fragments = [heading, *([make_paragraph(COMPUTED_NOTE, "soft")] if group.is_computed else [])]
-    if group.timings:
-        fragments.append(render_bars(group.timings, full_seconds))
-    if group.failures:
-        failure_items = join_markup(make_element("li", f"{name}: {reason}") for name, reason in group.failures)
-        fragments.append(make_details(f"{len(group.failures)} without a time", make_element("ul", failure_items)))
+    fragments = []
+    for group in groups:
+        fragments += _render_heading(group.source, group.device)
+        if group.timings:
+            fragments.append(_render_bars(group.timings, full_seconds))
+        if group.failures:
+            failure_items = join_markup(make_element("li", f"{name}: {reason}") for name, reason in group.failures)
+            fragments.append(make_details(f"{len(group.failures)} without a time", make_element("ul", failure_items)))
     return join_markup(fragments)
 
 
-def render_bars(
+def _render_heading(source: str, device: str) -> list[Markup]:
+    """Return the heading of a group of times, with a note if they were computed instead of measured."""
+    if device:
+        return [make_element("h3", f"From {source}, on {device}")]
+    return [make_element("h3", f"From {source}"), make_paragraph(COMPUTED_NOTE, "soft")]
+
+
+def _render_bars(
     timings: Sequence[NamedTiming], full_seconds: float, style_by_name: Mapping[str, str] | None = None
 ) -> Markup:
-    """Render one row per time, the fastest first.
-
-    Args:
-        timings: Comparable times.
-        full_seconds: Seconds of a bar of full width.
-        style_by_name: Color class by name; by default one for libraries and one for schedules.
-    """
-    best = timings[0].seconds
+    """Render one row per time, the fastest first; by default libraries have one color, and schedules another one."""
     lines = []
     for timing in timings:
         style = style_by_name[timing.name] if style_by_name else "s1" if timing.is_library else "s0"
-        label = f"{timing.name}: {svg.format_microseconds(timing.seconds)}"
-        name = join_markup(
-            [timing.name, *([" ", make_element("span", timing.note, class_="soft")] if timing.note else [])]
-        )
+        time = svg.format_microseconds(timing.seconds)
         lines.append(
-            make_element(
-                "tr",
-                make_element("th", name, scope="row"),
-                make_element("td", svg.format_microseconds(timing.seconds)),
-                make_element("td", f"{format_significant(timing.seconds / best)} ×"),
-                make_element("td", svg.make_bar(0, timing.seconds / full_seconds, style, label), class_="bar-cell"),
+            make_bar_row(
+                (timing.name, *([" ", make_soft(timing.note)] if timing.note else [])),
+                (time, f"{format_significant(timing.seconds / timings[0].seconds)} ×"),
+                svg.make_bar(0, timing.seconds / full_seconds, style, f"{timing.name}: {time}"),
             )
         )
-    return make_bar_table(("", "time", "× of the fastest", ""), lines)
+    return make_bar_table(lines, ("", "time", "× of the fastest", ""))
 
 
-def make_bar_table(headers: Sequence[str], lines: Sequence[Markup]) -> Markup:
-    """Return a table whose last column contains bars."""
-    first_header, *remaining_headers = headers
-    head = join_markup(
-        [make_element("td", first_header), *(make_element("th", header, scope="col") for header in remaining_headers)]
-    )
+def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class_: str | None = None) -> Markup:
+    """Return a row of `make_bar_table`."""
     return make_element(
-        "table",
-        make_element("thead", make_element("tr", head)),
-        make_element("tbody", join_markup(lines)),
-        class_="bars",
+        "tr",
+        make_element("th", *header, scope="row"),
+        *(make_element("td", cell) for cell in cells),
+        make_element("td", bar, class_="bar-cell"),
+        class_=class_,
     )
+
+
+def make_bar_table(lines: Sequence[Markup], headers: Sequence[str] = ()) -> Markup:
+    """Return a table whose last column contains bars."""
+    head = [make_element("td", header) for header in headers[:1]]
+    head += [make_element("th", header, scope="col") for header in headers[1:]]
+    thead = [make_element("thead", make_element("tr", *head))] if head else []
+    return make_element("table", *thead, make_element("tbody", *lines), class_="bars")
+
+
+def name_series(group: TimingGroup, timing: NamedTiming) -> str:
+    """Return the series of a time; times of a source with one time per layer form one series."""
+    return timing.name if len(group.timings) > 1 else group.source
+
+
+def number_series(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, int]:
+    """Return the series of a network with the numbers of their colors and marks."""
+    names = (
+        name_series(group, timing) for layer in layers for group in groups[layer.workload] for timing in group.timings
+    )
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def render_network_results(layers: Sequence[Layer], groups: TimingGroups) -> Markup:
+    """Render the times of a network, whose layers have an order, by each source that has all or some of its layers."""
+    groups_with_times = (group for layer in layers for group in groups[layer.workload] if group.timings)
+    sources = dict.fromkeys((group.source, group.device) for group in groups_with_times)
+    if not sources:
+        return make_paragraph("There is no time of any of these layers, and none can be computed.")
+    styles = {name: f"s{number % svg.NUM_MARKS}" for name, number in number_series(layers, groups).items()}
+    return join_markup(_render_source(layers, groups, source, device, styles) for source, device in sources)
+
+
+def _render_source(
+    layers: Sequence[Layer], groups: TimingGroups, source: str, device: str, styles: Mapping[str, str]
+) -> Markup:
+    group_by_layer = {
+        layer: group
+        for layer in layers
+        for group in groups[layer.workload]
+        if (group.source, group.device) == (source, device) and group.timings
+    }
+    seconds_by_layer = {
+        layer: {name_series(group, timing): timing.seconds for timing in group.timings}
+        for layer, group in group_by_layer.items()
+    }
+    names = list(dict.fromkeys(name for seconds in seconds_by_layer.values() for name in seconds))
+    totals = []
+    for name in names:
+        seconds = [seconds_by_layer.get(layer, {}).get(name) for layer in layers]
+        if total := sum_seconds(seconds, [layer.count for layer in layers]):
+            totals.append(NamedTiming(name, total))
+    totals.sort(key=lambda timing: timing.seconds)
+    fragments = _render_heading(source, device)
+    if totals:
+        full_seconds = svg.compute_full_width([timing.seconds for timing in totals])
+        fragments.append(make_paragraph(f"All {sum(layer.count for layer in layers)} layers:"))
+        fragments.append(_render_bars(totals, full_seconds, styles))
+    if len(group_by_layer) < len(layers):
+        fragments.append(make_paragraph(f"This source has {len(group_by_layer)} of {len(layers)} layers.", "soft"))
+    layer_table = _render_layers(group_by_layer, styles)
+    fragments.append(make_details("Each layer times its count", layer_table, is_open=len(names) == 1))
+    return join_markup(fragments)
+
+
+def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], styles: Mapping[str, str]) -> Markup:
+    """Render one row per time of each layer."""
+    times = [[layer.count * timing.seconds for timing in group.timings] for layer, group in group_by_layer.items()]
+    full_seconds = min(max(map(max, times)), OUTLIER_RATIO * max(map(min, times)))
+    lines = []
+    for layer, group in group_by_layer.items():
+        for index, timing in enumerate(group.timings):
+            note = make_soft(f"{layer.count} × by {timing.name}")
+            seconds = layer.count * timing.seconds
+            time = svg.format_microseconds(seconds)
+            label = f"{layer.name} by {timing.name}: {time}"
+            bar = svg.make_bar(0, seconds / full_seconds, styles[name_series(group, timing)], label)
+            header = (layer.name, " ", note) if index == 0 else (note,)
+            cells = (time, svg.format_microseconds(timing.seconds))
+            lines.append(make_bar_row(header, cells, bar, None if index == 0 else "more"))
+    return make_bar_table(lines, ("layer", "all of them", "one", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvmconv.reports.page.markup import Markup, format_number, join_markup, make_element, make_scroll_box
 from tvmconv.reports.tables import format_significant
@@ -18,23 +19,14 @@ NUM_MARKS = 6  # shapes and colors of series: classes s0 to s5
 
 @dataclass(frozen=True)
 class AxisScale:
-    """The mapping of an axis from values to coordinates.
-
-    Attributes:
-        min_value: Smallest value.
-        max_value: Largest value.
-        start_coordinate: Coordinate of the smallest value.
-        end_coordinate: Coordinate of the largest value.
-        is_log: Whether the axis is logarithmic.
-        is_integer: Whether only integers are labeled.
-    """
+    """The mapping of an axis from values to coordinates."""
 
     min_value: float
     max_value: float
-    start_coordinate: float
-    end_coordinate: float
+    start_coordinate: float  # of the smallest value
+    end_coordinate: float  # of the largest value
     is_log: bool = False
-    is_integer: bool = False
+    is_integer: bool = False  # whether only integers are labeled
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of a value, clamped to the ends of the axis."""
@@ -66,14 +58,9 @@ def _choose_round_step(min_step: float) -> float:
 
 
 def make_chart(label: str, width: float, height: float, *children: str, has_buttons: bool = False) -> Markup:
-    """Return a labeled picture in a box that scrolls if the screen is too narrow.
+    """Return a labeled picture of these sizes in a box that scrolls if the screen is too narrow.
 
-    Args:
-        label: Description of the picture for screen readers.
-        width: Width of its coordinates.
-        height: Height of its coordinates.
-        children: Elements of the picture.
-        has_buttons: Whether it contains buttons; otherwise screen readers treat it as one image.
+    The label describes it for screen readers, which treat a picture without buttons as one image.
     """
     svg_element = make_element(
         "svg",
@@ -88,32 +75,24 @@ def make_chart(label: str, width: float, height: float, *children: str, has_butt
     return make_element("figure", make_scroll_box(svg_element, label))
 
 
+def make_rect(x: float, y: float, width: float, height: float, class_: str | None = None, **attributes: Any) -> Markup:
+    """Return a rectangle."""
+    return make_element("rect", x=x, y=y, width=width, height=height, class_=class_, **attributes)
+
+
 def make_bar(
     start_fraction: float, end_fraction: float, class_: str, label: str, tick_fraction: float | None = None
 ) -> Markup:
     """Return a bar in a cell between two fractions of its width; a bar longer than the cell is drawn broken.
 
-    Args:
-        start_fraction: Left end, 0 at the left of the cell.
-        end_fraction: Right end, 1 at the right of the cell.
-        class_: Class that sets its color.
-        label: Description of the bar for screen readers.
-        tick_fraction: Position of an additional line.
+    The class sets its color, the label describes it for screen readers, and the tick is an additional line.
     """
-    rects = [
-        make_element(
-            "rect",
-            x=100 * start_fraction,
-            y=0,
-            width=max(100 * (min(end_fraction, 1.0) - start_fraction), 0.5),
-            height=10,
-            class_=class_,
-        )
-    ]
+    width = max(100 * (min(end_fraction, 1.0) - start_fraction), 0.5)
+    rects = [make_rect(100 * start_fraction, 0, width, 10, class_)]
     if end_fraction > 1:
         rects.append(make_element("path", d="M90 11L92 -1H94L92 11Z", class_="gap"))
     if tick_fraction is not None:
-        rects.append(make_element("rect", x=100 * tick_fraction - 0.3, y=0, width=0.6, height=10, class_="measured"))
+        rects.append(make_rect(100 * tick_fraction - 0.3, 0, 0.6, 10, "measured"))
     svg_attributes = {"viewBox": "0 0 100 10", "preserveAspectRatio": "none", "class_": "bar", "role": "img"}
     return make_element("svg", *rects, **svg_attributes, aria_label=label)
 
@@ -138,15 +117,9 @@ def make_line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup
 
 def make_path(points: Sequence[tuple[float, float]], class_: str, title: str = "", **attributes: str) -> Markup:
     """Return an unfilled line through points."""
-    path_data = "M" + "L".join(f"{format_number(x)} {format_number(y)}" for x, y in points)
-    return make_element(
-        "path",
-        *([make_element("title", title)] if title else []),
-        d=path_data,
-        class_=class_,
-        fill="none",
-        **attributes,
-    )
+    data = "M" + "L".join(f"{format_number(x)} {format_number(y)}" for x, y in points)
+    titles = [make_element("title", title)] if title else []
+    return make_element("path", *titles, d=data, class_=class_, fill="none", **attributes)
 
 
 def make_mark(series_number: int, x: float, y: float, title: str, size: float = 5) -> Markup:
@@ -195,11 +168,7 @@ def format_tick(value: float) -> str:
 def spread_labels(positions: Sequence[float], min_gap: float, min_position: float, max_position: float) -> list[float]:
     """Return positions of labels that do not overlap, each as close to its wanted position as possible.
 
-    Args:
-        positions: Wanted positions.
-        min_gap: Smallest distance of two labels.
-        min_position: Smallest position of a label.
-        max_position: Largest position of a label, exceeded only if there is no room.
+    Positions exceed the largest one only if there is no room.
     """
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     label_positions = [0.0] * len(positions)
