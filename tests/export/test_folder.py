@@ -47,7 +47,8 @@ def read_facts(folder):
 def run_example(text, folder):
     """The output of an example, run as it stands in a fresh process without tvmconv."""
     command = [sys.executable, "-c", WITHOUT_TVMCONV + text + SAVE_OUTPUT]
-    environment = {**os.environ, "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable", "PYTHONPATH": path}
     finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert finished.returncode == 0, finished.stderr
     return np.load(folder / "output.npy")
