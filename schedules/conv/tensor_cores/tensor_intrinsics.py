@@ -9,7 +9,7 @@ for mma.m16n8k16", "mma.m16n8k8"). TF32 operands are loaded unchanged, because t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tvm.s_tir import TensorIntrin
@@ -112,6 +112,22 @@ def register_intrinsics(dtype: str) -> TensorIntrinsics:
     return registered
 
 
+def _match_registers(handle: Any, dtype: str, count: int) -> Any:
+    """Declare the registers of a warp, `count` per lane, as a parameter of an intrinsic."""
+    return T.match_buffer(handle, (WARP_SIZE, count), dtype, align=64, offset_factor=count, scope=WARP_SCOPE)
+
+
+def _match_accumulators(handle: Any) -> Any:
+    """Declare a tile of accumulators as a parameter of an intrinsic."""
+    return _match_registers(handle, "float32", LANE_ACCUMS)
+
+
+def _access(reads: Sequence[Any], writes: Any) -> None:
+    """Declare that a block reads and writes whole buffers of two axes."""
+    T.reads(*(buffer[0 : buffer.shape[0], 0 : buffer.shape[1]] for buffer in reads))
+    T.writes(writes[0 : writes.shape[0], 0 : writes.shape[1]])
+
+
 def _make_load_intrinsic(
     dtype: str, depth: int, layout: FragmentLayout, row_address: Callable[[Index, Index], Index]
 ) -> tuple[Any, Any]:
@@ -124,14 +140,14 @@ def _make_load_intrinsic(
         row_address: Function from the lane and the row stride to the offset of the 16-byte row that the lane addresses.
     """
     frag_size = TILE_SIZE * depth // WARP_SIZE
+    tile_options = {"align": 64, "offset_factor": frag_size, "scope": SHARED_SCOPE}
 
     @T.prim_func(s_tir=True)
     def described(to: T.handle, tile: T.handle) -> None:
-        S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=frag_size, scope=SHARED_SCOPE)
-        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, **tile_options)
+        R = _match_registers(to, dtype, frag_size)
         with T.sblock("root"):
-            T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:frag_size])
+            _access([S], R)
             for i, j in T.grid(TILE_SIZE, depth):
                 with T.sblock("load"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -143,32 +159,14 @@ def _make_load_intrinsic(
     @T.prim_func(s_tir=True)
     def implemented(to: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
-        S = T.match_buffer(
-            tile,
-            (TILE_SIZE, depth),
-            dtype,
-            align=64,
-            offset_factor=frag_size,
-            scope=SHARED_SCOPE,
-            strides=[row, column],
-        )
-        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, strides=[row, column], **tile_options)
+        R = _match_registers(to, dtype, frag_size)
         with T.sblock("root"):
-            T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:frag_size])
+            _access([S], R)
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
-                T.evaluate(
-                    T.ptx_legacy.ldmatrix(
-                        False,
-                        4,
-                        ".b16",
-                        R.data,
-                        R.elem_offset + frag_size * lane,
-                        S.access_ptr("r"),
-                        row_address(lane, row),
-                        dtype=dtype,
-                    )
-                )
+                destination = T.meta_var((R.data, R.elem_offset + frag_size * lane))
+                source = T.meta_var((S.access_ptr("r"), row_address(lane, row)))
+                T.evaluate(T.ptx_legacy.ldmatrix(False, 4, ".b16", *destination, *source, dtype=dtype))
 
     return described, implemented
 
@@ -178,12 +176,9 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
 
     @T.prim_func(s_tir=True)
     def described(sums: T.handle) -> None:
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
+        C = _match_accumulators(sums)
         with T.sblock("root"):
-            T.reads()
-            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
+            _access([], C)
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("clear"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -194,12 +189,9 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
 
     @T.prim_func(s_tir=True)
     def implemented(sums: T.handle) -> None:
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
+        C = _match_accumulators(sums)
         with T.sblock("root"):
-            T.reads()
-            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
+            _access([], C)
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for register in range(LANE_ACCUMS):
                     C[lane, register] = T.float32(0)
@@ -227,18 +219,10 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def described(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
-        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
+        A, B = _match_registers(one, dtype, frag_size), _match_registers(other, dtype, frag_size)
+        C = _match_accumulators(sums)
         with T.sblock("root"):
-            T.reads(
-                C[0:WARP_SIZE, 0:LANE_ACCUMS],
-                A[0:WARP_SIZE, 0:frag_size],
-                B[0:WARP_SIZE, 0:frag_size],
-            )
-            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
+            _access([C, A, B], C)
             for i, j, k in T.grid(TILE_SIZE, TILE_SIZE, depth):
                 with T.sblock("multiply"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
@@ -253,37 +237,21 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def implemented(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
-        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
+        A, B = _match_registers(one, dtype, frag_size), _match_registers(other, dtype, frag_size)
+        C = _match_accumulators(sums)
         with T.sblock("root"):
-            T.reads(
-                C[0:WARP_SIZE, 0:LANE_ACCUMS],
-                A[0:WARP_SIZE, 0:frag_size],
-                B[0:WARP_SIZE, 0:frag_size],
-            )
-            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
+            _access([C, A, B], C)
             rows, columns = T.meta_var((B, A) if columns_first else (A, B))
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for half in range(2):
+                    mma_rows = T.meta_var((rows.data, rows.elem_offset + lane * frag_size))
+                    first_column = T.meta_var(lane * frag_size + half * (frag_size // 2))
+                    mma_columns = T.meta_var((columns.data, columns.elem_offset + first_column))
+                    mma_sums = T.meta_var((C.data, C.elem_offset + lane * LANE_ACCUMS + half * (LANE_ACCUMS // 2)))
+                    dtypes = T.meta_var((operand, operand, "fp32"))
                     T.evaluate(
                         T.ptx_legacy.mma(
-                            shape,
-                            "row",
-                            "col",
-                            operand,
-                            operand,
-                            "fp32",
-                            rows.data,
-                            rows.elem_offset + lane * frag_size,
-                            columns.data,
-                            columns.elem_offset + lane * frag_size + half * (frag_size // 2),
-                            C.data,
-                            C.elem_offset + lane * LANE_ACCUMS + half * (LANE_ACCUMS // 2),
-                            False,
-                            dtype="float32",
+                            *(shape, "row", "col", *dtypes, *mma_rows, *mma_columns, *mma_sums, False), dtype="float32"
                         )
                     )
 
@@ -292,16 +260,14 @@ def _make_multiply_intrinsic(
 
 def _make_store_intrinsic() -> tuple[Any, Any]:
     """Return the description and the implementation of storing accumulators to shared memory."""
+    tile_options = {"align": 64, "offset_factor": 1, "scope": SHARED_SCOPE}
 
     @T.prim_func(s_tir=True)
     def described(sums: T.handle, tile: T.handle) -> None:
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
-        S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", align=64, offset_factor=1, scope=SHARED_SCOPE)
+        C = _match_accumulators(sums)
+        S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", **tile_options)
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
-            T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
+            _access([C], S)
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("store"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -313,21 +279,10 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def implemented(sums: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
-        C = T.match_buffer(
-            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
-        )
-        S = T.match_buffer(
-            tile,
-            (TILE_SIZE, TILE_SIZE),
-            "float32",
-            align=64,
-            offset_factor=1,
-            scope=SHARED_SCOPE,
-            strides=[row, column],
-        )
+        C = _match_accumulators(sums)
+        S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", strides=[row, column], **tile_options)
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
-            T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
+            _access([C], S)
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for pair in range(LANE_ACCUMS // 2):
                     for one in T.vectorized(2):
