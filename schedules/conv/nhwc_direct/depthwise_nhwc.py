@@ -42,7 +42,7 @@ from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES, has_filter_per_channel
-from .strip_config import WORD_BYTES, StripConfig, list_input_offsets
+from .strip_config import WORD_BYTES, OperandTraffic, StripConfig, list_input_offsets
 from .strip_thread import (
     InputWindow,
     StripEpilogue,
@@ -81,38 +81,26 @@ class DepthwiseConfig(StripConfig):
         return vector % multiplier == 0 or multiplier % vector == 0
 
     @property
-    def filter_vectors(self) -> Any:
-        """Filter vectors that a thread reads."""
-        rows = self.rows.local
-        return self.num_taps * self._select_by_unroll_scope(1, rows, rows)
+    def traffic(self) -> OperandTraffic:
+        """Work of a thread with its operands.
 
-    @property
-    def widened_elements(self) -> Any:
-        """Elements that a thread converts to float32 if they have 16 bits."""
-        return self.vector * (self.loaded_vectors + self.filter_vectors)
-
-    @property
-    def operand_registers(self) -> Any:
-        """Estimated registers per thread for two input windows and filters."""
-        unrolled_columns = self._select_by_unroll_scope(self.w.kernel[-1], self.w.kernel[-1], 1)
+        Registers hold two input windows and filters. Filters are scattered element by element in global memory, or once
+        for registers; a block reads a sector for one element at a time.
+        """
+        rows, row_taps = self.rows.local, self.w.kernel[-1]
+        filter_vectors = self.num_taps * self._select_by_unroll_scope(1, rows, rows)
+        unrolled_columns = self._select_by_unroll_scope(row_taps, row_taps, 1)
         taps = np.where(np.equal(self.weight_scope, "registers"), self.num_taps, unrolled_columns)
-        return self.vector * get_element_bytes(self.w) / WORD_BYTES * (2 * self.window_vectors + taps)
-
-    @property
-    def scattered_vectors(self) -> Any:
-        """Vectors of the filters: element by element in global memory, or once for registers."""
         is_global = np.equal(self.weight_scope, "global")
-        return np.where(is_global, self.filter_vectors * self.vector, self.num_taps)
-
-    @property
-    def scattered_instructions(self) -> Any:
-        """Instructions per thread with scattered vectors, besides their loads."""
-        return self.scattered_vectors
-
-    @property
-    def filter_bytes(self) -> Any:
-        """Bytes of the filters that a block reads; a sector is read for one element at a time."""
-        return 2 * self.shared_bytes
+        scattered_vectors = np.where(is_global, filter_vectors * self.vector, self.num_taps)
+        return OperandTraffic(
+            filter_vectors,
+            widened_elements=self.vector * (self.loaded_vectors + filter_vectors),
+            operand_registers=self.vector * get_element_bytes(self.w) / WORD_BYTES * (2 * self.window_vectors + taps),
+            scattered_vectors=scattered_vectors,
+            scattered_instructions=scattered_vectors,
+            reads_per_filter_byte=2,
+        )
 
 
 @schedule(

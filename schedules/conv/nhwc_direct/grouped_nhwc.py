@@ -29,7 +29,7 @@ from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES
-from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, StripConfig
+from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
     InputWindow,
     StripEpilogue,
@@ -67,26 +67,17 @@ class GroupedConfig(StripConfig):
         return w.O // w.groups % vector == 0
 
     @property
-    def filter_vectors(self) -> Any:
-        """Filter vectors that a thread reads."""
+    def traffic(self) -> OperandTraffic:
+        """Work of a thread with its operands; registers hold the window of a k-tile and the weights of a tap."""
         vectors_per_tap = self.channels_per_group // self.block_k * self.vector
-        return self.num_taps * np.where(self.is_weight_shared, self.channels_per_group, vectors_per_tap)
-
-    @property
-    def widened_elements(self) -> Any:
-        """Elements that a thread converts to float32 if they have 16 bits."""
-        return self.loaded_vectors * self.block_k + self.num_taps * self.channels_per_group * self.vector
-
-    @property
-    def operand_registers(self) -> Any:
-        """Estimated registers per thread for the window of a k-tile and the weights of a tap."""
-        window_vectors = self.rows.local * self.window_vectors
-        return self.block_k * (window_vectors + self.vector) * get_element_bytes(self.w) / WORD_BYTES
-
-    @property
-    def scattered_vectors(self) -> Any:
-        """Vectors of the filters in global memory."""
-        return self.filter_vectors
+        filter_vectors = self.num_taps * np.where(self.is_weight_shared, self.channels_per_group, vectors_per_tap)
+        loaded_vectors = self.rows.local * self.window_vectors + self.vector
+        return OperandTraffic(
+            filter_vectors,
+            widened_elements=self.loaded_vectors * self.block_k + self.num_taps * self.channels_per_group * self.vector,
+            operand_registers=self.block_k * loaded_vectors * get_element_bytes(self.w) / WORD_BYTES,
+            scattered_vectors=filter_vectors,
+        )
 
 
 def has_groups(w: Conv) -> bool:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,28 @@ MIN_THREADS = 32
 MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to the channels that exist
 
 
+class OperandTraffic(NamedTuple):
+    """Work of a thread with its operands, from which the latency is estimated.
+
+    Attributes:
+        filter_vectors: Filter vectors that a thread reads.
+        widened_elements: Elements that a thread converts to float32 if they have 16 bits.
+        operand_registers: Estimated registers per thread for inputs and filters.
+        scattered_vectors: Vectors that a thread reads at addresses far from those of its neighbours along the channels.
+        scattered_instructions: Instructions per thread with scattered vectors, besides their loads.
+        reads_per_filter_byte: Bytes that a block reads for each byte of its filters.
+    """
+
+    filter_vectors: Any
+    widened_elements: Any
+    operand_registers: Any
+    scattered_vectors: Any
+    scattered_instructions: Any = 0
+    reads_per_filter_byte: int = 1
+
+
 @dataclass(frozen=True)
-class StripConfig:
+class StripConfig(ABC):
     """One config, or many configs as columns."""
 
     WEIGHT_SCOPES: ClassVar[tuple[str, ...]]
@@ -97,9 +118,14 @@ class StripConfig:
         return {"unroll_scope": cls.UNROLL_SCOPES, "weight_scope": cls.WEIGHT_SCOPES}
 
     @classmethod
+    @abstractmethod
     def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
         """Return whether a thread can compute a number of channels."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def traffic(self) -> OperandTraffic:
+        """Work of a thread with its operands."""
 
     @classmethod
     def declare_knobs(cls, k: Knobs, w: Conv) -> StripConfig:
@@ -205,52 +231,21 @@ class StripConfig:
         num_repetitions = self._select_by_unroll_scope(1, math.prod(self.w.kernel[:-1]), self.num_taps)
         return self.unrolled_loads * num_repetitions * (self.channels_per_group // self.block_k)
 
-    @property
-    def filter_vectors(self) -> Any:
-        """Filter vectors that a thread reads."""
-        raise NotImplementedError
-
-    @property
-    def widened_elements(self) -> Any:
-        """Elements that a thread converts to float32 if they have 16 bits."""
-        raise NotImplementedError
-
-    @property
-    def operand_registers(self) -> Any:
-        """Estimated registers per thread for inputs and filters."""
-        raise NotImplementedError
-
-    @property
-    def scattered_vectors(self) -> Any:
-        """Vectors that a thread reads at addresses far from those of its neighbours along the channels."""
-        raise NotImplementedError
-
-    @property
-    def scattered_instructions(self) -> Any:
-        """Instructions per thread with scattered vectors, besides their loads."""
-        return 0
-
-    @property
-    def filter_bytes(self) -> Any:
-        """Bytes of the filters that a block reads."""
-        return self.shared_bytes
-
-    @property
-    def issued_instructions(self) -> Any:
-        """Estimated instructions per thread: products, conversions of operands, guarded loads, stores."""
+    def count_issued_instructions(self, traffic: OperandTraffic) -> Any:
+        """Return the estimated instructions per thread: products, conversions, guarded loads, stores."""
         is_16_bit = get_element_bytes(self.w) < WORD_BYTES
         return (
             self.num_accumulators * self.num_taps * self.channels_per_group
-            + is_16_bit * self.widened_elements
+            + is_16_bit * traffic.widened_elements
             + 3 * self.loaded_vectors
-            + self.filter_vectors
+            + traffic.filter_vectors
             + 4 * self.rows.local * self.columns.local * (1 + self.vector / 4)
         )
 
     @property
     def live_registers(self) -> Any:
         """Estimated registers per thread for accumulators, inputs and filters."""
-        return self.num_accumulators + self.operand_registers
+        return self.num_accumulators + self.traffic.operand_registers
 
     @property
     def is_weight_shared(self) -> Any:
@@ -285,12 +280,12 @@ class StripConfig:
         memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of
         the others.
         """
-        itemsize, shape = get_element_bytes(self.w), PlaneShape.from_workload(self.w)
+        itemsize, shape, traffic = get_element_bytes(self.w), PlaneShape.from_workload(self.w), self.traffic
         strides, planes = shape.strides, shape.kernel_size[0]
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
-        issued_instructions = self.issued_instructions + np.where(
-            self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, self.scattered_instructions
+        issued_instructions = self.count_issued_instructions(traffic) + np.where(
+            self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, traffic.scattered_instructions
         )
         issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
         lanes = np.minimum(WARP_SIZE, self.channels.thread)
@@ -298,8 +293,8 @@ class StripConfig:
         l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
         read_cycles = warps * (
             self.loaded_vectors * l1_lines
-            + np.where(self.is_weight_shared, self.filter_vectors, 0) * wavefronts
-            + np.where(self.is_weight_shared, 0, self.scattered_vectors)
+            + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
+            + np.where(self.is_weight_shared, 0, traffic.scattered_vectors)
             * np.maximum(wavefronts, lanes / L1_LINES_PER_CYCLE)
         )
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
@@ -308,7 +303,8 @@ class StripConfig:
             * self.columns.size
             * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O)
         )
-        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + self.filter_bytes) / L2_BYTES_PER_CYCLE
+        filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
+        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / L2_BYTES_PER_CYCLE
         cycle_terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles))
         return 0.75 * cycle_terms.max(axis=0) + 0.25 * cycle_terms.sum(axis=0)
 
@@ -332,7 +328,7 @@ class StripConfig:
             blocks=config.num_blocks,
             all_threads=config.num_blocks * config.num_threads,
             live_registers=config.live_registers,
-            issued_instructions=config.issued_instructions / config.num_accumulators,
+            issued_instructions=config.count_issued_instructions(config.traffic) / config.num_accumulators,
             halo_read_ratio=config.halo_ratio,
             estimate=config.estimated_cycles,
         )
