@@ -20,6 +20,7 @@ from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, ImageGa
 from tvmconv.builtin.conv.tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from tvmconv.builtin.conv.tensor_cores.gemm.smem_layout import MatrixDescriptor, SmemLayout
 from tvmconv.builtin.conv.tensor_cores.gemm.tile_scheduler import Cluster, KRange, TileScheduler
+from tvmconv.builtin.conv.tensor_cores.gemm.tma import TmaCopy
 from tvmconv.builtin.conv.tensor_cores.gemm.tma_loaders import FilterMatrix, Im2colImage, TapIterator
 from tvmconv.builtin.tir_builder import (
     Register,
@@ -160,7 +161,7 @@ def test_wgmma_multiplies_tiles_that_tma_loads(dtype, row_bytes, majors):
                 for operand, (loader, layout) in enumerate(zip(loaders, layouts, strict=True)):
                     for i in range(layout.boxes):
                         to = smem + to_uint32(operand * layouts[0].nbytes + i * layout.box_bytes)
-                        loader.load(to, tensor_maps[operand], pipeline.full_barrier(0), None, (0,), (i * box, 0))
+                        loader.load(to, TmaCopy(tensor_maps[operand], pipeline.full_barrier(0)), (0,), (i * box, 0))
             pipeline.consumer_wait(0, 0)
             descriptors = [MatrixDescriptor(name, layout) for name, layout in zip("ab", layouts, strict=True)]
             descriptors[0].set_address(smem)
@@ -228,7 +229,7 @@ def test_im2col_loader_copies_the_pixels_below_each_tap(text):
             with serial_loop(taps, "tap") as tap:
                 with if_(thread == 0):
                     pipeline.producer_acquire(state.index, state.phase)
-                    loader.load(smem, tensor_map, pipeline.full_barrier(0), None, position, (k.channel, *k.taps))
+                    loader.load(smem, TmaCopy(tensor_map, pipeline.full_barrier(0)), position, (k.channel, *k.taps))
                 pipeline.consumer_wait(state.index, state.phase)
                 words = allocate("words", 4, "uint32")
                 with if_(T.And(thread < box_rows, cta * box_rows + thread < rows)):

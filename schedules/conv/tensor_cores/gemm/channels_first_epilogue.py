@@ -28,7 +28,6 @@ from ....tir_builder import (
     load_global,
     load_shared,
     logical_and,
-    store,
     store_global,
     store_shared,
     to_uint32,
@@ -36,7 +35,7 @@ from ....tir_builder import (
 )
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
-from .epilogue_ops import EpilogueOps
+from .epilogue_ops import EpilogueOps, apply_to_pair
 from .pipelines import PipelineState
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import WorkTile
@@ -230,13 +229,11 @@ class ChannelsFirstEpilogue:
         self, values: Sequence[Expr], pair: int, channel_values: dict[str, list[Expr]], first_register: int
     ) -> None:
         """Apply the epilogue to two neighbouring columns and pack the rounded results."""
-        residual_pairs = {
+        residuals = {
             name: unpack([registers[pair]], 2, self._ops.dtype)
             if self._output.itemsize == 2
             else [T.reinterpret("float32", registers[pair * 2 + e]) for e in range(2)]
             for name, registers in self._residuals.items()
         }
-        for e in range(2):
-            arguments = {name: both[e] for name, both in (channel_values | residual_pairs).items()}
-            store(self._pair, e, self._ops.apply(values[pair * 2 + e], arguments.__getitem__))
-        self._ops.pack(self._packed, first_register, [self._pair[e] for e in range(2)])
+        arguments, accumulators = channel_values | residuals, values[pair * 2 : pair * 2 + 2]
+        apply_to_pair(self._ops, accumulators, arguments, self._pair, self._packed, first_register)

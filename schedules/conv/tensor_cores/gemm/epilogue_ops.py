@@ -66,6 +66,29 @@ class EpilogueOps:
         pack(registers, first_register, values, self.dtype, self.fuses_relu)
 
 
+def apply_to_pair(
+    ops: EpilogueOps,
+    accumulators: Sequence[Expr],
+    arguments: Mapping[str, Sequence[Expr]],
+    pair: Buffer,
+    packed: Buffer,
+    first_register: int,
+) -> None:
+    """Apply an epilogue to two neighbouring columns of a fragment, and pack the rounded results.
+
+    Args:
+        ops: The epilogue.
+        accumulators: The two accumulators.
+        arguments: Arguments of both columns by name.
+        pair: Two float32 registers.
+        packed: uint32 registers that receive the results.
+        first_register: First register of `packed` that is written.
+    """
+    for e in range(2):
+        store(pair, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
+    ops.pack(packed, first_register, [pair[e] for e in range(2)])
+
+
 def load_argument(
     op: epilogue.EpilogueOp,
     arguments: Mapping[str, Buffer],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -40,6 +41,25 @@ def tma_load(
     emit_ptx(
         f"cp.async.bulk.tensor.{space}", destination, tensor_map, *coordinates, full_barrier, *im2col_offsets, *mask
     )
+
+
+@dataclass(frozen=True)
+class TmaCopy:
+    """The part of a TMA copy that is the same for all boxes of an operand's tile.
+
+    Attributes:
+        tensor_map: Tensor map of the array.
+        full_barrier: Address of the barrier at which the bytes complete.
+        multicast_mask: CTAs of the cluster that receive the boxes; None for this CTA only.
+    """
+
+    tensor_map: Expr
+    full_barrier: Expr
+    multicast_mask: Expr = None
+
+    def issue(self, destination: Expr, coordinates: Sequence[Expr], im2col_offsets: Sequence[Expr] = ()) -> None:
+        """Copy a box to shared memory; see `tma_load`."""
+        tma_load(destination, self.tensor_map, coordinates, self.full_barrier, im2col_offsets, self.multicast_mask)
 
 
 def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr) -> None:

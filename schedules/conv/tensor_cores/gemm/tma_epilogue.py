@@ -21,14 +21,13 @@ from ....tir_builder import (
     get_itemsize,
     if_,
     load_shared,
-    store,
     to_uint32,
     unpack,
     unrolled_loop,
 )
 from .atoms import ThreadPosition, WgmmaAtom, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
-from .epilogue_ops import EpilogueOps
+from .epilogue_ops import EpilogueOps, apply_to_pair
 from .pipelines import PipelineState, TmaPipeline
 from .smem_layout import SmemLayout
 from .tile_scheduler import WorkTile
@@ -172,10 +171,18 @@ class TmaEpilogue:
             for pair in range(4):
                 if pair % 2 == 0:
                     channel_values = self.channels.load_pair(channel + (columns * 16 + pair * 4))
-                first, residual_values = (columns * 4 + pair) * 2, []
+                first, residuals = (columns * 4 + pair) * 2, {}
                 if self._residual is not None:
-                    residual_values = unpack([self._residual[columns * 4 + pair]], 2, self._tile.dtype)
-                self._finish_pair(accumulators[first : first + 2], channel_values, residual_values, pair)
+                    words = [self._residual[columns * 4 + pair]]
+                    residuals = dict.fromkeys(self._ops.residuals, unpack(words, 2, self._tile.dtype))
+                apply_to_pair(
+                    self._ops,
+                    accumulators[first : first + 2],
+                    channel_values | residuals,
+                    self._pair,
+                    self._packed,
+                    pair,
+                )
             stmatrix_x4(address, [self._packed[e] for e in range(4)])
 
     def _copy_words(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
@@ -186,24 +193,11 @@ class TmaEpilogue:
             for half in range(2):
                 row, chunk = warp_row + thread.lane // 4 + half * 8, columns * 2 + thread.lane % 4 // 2
                 address = buffer + self._tile.layout.swizzled_offset(row, chunk) + to_uint32(thread.lane % 2 * 8)
-                first, residual_values = columns * 4 + half * 2, []
+                first, residuals = columns * 4 + half * 2, {}
                 if self._residual is not None:
                     load_shared(self._residual, address, 8)
-                    residual_values = unpack(self._residual, 2, self._tile.dtype)
-                self._finish_pair(accumulators[first : first + 2], channel_values, residual_values, 0)
+                    residuals = dict.fromkeys(self._ops.residuals, unpack(self._residual, 2, self._tile.dtype))
+                apply_to_pair(
+                    self._ops, accumulators[first : first + 2], channel_values | residuals, self._pair, self._packed, 0
+                )
                 emit_ptx("st.shared.v2.b32", address, self._packed[0], self._packed[1])
-
-    def _finish_pair(
-        self,
-        accumulators: Sequence[Expr],
-        channel_values: dict[str, list[Expr]],
-        residual_values: list[Expr],
-        first_register: int,
-    ) -> None:
-        """Apply the epilogue to two neighbouring columns and pack the rounded results."""
-        for e in range(2):
-            arguments = {name: pair[e] for name, pair in channel_values.items()}
-            for name in self._ops.residuals if residual_values else ():
-                arguments[name] = residual_values[e]
-            store(self._pair, e, self._ops.apply(accumulators[e], arguments.__getitem__))
-        self._ops.pack(self._packed, first_register, [self._pair[e] for e in range(2)])

@@ -18,7 +18,7 @@ from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
 from ....tir_builder import Expr, Register, get_itemsize, if_
-from .tma import tma_load
+from .tma import TmaCopy
 
 Position = Sequence[Expr]  # coordinates of the first element of a box along the axes of the rows
 
@@ -81,9 +81,7 @@ class TmaLoader(Protocol):
     def locate(self, row: Expr, name: str) -> Position:
         """Compute the position of a row once for all K tiles, in registers if that takes instructions."""
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy the box at a position; `k` is the first channel of the tensor, then the tap along each axis."""
 
 
@@ -135,13 +133,11 @@ class Im2colImage(_Image):
             w.storage, self.itemsize, self.extents, box, steps, corner, positions, swizzle_bytes
         )
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy the pixels under one tap."""
         channel, *taps = k
         offsets = [T.Cast("uint16", tap * d) for tap, d in zip(reversed(taps), reversed(self.w.dilation), strict=True)]
-        tma_load(destination, tensor_map, (channel, *position), barrier, offsets, mask)
+        copy.issue(destination, (channel, *position), offsets)
 
 
 @dataclass(frozen=True)
@@ -157,16 +153,14 @@ class ImageLines(_Image):
         box = (box_channels, box_rows, *(1,) * self.w.spatial_ndim)
         return maps.make_tiled_map(self.w.storage, self.itemsize, self.extents, strides, box, swizzle_bytes)
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy pixels of the line under one tap."""
         channel, *taps = k
         column, *others = position
         image = others.pop()
         steps = [tap * dilation for tap, dilation in zip(taps, self.w.dilation, strict=True)][:-1]
         others = [other + step for other, step in zip(others, reversed(steps), strict=True)]
-        tma_load(destination, tensor_map, (channel, column, *others, image), barrier, (), mask)
+        copy.issue(destination, (channel, column, *others, image))
 
 
 @dataclass(frozen=True)
@@ -186,11 +180,9 @@ class PixelMatrix:
         """Return the row."""
         return (row,)
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy neighbouring pixels."""
-        tma_load(destination, tensor_map, (k[0], *position), barrier, (), mask)
+        copy.issue(destination, (k[0], *position))
 
 
 @dataclass(frozen=True)
@@ -220,15 +212,13 @@ class FilterMatrix:
         """Return the filter."""
         return (row,)
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy channels of one tap of neighbouring filters."""
         channel, *taps = k
         tap_idx: Expr = 0
         for axis, tap in enumerate(taps):
             tap_idx = tap_idx * self.kernel[axis] + tap
-        tma_load(destination, tensor_map, (channel, tap_idx, *position), barrier, (), mask)
+        copy.issue(destination, (channel, tap_idx, *position))
 
 
 @dataclass(frozen=True)
@@ -259,9 +249,7 @@ class ChannelsFirstPixels:
         image = Register(f"{name}_image", value=row // self.pixels)
         return (pixel.value, image.value)
 
-    def load(
-        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
-    ) -> None:
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy neighbouring pixels of neighbouring channels."""
         pixel, image = position
-        tma_load(destination, tensor_map, (pixel, k[0], image), barrier, (), mask)
+        copy.issue(destination, (pixel, k[0], image))

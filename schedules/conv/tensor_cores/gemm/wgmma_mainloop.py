@@ -16,6 +16,7 @@ from .pipelines import PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tile_scheduler import KRange, WorkTile
+from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
 
@@ -60,33 +61,20 @@ class OperandTile:
         ]
 
     def load(
-        self,
-        stage: Expr,
-        tensor_map: Expr,
-        full_barrier: Expr,
-        positions: list[Position],
-        group: Expr,
-        slice_idx: Expr,
-        multicast_mask: Expr,
-        k: TapIterator,
+        self, stage: Expr, copy: TmaCopy, positions: list[Position], group: Expr, slice_idx: Expr, k: TapIterator
     ) -> None:
         """Issue the copies of a K tile to a stage."""
         layout, operand = self.layout, self.operand
         first_channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
-        destination = stage + to_uint32(self.offset) if self.offset else stage
-        for copy, position in enumerate(positions):
+        first_box = stage + to_uint32(self.offset) if self.offset else stage
+        for copy_idx, position in enumerate(positions):
             for box in range(layout.boxes):
                 tap_in_copy, channel_box = divmod(box, self.boxes_per_tap)
                 *outer_taps, last_tap = k.taps
-                box_offset = box * layout.box_bytes + copy * (layout.box_bytes // self.copies)
-                operand.loader.load(
-                    destination + to_uint32(slice_idx * (self.copy_rows * layout.row_bytes) + box_offset),
-                    tensor_map,
-                    full_barrier,
-                    multicast_mask,
-                    position,
-                    (first_channel + channel_box * self.box_channels, *outer_taps, last_tap + tap_in_copy),
-                )
+                box_offset = box * layout.box_bytes + copy_idx * (layout.box_bytes // self.copies)
+                destination = first_box + to_uint32(slice_idx * (self.copy_rows * layout.row_bytes) + box_offset)
+                channel = first_channel + channel_box * self.box_channels
+                operand.loader.load(destination, copy, position, (channel, *outer_taps, last_tap + tap_in_copy))
 
 
 @dataclass(frozen=True)
@@ -110,22 +98,14 @@ class MnMajorTile(OperandTile):
         ]
 
     def load(
-        self,
-        stage: Expr,
-        tensor_map: Expr,
-        full_barrier: Expr,
-        positions: list[Position],
-        group: Expr,
-        slice_idx: Expr,
-        multicast_mask: Expr,
-        k: TapIterator,
+        self, stage: Expr, copy: TmaCopy, positions: list[Position], group: Expr, slice_idx: Expr, k: TapIterator
     ) -> None:
         """Issue the copies of a K tile to a stage."""
         operand = self.operand
         channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
         for box, position in enumerate(positions):
             destination = stage + to_uint32(self.offset + box * self.layout.box_bytes)
-            operand.loader.load(destination, tensor_map, full_barrier, multicast_mask, position, (channel,))
+            operand.loader.load(destination, copy, position, (channel,))
 
 
 @dataclass(frozen=True)
@@ -175,8 +155,9 @@ class WgmmaMainloop:
         with serial_loop(k_range.count, "k_tile"):
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
-            self.a.load(stage, a_map, barrier, a_positions, tile.group, cluster.rank_n, a_mask, k)
-            self.b.load(stage, b_map, barrier, b_positions, tile.group, cluster.rank_m, b_mask, k)
+            a_copy, b_copy = TmaCopy(a_map, barrier, a_mask), TmaCopy(b_map, barrier, b_mask)
+            self.a.load(stage, a_copy, a_positions, tile.group, cluster.rank_n, k)
+            self.b.load(stage, b_copy, b_positions, tile.group, cluster.rank_m, k)
             k.advance()
             state.advance()
 
