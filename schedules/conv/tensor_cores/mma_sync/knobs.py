@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR
+from tvmconv.target import MAX_THREADS_PER_BLOCK
 from tvmconv.workloads import Conv, epilogue
 
+from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .epilogue_split import compute_staged_itemsize, count_channel_args
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import (
     BLOCK_K_BYTES_CHOICES,
-    BLOCK_M_CHOICES,
-    BLOCK_N_CHOICES,
     MAX_ACCUMULATORS,
     MMA_K_BYTES,
-    SLICED_K_WARPS,
-    SPLIT_K_CHOICES,
     STAGES_CHOICES,
-    TILES_PER_BLOCK,
-    WARPS_CHOICES,
     MmaSyncTileConfig,
+    list_options,
 )
 
 # Maximum estimated latency of a searched config relative to the best estimate. The fastest configs of the 40 searches
@@ -67,92 +61,74 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 def declare_knobs(w: Conv, k: Knobs) -> MmaSyncTileConfig:
     """Declare the knobs, with defaults that suit the workload, and return their values."""
     gemm, default = ImplicitGemmShape.from_workload(w), select_default_config(w)
-    block_k_choices = tuple(n // gemm.itemsize for n in BLOCK_K_BYTES_CHOICES)
-    tiles = MmaSyncTileConfig(
-        block_m=k.choice("block_m", BLOCK_M_CHOICES, default.block_m),
-        block_n=k.choice("block_n", BLOCK_N_CHOICES, default.block_n),
-        block_k=k.choice("block_k", block_k_choices, default.block_k),
-        warps_m=k.choice("warps_m", WARPS_CHOICES, default.warps_m),
-        warps_n=k.choice("warps_n", WARPS_CHOICES, default.warps_n),
-        warps_k=k.choice("warps_k", SLICED_K_WARPS, default.warps_k),
-        stages=k.choice("stages", STAGES_CHOICES, default.stages),
-        split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
-        split_k_reduction=k.choice("split_k_reduction", ("workspace", "cluster"), default.split_k_reduction),
-        tiles_per_block=k.choice("tiles_per_block", TILES_PER_BLOCK, default.tiles_per_block),
-        residual_add=k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
-        if _can_start_with_residual(w)
-        else "none",
-    )
-    _add_constraints(k, gemm)
-    return tiles
+    values = declare_choices(k, list_options(gemm.itemsize), default)
+    if _can_start_with_residual(w):
+        values["residual_add"] = k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
+    add_rules(k, MmaSyncTileConfig.from_columns, list_requirements(gemm), list_prunings(gemm))
+    return MmaSyncTileConfig(**values)
 
 
-def _add_constraints(k: Knobs, gemm: ImplicitGemmShape) -> None:
-    """Add the constraints between knobs, and prune configs that are not worth searching."""
-
-    def require(description: str, predicate: Callable[[MmaSyncTileConfig], Any]) -> None:
-        k.require(description, lambda c: predicate(MmaSyncTileConfig.from_columns(c)))
-
-    def prune(description: str, predicate: Callable[[MmaSyncTileConfig], Any]) -> None:
-        k.prune(description, lambda c: predicate(MmaSyncTileConfig.from_columns(c)))
-
-    require("a warp computes whole mma tiles of 16 pixels and 16 channels", lambda t: t.is_warp_tile_exact)
-    require(
-        "a warp issues an even number of mma steps per k-tile",
-        lambda t: t.block_k * gemm.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
-    )
-    require(
-        "the threads copy at least 8 rows at a time",
-        lambda t: t.num_threads * VECTOR_BYTES >= 8 * t.block_k * gemm.itemsize,
-    )
-    require(f"at most {MAX_THREADS_PER_BLOCK} threads", lambda t: t.num_threads <= MAX_THREADS_PER_BLOCK)
-    require(
-        "each block of a split reduction has a k-tile",
-        lambda t: t.k_tiles_per_block(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),
-    )
-    require("the blocks of a cluster reduction share the pixels of a tile evenly", lambda t: t.block_m % t.split_k == 0)
-    require(
-        "blocks that compute several tiles do not split the reduction over blocks or warps",
-        lambda t: (t.tiles_per_block == 1) | ((t.split_k == 1) & (t.warps_k == 1)),
-    )
-    require(
-        "a tile of a block that computes several has enough k-tiles to fill the pipeline",
-        lambda t: (t.tiles_per_block == 1) | (t.stages - 1 <= t.total_k_tiles(gemm)),
-    )
-    prune(
-        f"blocks compute several tiles only if at least {MIN_PERSISTENT_BLOCKS} blocks remain",
-        lambda t: (t.tiles_per_block == 1) | (t.num_blocks(gemm) >= MIN_PERSISTENT_BLOCKS),
-    )
-    prune(
-        "tiles are less than twice as large as the product",
-        lambda t: (t.block_m < 2 * max(gemm.m, 16)) & (t.block_n < 2 * max(gemm.n, 16)),
-    )
-    prune(
-        "k-tiles are less than twice as long as the reduction",
-        lambda t: t.block_k < 2 * max(gemm.k, BLOCK_K_BYTES_CHOICES[0] // gemm.itemsize),
-    )
-    prune(
-        "there are at most as many stages as k-tiles",
-        lambda t: (t.stages <= t.k_tiles_per_block(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
-    )
-    prune(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
-    prune(
-        "the registers of all threads fit",
-        lambda t: (
-            (t.estimate_registers(gemm.itemsize, gemm.spatial_ndim) <= MAX_REGISTERS_PER_THREAD)
-            & (t.estimate_registers(gemm.itemsize, gemm.spatial_ndim) * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+def list_requirements(gemm: ImplicitGemmShape) -> list[Rule]:
+    """Return the conditions that every config meets."""
+    return [
+        ("a warp computes whole mma tiles of 16 pixels and 16 channels", lambda t: t.is_warp_tile_exact),
+        (
+            "a warp issues an even number of mma steps per k-tile",
+            lambda t: t.block_k * gemm.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
         ),
-    )
-    prune(
-        "a reduction is split only if tiles are few",
-        lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= MAX_SPLIT_K_TILES),
-    )
+        (
+            "the threads copy at least 8 rows at a time",
+            lambda t: t.num_threads * VECTOR_BYTES >= 8 * t.block_k * gemm.itemsize,
+        ),
+        (f"at most {MAX_THREADS_PER_BLOCK} threads", lambda t: t.num_threads <= MAX_THREADS_PER_BLOCK),
+        ("each block of a split reduction has a k-tile", lambda t: t.has_k_tile_in_each_part(gemm)),
+        (
+            "the blocks of a cluster reduction share the pixels of a tile evenly",
+            lambda t: t.block_m % t.split_k == 0,
+        ),
+        (
+            "blocks that compute several tiles do not split the reduction over blocks or warps",
+            lambda t: (t.tiles_per_block == 1) | ((t.split_k == 1) & (t.warps_k == 1)),
+        ),
+        (
+            "a tile of a block that computes several has enough k-tiles to fill the pipeline",
+            lambda t: (t.tiles_per_block == 1) | (t.stages - 1 <= t.total_k_tiles(gemm)),
+        ),
+    ]
+
+
+def list_prunings(gemm: ImplicitGemmShape) -> list[Rule]:
+    """Return the conditions under which a config is worth searching."""
     best_latency_us = min_latency_us(gemm)
-    prune(
-        f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
-        lambda t: estimate_latency_us(t, gemm) <= MAX_LATENCY_RATIO * best_latency_us,
-    )
-    prune("one of several equal configs", lambda t: (t.split_k > 1) | (t.split_k_reduction == "workspace"))
+    return [
+        (
+            f"blocks compute several tiles only if at least {MIN_PERSISTENT_BLOCKS} blocks remain",
+            lambda t: (t.tiles_per_block == 1) | (t.num_blocks(gemm) >= MIN_PERSISTENT_BLOCKS),
+        ),
+        (
+            "tiles are less than twice as large as the product",
+            lambda t: (t.block_m < 2 * max(gemm.m, 16)) & (t.block_n < 2 * max(gemm.n, 16)),
+        ),
+        (
+            "k-tiles are less than twice as long as the reduction",
+            lambda t: t.block_k < 2 * max(gemm.k, BLOCK_K_BYTES_CHOICES[0] // gemm.itemsize),
+        ),
+        (
+            "there are at most as many stages as k-tiles",
+            lambda t: (t.stages <= t.k_tiles_per_block(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
+        ),
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        ("the registers of all threads fit", lambda t: t.fits_registers(gemm.itemsize, gemm.spatial_ndim)),
+        (
+            "a reduction is split only if tiles are few",
+            lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= MAX_SPLIT_K_TILES),
+        ),
+        (
+            f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
+            lambda t: estimate_latency_us(t, gemm) <= MAX_LATENCY_RATIO * best_latency_us,
+        ),
+        ("one of several equal configs", lambda t: (t.split_k > 1) | (t.split_k_reduction == "workspace")),
+    ]
 
 
 def _can_start_with_residual(w: Conv) -> bool:

@@ -8,27 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..overlap_model import combine_overlapping_times
 from .epilogue_split import compute_staged_itemsize, count_channel_args
-from .tile_config import (
-    BLOCK_K_BYTES_CHOICES,
-    BLOCK_M_CHOICES,
-    BLOCK_N_CHOICES,
-    KNOB_NAMES,
-    MAX_ACCUMULATORS,
-    MMA_K_BYTES,
-    MMA_M,
-    MMA_N,
-    SLICED_K_WARPS,
-    SPLIT_K_CHOICES,
-    STAGES_CHOICES,
-    WARPS_CHOICES,
-    MmaSyncTileConfig,
-)
+from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MMA_M, MMA_N, MmaSyncTileConfig, list_options
 
 PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that every GPU since sm_80 allows
 # Shared memory of an SM of sm_90, and the part of it that the driver reserves for each block.
@@ -149,10 +135,8 @@ def select_default_config(w: Conv) -> MmaSyncTileConfig:
     smem_bytes = candidates.dynamic_smem_bytes(
         gemm, compute_staged_itemsize(w, candidates), count_channel_args(w, candidates)
     )
-    is_allowed = candidates.k_tiles_per_block(gemm) * (candidates.split_k - 1) < candidates.total_k_tiles(gemm)
-    is_allowed &= smem_bytes <= PORTABLE_SHARED_BYTES
-    best_index = int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf)))
-    return MmaSyncTileConfig(**{name: getattr(candidates, name)[best_index].item() for name in KNOB_NAMES})
+    is_allowed = candidates.has_k_tile_in_each_part(gemm) & (smem_bytes <= PORTABLE_SHARED_BYTES)
+    return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))
 
 
 def min_latency_us(gemm: ImplicitGemmShape) -> float:
@@ -163,25 +147,8 @@ def min_latency_us(gemm: ImplicitGemmShape) -> float:
 @functools.cache
 def _list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
     """Return the candidate configs for an element size and a number of spatial axes, as columns."""
-    block_k_choices = [nbytes // itemsize for nbytes in BLOCK_K_BYTES_CHOICES]
-    options = (
-        BLOCK_M_CHOICES,
-        BLOCK_N_CHOICES,
-        block_k_choices,
-        WARPS_CHOICES,
-        WARPS_CHOICES,
-        SLICED_K_WARPS,
-        STAGES_CHOICES,
-        SPLIT_K_CHOICES,
-    )
-    columns = [column.ravel() for column in np.meshgrid(*options, indexing="ij")]
-    workspace_reduction = np.full(len(columns[0]), "workspace")
-    knob_names = KNOB_NAMES[: len(columns)]
-    tiles = MmaSyncTileConfig(
-        **dict(zip(knob_names, columns, strict=True)),
-        split_k_reduction=workspace_reduction,
-        tiles_per_block=np.ones_like(columns[0]),
-    )
+    fixed_options = {"split_k_reduction": ("workspace",), "tiles_per_block": (1,)}
+    tiles = MmaSyncTileConfig.from_options(list_options(itemsize) | fixed_options)
     block_k_bytes = tiles.block_k * itemsize
     is_allowed = (
         tiles.is_warp_tile_exact
@@ -190,10 +157,9 @@ def _list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
         & (tiles.num_threads >= 2 * WARP_SIZE)
         & (tiles.num_threads <= 8 * WARP_SIZE)
         & (tiles.num_accumulators <= MAX_ACCUMULATORS)
-        & (tiles.estimate_registers(itemsize, spatial_ndim) <= MAX_REGISTERS_PER_THREAD)
-        & (tiles.estimate_registers(itemsize, spatial_ndim) * tiles.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+        & tiles.fits_registers(itemsize, spatial_ndim)
         & (tiles.stages * (tiles.block_m + tiles.block_n) * block_k_bytes <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.pitch_bytes(ACCUMULATOR_BYTES) <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES * (tiles.warps_k - 1) <= PORTABLE_SHARED_BYTES)
     )
-    return MmaSyncTileConfig(**{name: getattr(tiles, name)[is_allowed] for name in KNOB_NAMES})
+    return tiles.filter(is_allowed)

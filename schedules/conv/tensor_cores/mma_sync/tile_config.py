@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.space import Columns
-from tvmconv.target import WARP_SIZE
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 
+from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 
 MMA_M = 16  # pixels per mma
@@ -35,7 +35,7 @@ OVERHEAD_REGISTERS = 26  # registers per thread besides those that `estimate_reg
 
 
 @dataclass(frozen=True)
-class MmaSyncTileConfig:
+class MmaSyncTileConfig(TileConfig):
     """Tile of a block, and its division among warps.
 
     Attributes:
@@ -65,11 +65,6 @@ class MmaSyncTileConfig:
     tiles_per_block: Any
     residual_add: Any = "none"
 
-    @classmethod
-    def from_columns(cls, columns: Columns) -> MmaSyncTileConfig:
-        """Return the configs of columns."""
-        return cls(**{name: columns[name] for name in (*KNOB_NAMES, "residual_add") if name in columns})
-
     @property
     def is_warp_tile_exact(self) -> Any:
         """Whether the block's tile divides evenly into the warps' tiles."""
@@ -93,6 +88,12 @@ class MmaSyncTileConfig:
             self.block_n, rows_per_pass
         )
         return self.num_accumulators + 2 * fragment_regs + address_regs + OVERHEAD_REGISTERS
+
+    def fits_registers(self, itemsize: int, spatial_ndim: int) -> Any:
+        """Return whether the estimated registers of all threads fit."""
+        registers = self.estimate_registers(itemsize, spatial_ndim)
+        is_within_sm = registers * self.num_threads <= REGISTERS_PER_MULTIPROCESSOR
+        return (registers <= MAX_REGISTERS_PER_THREAD) & is_within_sm
 
     @property
     def uses_cluster_reduction(self) -> Any:
@@ -123,6 +124,10 @@ class MmaSyncTileConfig:
     def k_tiles_per_block(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles per block."""
         return ceil_div(self.total_k_tiles(gemm), self.split_k)
+
+    def has_k_tile_in_each_part(self, gemm: ImplicitGemmShape) -> Any:
+        """Return whether each block of a split reduction has a k-tile."""
+        return self.k_tiles_per_block(gemm) * (self.split_k - 1) < self.total_k_tiles(gemm)
 
     def stage_bytes(self, gemm: ImplicitGemmShape) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
@@ -166,16 +171,17 @@ class MmaSyncTileConfig:
         )
 
 
-# Knobs of every workload.
-KNOB_NAMES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "warps_m",
-    "warps_n",
-    "warps_k",
-    "stages",
-    "split_k",
-    "split_k_reduction",
-    "tiles_per_block",
-)
+def list_options(itemsize: int) -> dict[str, tuple[Any, ...]]:
+    """Return the options of the knobs of every workload."""
+    return {
+        "block_m": BLOCK_M_CHOICES,
+        "block_n": BLOCK_N_CHOICES,
+        "block_k": tuple(nbytes // itemsize for nbytes in BLOCK_K_BYTES_CHOICES),
+        "warps_m": WARPS_CHOICES,
+        "warps_n": WARPS_CHOICES,
+        "warps_k": SLICED_K_WARPS,
+        "stages": STAGES_CHOICES,
+        "split_k": SPLIT_K_CHOICES,
+        "split_k_reduction": ("workspace", "cluster"),
+        "tiles_per_block": TILES_PER_BLOCK,
+    }

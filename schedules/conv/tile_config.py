@@ -1,0 +1,65 @@
+"""Base of tile configs: a config as numbers, or many configs as columns, so that the same formulas serve both.
+
+The kernel uses a config of numbers; search limits, latency estimates and defaults use columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tvmconv.space import Columns, Knobs
+
+Config = TypeVar("Config", bound="TileConfig")
+Rule = tuple[str, Callable[[Any], Any]]  # a condition on configs: its description, and whether it holds
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """A config, or many as columns; the attributes of a subclass are its knobs and what is the same for all configs."""
+
+    @classmethod
+    def from_columns(cls: type[Config], columns: Columns, **fixed: Any) -> Config:
+        """Return the configs of columns by knob, or of one config's values; `fixed` attributes are no knobs."""
+        names = (field.name for field in dataclasses.fields(cls))
+        return cls(**fixed, **{name: columns[name] for name in names if name in columns and name not in fixed})
+
+    @classmethod
+    def from_options(cls: type[Config], options: Mapping[str, Sequence[Any]], **fixed: Any) -> Config:
+        """Return all combinations of options, with the last knob varying fastest."""
+        grid = np.meshgrid(*options.values(), indexing="ij")
+        return cls(**fixed, **{name: column.ravel() for name, column in zip(options, grid, strict=True)})
+
+    def filter(self: Config, is_kept: Any) -> Config:
+        """Return the configs of some rows."""
+        return dataclasses.replace(self, **{name: column[is_kept] for name, column in self._columns().items()})
+
+    def row(self: Config, index: int) -> Config:
+        """Return one config."""
+        return dataclasses.replace(self, **{name: column[index].item() for name, column in self._columns().items()})
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def declare_choices(k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig) -> dict[str, Any]:
+    """Declare a knob for each list of options, with the default's attribute as its default, and return the values."""
+    return {name: k.choice(name, choices, getattr(default, name)) for name, choices in options.items()}
+
+
+def add_rules(
+    k: Knobs, make_config: Callable[[Columns], Any], required: Iterable[Rule] = (), pruned: Iterable[Rule] = ()
+) -> None:
+    """Add conditions on configs: those that every config meets, and those that a config worth searching meets."""
+
+    def on_columns(predicate: Callable[[Any], Any]) -> Callable[[Columns], Any]:
+        return lambda columns: predicate(make_config(columns))
+
+    for description, predicate in required:
+        k.require(description, on_columns(predicate))
+    for description, predicate in pruned:
+        k.prune(description, on_columns(predicate))
