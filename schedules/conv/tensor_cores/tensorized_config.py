@@ -5,9 +5,9 @@ A `TensorizedTileConfig` holds one config as numbers or many configs as columns,
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tvmconv.workloads import Conv
 
 from ..axis_tiles import get_element_bytes
 from ..direct_config import ACCUMULATOR_BYTES, MAX_SPLIT_K_BLOCKS, SPLIT_K_CHOICES
+from ..tile_config import Rule, TileConfig, add_rules, declare_choices
 from .tensor_intrinsics import MMA_K_BYTES, TILE_SIZE
 
 COPY_BYTES = 16  # bytes of one cp.async
@@ -29,7 +30,6 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)  # pixels or channels of a block's tile
 WARPS_CHOICES = (1, 2, 4, 8)
 STAGES_CHOICES = (2, 3, 4, 5, 6)
 NO_PREFETCH, PREFETCH = 0, 1
-KNOB_NAMES = ("block_m", "block_n", "block_k", "warps_m", "warps_n", "stages", "fragment_prefetch", "split_k")
 
 MAX_ACCUMULATORS = 128
 OVERHEAD_REGISTERS = 40  # minimum number of registers per thread besides the accumulators
@@ -59,7 +59,8 @@ def get_reduction_extents(w: Conv) -> tuple[int, int]:
     return (taps, channels) if can_copy_16_bytes(w) else (1, taps * channels)
 
 
-class TensorizedTileConfig(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class TensorizedTileConfig(TileConfig):
     """One config, or many configs as columns.
 
     Attributes:
@@ -118,51 +119,47 @@ class TensorizedTileConfig(NamedTuple):
 
 def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
     """Declare the knobs, with defaults that fit the workload, and return their values."""
-    default, mma_k = select_default_config(w), MMA_K_BYTES // get_element_bytes(w)
-    config = TensorizedTileConfig(
-        block_m=k.choice("block_m", BLOCK_SIZES, default.block_m),
-        block_n=k.choice("block_n", BLOCK_SIZES, default.block_n),
-        block_k=k.choice("block_k", tuple(mma_k * pieces for pieces in (1, 2, 4, 8)), default.block_k),
-        warps_m=k.choice("warps_m", WARPS_CHOICES, default.warps_m),
-        warps_n=k.choice("warps_n", WARPS_CHOICES, default.warps_n),
-        stages=k.choice("stages", STAGES_CHOICES, default.stages),
-        fragment_prefetch=k.choice("fragment_prefetch", (NO_PREFETCH, PREFETCH), default.fragment_prefetch),
-        split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
-    )
-
-    def prune(description: str, predicate: Callable[[TensorizedTileConfig], Any]) -> None:
-        k.prune(description, lambda c: predicate(config_from_columns(c)))
-
-    k.require(
-        "warps have whole tiles of 16 pixels and 16 channels",
-        lambda c: (c["block_m"] % (TILE_SIZE * c["warps_m"]) == 0) & (c["block_n"] % (TILE_SIZE * c["warps_n"]) == 0),
-    )
-    k.require(
-        "fragments are loaded ahead only with two slices per k-tile, three stages and enough k-tiles",
-        lambda c: (c["fragment_prefetch"] == NO_PREFETCH) | can_prefetch_fragments(w, config_from_columns(c)),
-    )
+    options = {
+        "block_m": BLOCK_SIZES,
+        "block_n": BLOCK_SIZES,
+        "block_k": tuple(MMA_K_BYTES // get_element_bytes(w) * pieces for pieces in (1, 2, 4, 8)),
+        "warps_m": WARPS_CHOICES,
+        "warps_n": WARPS_CHOICES,
+        "stages": STAGES_CHOICES,
+        "fragment_prefetch": (NO_PREFETCH, PREFETCH),
+        "split_k": SPLIT_K_CHOICES,
+    }
+    config = TensorizedTileConfig(**declare_choices(k, options, select_default_config(w)))
     _, extent = get_reduction_extents(w)
-    prune("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent)
-    prune(
-        "a reduction is split only if blocks are few",
-        lambda t: (t.split_k == 1) | (count_tiles(w, t) <= MAX_SPLIT_K_BLOCKS),
-    )
-    prune(
-        "at most as many stages as k-tiles",
-        lambda t: t.stages <= np.maximum(t.k_tiles_per_block(w), STAGES_CHOICES[0]),
-    )
-    prune(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
-    prune(f"at least {MIN_THREADS} threads", lambda t: t.warps * WARP_SIZE >= MIN_THREADS)
-    prune(
-        "the registers of all threads fit",
-        lambda t: (t.num_accumulators + OVERHEAD_REGISTERS) * t.warps * WARP_SIZE <= REGISTERS_PER_MULTIPROCESSOR,
-    )
+    required: list[Rule] = [
+        (
+            "warps have whole tiles of 16 pixels and 16 channels",
+            lambda t: (t.block_m % (TILE_SIZE * t.warps_m) == 0) & (t.block_n % (TILE_SIZE * t.warps_n) == 0),
+        ),
+        (
+            "fragments are loaded ahead only with two slices per k-tile, three stages and enough k-tiles",
+            lambda t: (t.fragment_prefetch == NO_PREFETCH) | can_prefetch_fragments(w, t),
+        ),
+    ]
+    pruned: list[Rule] = [
+        ("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent),
+        (
+            "a reduction is split only if blocks are few",
+            lambda t: (t.split_k == 1) | (count_tiles(w, t) <= MAX_SPLIT_K_BLOCKS),
+        ),
+        (
+            "at most as many stages as k-tiles",
+            lambda t: t.stages <= np.maximum(t.k_tiles_per_block(w), STAGES_CHOICES[0]),
+        ),
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (f"at least {MIN_THREADS} threads", lambda t: t.warps * WARP_SIZE >= MIN_THREADS),
+        (
+            "the registers of all threads fit",
+            lambda t: (t.num_accumulators + OVERHEAD_REGISTERS) * t.warps * WARP_SIZE <= REGISTERS_PER_MULTIPROCESSOR,
+        ),
+    ]
+    add_rules(k, TensorizedTileConfig.from_columns, required, pruned)
     return config
-
-
-def config_from_columns(columns: Columns) -> TensorizedTileConfig:
-    """Return the configs of columns."""
-    return TensorizedTileConfig(**{name: columns[name] for name in KNOB_NAMES})
 
 
 def can_prefetch_fragments(w: Conv, config: TensorizedTileConfig) -> Any:
@@ -179,7 +176,7 @@ def count_tiles(w: Conv, config: TensorizedTileConfig) -> Any:
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    config = config_from_columns(columns)
+    config = TensorizedTileConfig.from_columns(columns)
     num_blocks, k_tiles = config.split_k * count_tiles(w, config), config.k_tiles_per_block(w)
     staged_elements = (config.block_m + config.block_n) * config.block_k
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
@@ -219,12 +216,14 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
             for n in SPLIT_K_CHOICES
             if n * count_tiles(w, selected) >= MIN_BLOCKS or 2 * n * selected.block_k > extent
         )
-        selected = selected._replace(split_k=next(split_k_candidates, SPLIT_K_CHOICES[-1]))
+        selected = dataclasses.replace(selected, split_k=next(split_k_candidates, SPLIT_K_CHOICES[-1]))
     for stages in (4, 3, 2):
-        selected = selected._replace(stages=stages)
+        selected = dataclasses.replace(selected, stages=stages)
         if stages <= selected.k_tiles_per_block(w) and selected.dynamic_smem_bytes(w) <= PORTABLE_SHARED_BYTES:
             break
-    return selected._replace(fragment_prefetch=PREFETCH if can_prefetch_fragments(w, selected) else NO_PREFETCH)
+    return dataclasses.replace(
+        selected, fragment_prefetch=PREFETCH if can_prefetch_fragments(w, selected) else NO_PREFETCH
+    )
 
 
 def shrink_tile_side(extent: int, size: int, warps: int) -> tuple[int, int]:

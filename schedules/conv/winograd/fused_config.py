@@ -14,6 +14,7 @@ from tvmconv.target import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, 
 from tvmconv.workloads import Conv2d
 
 from ..direct_config import ACCUMULATOR_BYTES, MAX_ACCUMULATORS, MAX_PRODUCTS, MIN_THREADS, VECTOR_ELEMENTS
+from ..tile_config import Rule, TileConfig, add_rules
 from .knobs import WinogradTileGrid, list_output_tile_sizes, select_default_output_tile
 
 SIZE_CHOICES = (1, 2, 4, 8, 16)
@@ -23,7 +24,7 @@ OVERHEAD_REGISTERS = 48  # minimum number of registers per thread besides the ac
 
 
 @dataclasses.dataclass(frozen=True)
-class WinogradTileConfig:
+class WinogradTileConfig(TileConfig):
     """Tile of a block."""
 
     w: Conv2d
@@ -36,13 +37,6 @@ class WinogradTileConfig:
     block_k: Any  # input channels between two barriers
     # Channels per thread whose products are in shared memory at a time in the output transform.
     channels_per_exchange: Any
-
-    @classmethod
-    def from_columns(cls, w: Conv2d, columns: Columns) -> WinogradTileConfig:
-        """Return the config of the knobs' values, or the configs of many."""
-        grid = WinogradTileGrid.from_workload(w, columns["output_tile"])
-        names = (field.name for field in dataclasses.fields(cls)[2:])
-        return cls(w, grid, *(columns[name] for name in names))
 
     @property
     def num_points(self) -> Any:
@@ -112,36 +106,42 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     k.choice("block_k", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2)
     k.choice("channels_per_exchange", SIZE_CHOICES[:-1], 1)
 
-    def configs(columns: Columns) -> WinogradTileConfig:
-        return WinogradTileConfig.from_columns(w, columns)
-
-    k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["points_per_thread"] == 0)
-    k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["channels_per_exchange"] == 0)
-    k.prune(
-        f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS
-    )
-    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: configs(c).num_threads >= 2 * MIN_THREADS)
-    k.prune(
-        "the registers of all threads fit",
-        lambda c: (
-            (configs(c).num_accumulators + OVERHEAD_REGISTERS) * ceil_div(configs(c).num_threads, WARP_SIZE) * WARP_SIZE
-            <= REGISTERS_PER_MULTIPROCESSOR
+    required: list[Rule] = [
+        ("threads divide the points evenly", lambda t: t.num_points % t.points_per_thread == 0),
+        ("exchanges divide a thread's channels evenly", lambda t: t.local_y % t.channels_per_exchange == 0),
+    ]
+    pruned: list[Rule] = [
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (f"at least {2 * MIN_THREADS} threads", lambda t: t.num_threads >= 2 * MIN_THREADS),
+        (
+            "the registers of all threads fit",
+            lambda t: (
+                (t.num_accumulators + OVERHEAD_REGISTERS) * round_up(t.num_threads, WARP_SIZE)
+                <= REGISTERS_PER_MULTIPROCESSOR
+            ),
         ),
-    )
-    k.prune(
-        f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
-        lambda c: configs(c).num_accumulators * c["block_k"] <= MAX_PRODUCTS,
-    )
-    k.prune(
-        "tiles are less than twice as large as the product",
-        lambda c: (configs(c).block_channels < 2 * w.O) & (configs(c).block_tiles < 2 * configs(c).grid.count),
-    )
-    return configs(k.values)
+        (
+            f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
+            lambda t: t.num_accumulators * t.block_k <= MAX_PRODUCTS,
+        ),
+        (
+            "tiles are less than twice as large as the product",
+            lambda t: (t.block_channels < 2 * w.O) & (t.block_tiles < 2 * t.grid.count),
+        ),
+    ]
+    add_rules(k, lambda columns: make_config(w, columns), required, pruned)
+    return make_config(w, k.values)
+
+
+def make_config(w: Conv2d, columns: Columns) -> WinogradTileConfig:
+    """Return the config of the knobs' values, or the configs of many."""
+    grid = WinogradTileGrid.from_workload(w, columns["output_tile"])
+    return WinogradTileConfig.from_columns(columns, w=w, grid=grid)
 
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use, without those of the filter transform."""
-    config = WinogradTileConfig.from_columns(w, columns)
+    config = make_config(w, columns)
     channel_blocks, tile_blocks = config.grid_shape
     k_tiles = config.padded_channels // config.block_k
     staged_elements = config.block_k * (config.block_channels + config.block_tiles)

@@ -71,6 +71,18 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
     )
 
 
+def list_options(w: Conv2d) -> dict[str, tuple[int, ...]]:
+    """Return the options of the knobs."""
+    return {
+        "block_p": list_block_p_choices(w),
+        "warps": list_warp_choices(w),
+        "block_n": list_block_n_choices(w),
+        "stages": STAGES_CHOICES,
+        "max_ctas": MAX_CTAS_CHOICES,
+        "weights_in_registers": (0, 1),
+    }
+
+
 def list_block_p_choices(w: Conv2d) -> tuple[int, ...]:
     """Return the options for output rows per tile, of which more than half are inside the output."""
     return tuple(block_p for block_p in BLOCK_P_CHOICES if block_p < 2 * w.P)

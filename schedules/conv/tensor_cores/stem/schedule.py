@@ -36,8 +36,7 @@ Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
 
 from tvm.s_tir import Schedule
 
@@ -49,14 +48,12 @@ from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv2d
 
 from ....tir_builder import build_schedule
+from ...tile_config import Rule, add_rules, declare_choices
 from .default_config import (
-    MAX_CTAS_CHOICES,
     PORTABLE_SHARED_BYTES,
     STAGES_CHOICES,
-    list_block_n_choices,
-    list_block_p_choices,
     list_default_candidates,
-    list_warp_choices,
+    list_options,
     select_default_config,
 )
 from .kernel import emit_kernel
@@ -87,7 +84,7 @@ def is_promising(w: Conv2d) -> bool:
 
 def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    return StemTileConfig.from_columns(w, columns).compute_usage()
+    return StemTileConfig.from_columns(columns, w=w).compute_usage()
 
 
 @schedule(
@@ -108,49 +105,40 @@ def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
 def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
     """Declare the knobs, with defaults that suit the workload on an H200, and return their values."""
-    default_config = select_default_config(w)
-    config = StemTileConfig(
-        w,
-        block_p=k.choice("block_p", list_block_p_choices(w), default_config.block_p),
-        warps=k.choice("warps", list_warp_choices(w), default_config.warps),
-        block_n=k.choice("block_n", list_block_n_choices(w), default_config.block_n),
-        stages=k.choice("stages", STAGES_CHOICES, default_config.stages),
-        max_ctas=k.choice("max_ctas", MAX_CTAS_CHOICES, default_config.max_ctas),
-        weights_in_registers=k.choice("weights_in_registers", (0, 1), default_config.weights_in_registers),
-    )
+    values = declare_choices(k, list_options(w), select_default_config(w))
+    add_rules(k, functools.partial(StemTileConfig.from_columns, w=w), REQUIREMENTS, PRUNINGS)
+    return StemTileConfig(w, **values)
 
-    def require(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
-        k.require(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
 
-    def prune(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
-        k.prune(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
-
-    require(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
-    require(
+REQUIREMENTS: list[Rule] = [
+    (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+    (
         f"at most {MAX_UNROLLED_MMAS} unrolled mma instructions per warp",
         lambda t: t.mmas_per_warp <= MAX_UNROLLED_MMAS,
-    )
-    require(
+    ),
+    (
         f"at most {MAX_LIVE_REGISTERS} registers per thread for accumulators and weights",
         lambda t: (t.weights_in_registers == 0) | (t.num_accumulators + t.weight_registers <= MAX_LIVE_REGISTERS),
-    )
-    require(
+    ),
+    (
         "the registers of all threads fit",
         lambda t: (
             t.num_threads * (t.num_accumulators + t.weights_in_registers * t.weight_registers + OVERHEAD_REGISTERS)
             <= REGISTERS_PER_MULTIPROCESSOR
         ),
-    )
-    prune(
+    ),
+]
+PRUNINGS: list[Rule] = [
+    (
         "weights stay in registers only for several tiles per block",
         lambda t: (t.weights_in_registers == 0) | (t.tiles_per_cta > 1),
-    )
-    prune(
+    ),
+    (
         "there are at most as many stages as tiles per block",
         lambda t: (t.stages == STAGES_CHOICES[0]) | (t.stages <= t.tiles_per_cta),
-    )
-    prune(
+    ),
+    (
         "there are fewer blocks than tiles",
         lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_pixel_tiles * t.num_channel_tiles),
-    )
-    return config
+    ),
+]

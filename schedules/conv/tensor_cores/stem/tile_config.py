@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.space import Columns
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv2d
 
+from ...tile_config import TileConfig
 from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, VECTOR_BYTES, RowLayout
 from .smem_layout import StemSmemLayout, choose_smem_layout
 
 
 @dataclass(frozen=True)
-class StemTileConfig:
+class StemTileConfig(TileConfig):
     """Tile of a block, and number of blocks.
 
     Attributes:
@@ -42,14 +42,6 @@ class StemTileConfig:
     stages: Any
     max_ctas: Any
     weights_in_registers: Any
-
-    @classmethod
-    def from_columns(cls, w: Conv2d, columns: Columns) -> StemTileConfig:
-        """Return the configs of columns."""
-        return cls(
-            w,
-            *(columns[name] for name in ("block_p", "warps", "block_n", "stages", "max_ctas", "weights_in_registers")),
-        )
 
     @property
     def row_layout(self) -> RowLayout:
@@ -142,7 +134,7 @@ class StemTileConfig:
         row_bytes = np.array([choose_smem_layout(self.w, *pair).row_bytes for pair in pairs], dtype=np.int64).reshape(
             row_counts.shape
         )
-        return _round_up_to_vector(self.row_layout.rows_per_image_row * self.rows_per_plane * row_bytes)
+        return round_up(self.row_layout.rows_per_image_row * self.rows_per_plane * row_bytes, VECTOR_BYTES)
 
     @property
     def weight_bytes(self) -> Any:
@@ -202,8 +194,3 @@ class StemTileConfig:
             live_registers=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
             computed=self.num_pixel_tiles * self.block_p * self.block_q * self.num_channel_tiles * self.block_n,
         )
-
-
-def _round_up_to_vector(nbytes: Any) -> Any:
-    """Return a number of bytes rounded up to the widest copy."""
-    return round_up(nbytes, VECTOR_BYTES)
