@@ -20,6 +20,7 @@ from tvmconv.target import BANK_BYTES, MAX_THREADS_Z, NUM_BANKS, REGISTERS_PER_M
 from tvmconv.workloads import Conv
 
 from .axis_tiles import get_element_bytes
+from .tile_config import Rule, add_rules
 
 PIPELINE_COPIES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of each staged operand
 MIN_ASYNC_COPY_BYTES = 4  # minimum bytes of an asynchronous copy
@@ -86,14 +87,8 @@ class DirectTileConfig:
             overhang = select_max_overhang(axis.extent)
             k.tile(axis.knob_name, axis.extent, OUTPUT_LEVELS, axis.default_factors, overhang=overhang)
         for axis in axes.reduction:
-            k.tile(
-                axis.knob_name,
-                axis.extent,
-                REDUCTION_LEVELS,
-                axis.default_factors,
-                exact=True,
-                allow_mismatch=axis.allow_mismatch,
-            )
+            options = {"exact": True, "allow_mismatch": axis.allow_mismatch}
+            k.tile(axis.knob_name, axis.extent, REDUCTION_LEVELS, axis.default_factors, **options)
         slices = [n for n in SLICED_K_CHOICES if w.C % n == 0] if allow_sliced_k and is_dense else (1,)
         k.choice("sliced_k", slices, 1)
         k.choice("pipeline", list_pipelines(w), "none")
@@ -111,72 +106,75 @@ class DirectTileConfig:
     @classmethod
     def from_columns(cls, columns: Columns, axes: TiledAxes) -> DirectTileConfig:
         """Return the config of the knobs' values, or the configs of many."""
+        output, reduction = (
+            tuple(Tile.from_column(axis.extent, levels, columns[axis.knob_name]) for axis in own_axes)
+            for levels, own_axes in ((OUTPUT_LEVELS, axes.output), (REDUCTION_LEVELS, axes.reduction))
+        )
+        return cls.from_tiles(output, reduction, columns)
+
+    @classmethod
+    def from_tiles(cls, output: tuple[Tile, ...], reduction: tuple[Tile, ...], columns: Columns) -> DirectTileConfig:
+        """Return the configs of tiles and of the other knobs; those of the weight and `split_k` may be absent."""
         return cls(
-            output=tuple(Tile.from_column(axis.extent, OUTPUT_LEVELS, columns[axis.knob_name]) for axis in axes.output),
-            reduction=tuple(
-                Tile.from_column(axis.extent, REDUCTION_LEVELS, columns[axis.knob_name]) for axis in axes.reduction
-            ),
+            output,
+            reduction,
             sliced_k=columns["sliced_k"],
             pipeline=columns["pipeline"],
             copy_order=columns["copy_order"],
             max_unrolled_statements=columns["auto_unroll_max_step"],
             unrolls_explicitly=columns["unroll_explicit"],
-            weight_layout=columns["weight_layout"],
-            weight_pad_words=columns["weight_pad"],
+            weight_layout=columns.get("weight_layout", "oihw"),
+            weight_pad_words=columns.get("weight_pad", 0 * columns["sliced_k"]),
             split_k=columns.get("split_k", 1),
         )
 
-    def add_constraints(self, k: Knobs, configs: Callable[[Columns], DirectTileConfig]) -> None:
+    def add_constraints(self, k: Knobs, make_config: Callable[[Columns], DirectTileConfig]) -> None:
         """Add the constraints between knobs, and prune configs that are not worth searching."""
-        k.require(
-            "sliced reductions have exact tiles, whole k-tiles, and outputs per thread divisible by the slices",
-            lambda c: (configs(c).sliced_k == 1) | configs(c).can_slice_reduction,
-        )
-        k.require(
-            "the parts of a split reduction have whole k-tiles",
-            lambda c: (
-                (configs(c).split_k == 1)
-                | (configs(c).reduction[0].extent % (configs(c).split_k * configs(c).reduction[0].tap) == 0)
+        required: list[Rule] = [
+            (
+                "sliced reductions have exact tiles, whole k-tiles, and outputs per thread divisible by the slices",
+                lambda t: (t.sliced_k == 1) | t.can_slice_reduction,
             ),
+            (
+                "the parts of a split reduction have whole k-tiles",
+                lambda t: (t.split_k == 1) | (t.reduction[0].extent % (t.split_k * t.reduction[0].tap) == 0),
+            ),
+        ]
+        fits_z: Rule = (
+            f"at most {MAX_THREADS_Z} threads along z",
+            lambda t: t.output[0].thread * t.sliced_k <= MAX_THREADS_Z,
         )
-        k.prune(
-            "a reduction is split only if blocks are few",
-            lambda c: (configs(c).split_k == 1) | (configs(c).num_tiles <= MAX_SPLIT_K_BLOCKS),
-        )
-        k.prune(  # otherwise TVM stages the operands once for each virtual thread
-            "virtual threads need tiles that divide their axes",
-            lambda c: configs(c).is_exact | np.all([tile.vthread == 1 for tile in configs(c).output], axis=0),
-        )
-        if len(self.output) == len("xyz"):
-            k.prune(
-                f"at most {MAX_THREADS_Z} threads along z",
-                lambda c: configs(c).output[0].thread * configs(c).sliced_k <= MAX_THREADS_Z,
-            )
         min_threads = min(MIN_THREADS, math.prod(tile.extent for tile in self.output))  # at most one for each output
-        k.prune(f"at least {min_threads} threads", lambda c: configs(c).num_threads >= min_threads)
-        k.prune(  # unrolling by TVM is as fast, but takes three times as long to compile
-            "the device's compiler unrolls all products or none",
-            lambda c: (configs(c).unrolls_explicitly == 0) & np.isin(configs(c).max_unrolled_statements, (0, 1500)),
-        )
-        k.prune(
-            "only a transposed weight is padded",
-            lambda c: (configs(c).weight_pad_words == 0) | (configs(c).weight_layout == "ihwo"),
-        )
-        k.prune(
-            f"at most {MAX_ACCUMULATORS} accumulators per thread",
-            lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
-        )
-        k.prune(
-            "the registers of all threads fit",
-            lambda c: (
-                (configs(c).num_accumulators + OVERHEAD_REGISTERS) * configs(c).num_threads
-                <= REGISTERS_PER_MULTIPROCESSOR
+        pruned: list[Rule] = [
+            (
+                "a reduction is split only if blocks are few",
+                lambda t: (t.split_k == 1) | (t.num_tiles <= MAX_SPLIT_K_BLOCKS),
             ),
-        )
-        k.prune(
-            f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
-            lambda c: configs(c).num_accumulators * configs(c).taps_per_k_tile <= MAX_PRODUCTS,
-        )
+            (  # otherwise TVM stages the operands once for each virtual thread
+                "virtual threads need tiles that divide their axes",
+                lambda t: t.is_exact | np.all([tile.vthread == 1 for tile in t.output], axis=0),
+            ),
+            *([fits_z] if len(self.output) == len("xyz") else []),
+            (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
+            (  # unrolling by TVM is as fast, but takes three times as long to compile
+                "the device's compiler unrolls all products or none",
+                lambda t: (t.unrolls_explicitly == 0) & np.isin(t.max_unrolled_statements, (0, 1500)),
+            ),
+            (
+                "only a transposed weight is padded",
+                lambda t: (t.weight_pad_words == 0) | (t.weight_layout == "ihwo"),
+            ),
+            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+            (
+                "the registers of all threads fit",
+                lambda t: (t.num_accumulators + OVERHEAD_REGISTERS) * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR,
+            ),
+            (
+                f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
+                lambda t: t.num_accumulators * t.taps_per_k_tile <= MAX_PRODUCTS,
+            ),
+        ]
+        add_rules(k, make_config, required, pruned)
 
     @property
     def thread_shape(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from tvmconv.workloads import Conv
 from ..axis_tiles import get_element_bytes
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
+from ..tile_config import Rule, add_rules
 
 # Parameters of the estimate that were fitted on an H200.
 L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
@@ -141,30 +142,27 @@ class StripConfig(ABC):
         for name, choices in cls.list_own_choices(w).items():
             k.choice(name, choices, defaults[name])
 
-        def configs(columns: Columns) -> StripConfig:
-            return cls.from_columns(w, columns)
-
-        k.require(
-            f"at most {MAX_PRODUCTS} unrolled products per thread", lambda c: configs(c).num_products <= MAX_PRODUCTS
-        )
-        k.require(
-            f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
-            lambda c: configs(c).fits_shared_memory,
-        )
-        k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
-        k.prune(
-            f"at most {MAX_LIVE_REGISTERS} registers per thread",
-            lambda c: configs(c).live_registers <= MAX_LIVE_REGISTERS,
-        )
         min_threads = min(MIN_THREADS, ceil_div(w.O * math.prod(plane), 4))  # small planes have few outputs
-        k.prune(f"at least {min_threads} threads", lambda c: configs(c).num_threads >= min_threads)
-        k.prune(
-            "threads overhang the channels by at most a quarter",
-            lambda c: configs(c).channels.block * c["threads_c"] <= MAX_OVERHANG_RATIO * configs(c).channels.extent,
-        )
-        for description, predicate in cls.REQUIREMENTS.items():
-            k.require(description, lambda c, predicate=predicate: predicate(configs(c)))  # type: ignore[misc]
-        return configs(k.values)
+        required: list[Rule] = [
+            (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
+            (
+                f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
+                lambda t: t.fits_shared_memory,
+            ),
+            (f"at most {MAX_THREADS_Z} threads along the rows", lambda t: t.rows.thread <= MAX_THREADS_Z),
+        ]
+        pruned: list[Rule] = [
+            (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
+            (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
+            (
+                "threads overhang the channels by at most a quarter",
+                lambda t: t.channels.size * t.channels.block <= MAX_OVERHANG_RATIO * t.channels.extent,
+            ),
+        ]
+        make_config = functools.partial(cls.from_columns, w)
+        add_rules(k, make_config, required, pruned)
+        add_rules(k, make_config, cls.REQUIREMENTS.items())
+        return cls.from_columns(w, k.values)
 
     @classmethod
     def list_vector_choices(cls, w: Conv) -> tuple[int, ...]:

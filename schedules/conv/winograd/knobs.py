@@ -152,17 +152,8 @@ def configs_from_columns(w: Conv2d, columns: Columns) -> tuple[WinogradTileGrid,
         Tile.from_column(extent, OUTPUT_LEVELS, columns[knob])
         for knob, extent in (("tile_y", w.O), ("tile_x", grid.count))
     ]
-    return grid, DirectTileConfig(
-        output=tuple(map(round_up_tile, tiles)),
-        reduction=(Tile.from_column(w.C, REDUCTION_LEVELS, columns["tile_rc"]),),
-        sliced_k=columns["sliced_k"],
-        pipeline=columns["pipeline"],
-        copy_order=columns["copy_order"],
-        max_unrolled_statements=columns["auto_unroll_max_step"],
-        unrolls_explicitly=columns["unroll_explicit"],
-        weight_layout="oihw",
-        weight_pad_words=0 * columns["sliced_k"],
-    )
+    reduction = Tile.from_column(w.C, REDUCTION_LEVELS, columns["tile_rc"])
+    return grid, DirectTileConfig.from_tiles(tuple(map(round_up_tile, tiles)), (reduction,), columns)
 
 
 def round_up_tile(tile: Tile) -> Tile:
