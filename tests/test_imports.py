@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 BUILTIN = "builtin"  # the folder `schedules`, which the registry imports by its name
 BUILTIN_MAY_IMPORT = {
     *(BUILTIN, "registry", "annotations", "space", "workloads"),
-    *("target", "tensor_map", "arithmetic", "errors", "requirements"),
+    *("target", "fitted_latency", "tensor_map", "arithmetic", "errors", "requirements"),
 }
 
 # A package or module may import those of the layers below it, and those of its own layer if that makes no cycle.
@@ -43,7 +43,7 @@ LAYERS = (
     ("workloads",),
     (
         *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
-        *("compat", "tempdir", "checksummed_file", "version", "tvm_import"),
+        *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency"),
     ),
     ("deadline",),
 )

@@ -82,7 +82,7 @@ def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
         space = all_legal(w)
         copied = Copied()
         emulate.run(kernel.lowered_module, w.inputs(seed=0), watch=copied)
-        tiles = hopper_tiles.HopperTileConfig.from_columns(kernel.config, w)
+        tiles = hopper_tiles.HopperTileConfig.of_workload(kernel.config, w)
         p = ImplicitGemmShape.from_workload(w)
         assert copied.written == tiles.num_tiles(p) * tiles.total_k_tiles(p) * tiles.stage_bytes()
         assert copied.read == space.compute_usage(space.point_from_config(kernel.config)[None]).features["traffic"][0]

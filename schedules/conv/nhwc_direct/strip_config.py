@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
@@ -33,10 +34,6 @@ from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
 from ..tile_config import Rule, add_rules
 
-# Parameters of the estimate that were fitted on an H200.
-L2_BYTES_PER_CYCLE = 24  # between one SM and the L2 cache
-L1_LINES_PER_CYCLE = 2  # approximate lookups of the L1 cache per warp
-OVERHEAD_INSTRUCTIONS = 60  # instructions per thread before its first load and after its last store
 WORD_BYTES = 4
 MAX_LOAD_BYTES = 16  # maximum bytes per load or store instruction
 
@@ -279,21 +276,21 @@ class StripConfig(ABC):
         the others.
         """
         itemsize, shape, traffic = get_element_bytes(self.w), PlaneShape.from_workload(self.w), self.traffic
-        strides, planes = shape.strides, shape.kernel_size[0]
+        strides, planes, fit = shape.strides, shape.kernel_size[0], H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
         issued_instructions = self.count_issued_instructions(traffic) + np.where(
             self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, traffic.scattered_instructions
         )
-        issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        issue_cycles = (issued_instructions + fit.overhead_instructions) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
         lanes = np.minimum(WARP_SIZE, self.channels.thread)
         wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / LINE_BYTES)
-        l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
+        l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / fit.l1_lines_per_cycle)
         read_cycles = warps * (
             self.loaded_vectors * l1_lines
             + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
             + np.where(self.is_weight_shared, 0, traffic.scattered_vectors)
-            * np.maximum(wavefronts, lanes / L1_LINES_PER_CYCLE)
+            * np.maximum(wavefronts, lanes / fit.l1_lines_per_cycle)
         )
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
         num_elements = (
@@ -302,7 +299,7 @@ class StripConfig(ABC):
             * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O)
         )
         filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
-        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / L2_BYTES_PER_CYCLE
+        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / fit.l2_bytes_per_cycle
         cycle_terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles))
         return 0.75 * cycle_terms.max(axis=0) + 0.25 * cycle_terms.sum(axis=0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 
+from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .tile_config import MAX_SWIZZLE_BYTES, HopperTileConfig
 
@@ -18,10 +18,8 @@ MAX_ACCUMULATORS = 128  # per thread
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
-ConstraintRule = tuple[str, Callable[[HopperTileConfig], Any]]
 
-
-def isa_constraints(w: Conv) -> list[ConstraintRule]:
+def isa_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
     return [
@@ -44,7 +42,7 @@ def isa_constraints(w: Conv) -> list[ConstraintRule]:
     ]
 
 
-def resource_constraints(w: Conv) -> list[ConstraintRule]:
+def resource_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that registers and shared memory impose."""
 
     def has_enough_registers(config: HopperTileConfig) -> Any:

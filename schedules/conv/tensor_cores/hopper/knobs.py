@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 
+from ...tile_config import Rule, add_rules
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .constraints import ConstraintRule, isa_constraints, resource_constraints
+from .constraints import isa_constraints, resource_constraints
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import KNOB_NAMES, KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
 from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
@@ -22,7 +20,7 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    config, gemm = HopperTileConfig.from_columns(columns, w), ImplicitGemmShape.from_workload(w)
+    config, gemm = HopperTileConfig.of_workload(columns, w), ImplicitGemmShape.from_workload(w)
     k_tiles, num_tiles = config.k_tiles_per_cta(gemm), config.num_tiles(gemm)
     smem_bytes = config.dynamic_smem_bytes(w)
     loaded_pixels = np.where(
@@ -64,17 +62,11 @@ def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
 
 def _add_constraints(k: Knobs, w: Conv) -> None:
     """Add the constraints between knobs, and prune configs that are not worth searching."""
-
-    def make_predicate(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
-        return lambda c: predicate(HopperTileConfig.from_columns(c, w))
-
-    for description, predicate in (*isa_constraints(w), *resource_constraints(w)):
-        k.require(description, make_predicate(predicate))
-    for description, predicate in pruning_constraints(w):
-        k.prune(description, make_predicate(predicate))
+    required = (*isa_constraints(w), *resource_constraints(w))
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, w), required, pruning_constraints(w))
 
 
-def pruning_constraints(w: Conv) -> list[ConstraintRule]:
+def pruning_constraints(w: Conv) -> list[Rule]:
     """Return the conditions under which a config is worth searching."""
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w)

@@ -3,69 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..overlap_model import combine_overlapping_times
+from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
 from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
 
-class HopperLatencyParams(NamedTuple):
-    """Parameters of `estimate_latency_us` for one GPU; times in microseconds, traffic in bytes per microsecond.
-
-    The numbers were fitted to 8,792 timings in float16 and bfloat16 on H200s: 363 layers of ResNet-50, d2l-tvm,
-    YOLOv8s, EfficientNet-B0, ConvNeXt-T, Stable Diffusion 1.5, fifteen networks of torchvision and others, at batch
-    sizes 1 to 32. Half of all estimates are within 8 % of the measurement. Among the measured configs of a layer, the
-    one with the best estimate takes 1.05 times the fastest time (geometric mean). It takes more than 1.15 times for 24
-    of the 278 layers with at least twelve measured configs.
-
-    Attributes:
-        mma_per_us: 16-bit multiply-adds per SM.
-        smem_bytes_per_us: Shared-memory traffic per SM.
-        tma_rows_per_us: Rows (pixels and output channels) that TMA copies per SM.
-        dram_bytes_per_us: Compulsory traffic of global memory.
-        k_tile_us: Fixed cost of a k-tile.
-        stage_reuse_k_tiles: Number of k-tiles after which a stage is full again.
-        cluster_wait_us: Additional latency of a stage that the CTAs of a cluster share.
-        epilogue_us_per_accumulator: Cost of a tile's epilogue per accumulator of a thread.
-        reduction_us_per_element: Cost of a cluster reduction per element of the tile.
-        tile_start_us: Cost of starting a tile in a CTA that computes several.
-        split_k_cluster_us: Cost of a split-K cluster.
-        launch_us: Cost of a launch.
-    """
-
-    mma_per_us: float = 5.24e6
-    smem_bytes_per_us: float = 2.53e5
-    tma_rows_per_us: float = 1.21e3
-    dram_bytes_per_us: float = 3.73e6
-    k_tile_us: float = 0.129
-    stage_reuse_k_tiles: float = 3.03
-    cluster_wait_us: float = 0.788
-    epilogue_us_per_accumulator: float = 0.00751
-    reduction_us_per_element: float = 1.04e-4
-    tile_start_us: float = 0.158
-    split_k_cluster_us: float = 0.654
-    launch_us: float = 1.49
-
-
-H200_PARAMS = HopperLatencyParams()
-
-
-def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatencyParams | None = None) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves. Each k-tile takes the time of its bottleneck: tensor cores, shared memory, TMA (which processes
     row by row) or the fixed cost. A stage is full again `stage_reuse_k_tiles` k-tiles after its use; with fewer stages
     the CTA waits.
     """
-    params, gemm = params or H200_PARAMS, ImplicitGemmShape.from_workload(w)
+    params, gemm = H200_FIT.hopper, ImplicitGemmShape.from_workload(w)
     ctas_per_sm = config.ctas_per_sm(w)
     num_ctas = config.num_tiles(gemm) * config.split_k
     waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * ctas_per_sm))
@@ -76,12 +36,8 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatency
     )
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * config.wgmma_m_tiles * config.warpgroups * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
-    k_tile_us = combine_overlapping_times(
-        ctas_per_sm * macs_per_k_tile * config.taps_per_copy * (gemm.itemsize / 2) / params.mma_per_us,
-        ctas_per_sm * smem_bytes / params.smem_bytes_per_us,
-        ctas_per_sm * tma_rows / params.tma_rows_per_us,
-        params.k_tile_us,
-    )
+    tma_us, macs = ctas_per_sm * tma_rows / params.tma_rows_per_us, macs_per_k_tile * config.taps_per_copy
+    k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
     ) / np.minimum(config.stages, config.k_tiles_per_cta(gemm))
@@ -93,18 +49,14 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatency
         config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us) + ctas_per_sm * epilogue_us
     )
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
-    return combine_overlapping_times(total_us, params.launch_us + gemm.min_bytes / params.dram_bytes_per_us)
+    return bound_by_memory(total_us, gemm, params)
 
 
 @functools.lru_cache(maxsize=256)
 def select_default_config(w: Conv) -> HopperTileConfig:
     """Return the config with the best estimate."""
     tiles, latencies_us = _list_candidates(w)
-    best_index = int(np.argmin(latencies_us))
-    return HopperTileConfig(
-        **{name: getattr(tiles, name)[best_index].item() for name in (*KNOB_NAMES, "taps_per_copy")},
-        halo_width=compute_halo_width(w),
-    )
+    return tiles.row(int(np.argmin(latencies_us)))
 
 
 def min_latency_us(w: Conv) -> float:
@@ -115,13 +67,10 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=16)
 def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
     """Return all legal configs of a workload, as columns, and their estimates."""
-    option_grid = np.meshgrid(*KNOB_OPTIONS, list_taps_per_copy(w), indexing="ij")
-    columns = {name: column.ravel() for name, column in zip((*KNOB_NAMES, "taps_per_copy"), option_grid, strict=True)}
-    tiles = HopperTileConfig(**columns, halo_width=compute_halo_width(w))
+    options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)) | {"taps_per_copy": list_taps_per_copy(w)}
+    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w))
     is_allowed = functools.reduce(
         np.logical_and, (predicate(tiles) for _, predicate in (*isa_constraints(w), *resource_constraints(w)))
     )
-    tiles = HopperTileConfig(
-        **{name: column[is_allowed] for name, column in columns.items()}, halo_width=compute_halo_width(w)
-    )
+    tiles = tiles.filter(is_allowed)
     return tiles, estimate_latency_us(tiles, w)

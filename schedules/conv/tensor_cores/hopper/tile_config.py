@@ -13,10 +13,12 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns
-from tvmconv.target import H200, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.target import H200, WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 
+from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from ..latency_model import count_ctas_per_sm
 from .tma_requirements import WARPGROUP_THREADS, WGMMA_M, can_store_by_tma, compute_halo_width, find_residual
 
 SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
@@ -37,14 +39,12 @@ CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 NUM_MULTIPROCESSORS = H200.multiprocessors
 MAX_ACTIVE_CTAS = np.array([0, NUM_MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
-SM_SHARED_BYTES, RESERVED_SHARED_BYTES_PER_CTA = 228 << 10, 1 << 10  # per SM, and the driver's part for each CTA
-MAX_RESIDENT_THREADS = 2048  # per SM
 MAX_EPILOGUE_ROW_BYTES = 128  # maximum bytes of channels per epilogue tile
 REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous in shared memory for a reduction
 
 
 @dataclass(frozen=True)
-class HopperTileConfig:
+class HopperTileConfig(TileConfig):
     """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster.
 
     Attributes:
@@ -73,13 +73,9 @@ class HopperTileConfig:
     halo_width: Any = 0
 
     @classmethod
-    def from_columns(cls, columns: Columns, w: Conv) -> HopperTileConfig:
-        """Return the configs of columns."""
-        return cls(
-            **{name: columns[name] for name in KNOB_NAMES},
-            taps_per_copy=columns.get("taps_per_copy", 1),
-            halo_width=compute_halo_width(w),
-        )
+    def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
+        """Return the configs of columns for a workload."""
+        return cls.from_columns(columns, halo_width=compute_halo_width(w))
 
     @property
     def block_m(self) -> Any:
@@ -242,16 +238,11 @@ class HopperTileConfig:
 
     def ctas_per_sm(self, w: Conv) -> Any:
         """Return the number of resident CTAs per SM; a persistent grid has one."""
-        gemm = ImplicitGemmShape.from_workload(w)
-        occupancy = np.minimum(
-            SM_SHARED_BYTES // (self.dynamic_smem_bytes(w) + RESERVED_SHARED_BYTES_PER_CTA),
-            MAX_RESIDENT_THREADS // self.num_threads,
+        num_ctas = self.num_tiles(ImplicitGemmShape.from_workload(w)) * self.split_k
+        ctas_per_sm = count_ctas_per_sm(
+            num_ctas, self.max_active_ctas, self.dynamic_smem_bytes(w), self.estimate_registers(), self.num_threads
         )
-        occupancy = np.minimum(
-            occupancy, REGISTERS_PER_MULTIPROCESSOR // (round_up(self.estimate_registers(), 8) * self.num_threads)
-        )
-        needed_ctas = ceil_div(self.num_tiles(gemm) * self.split_k, self.max_active_ctas)
-        return np.where(self.uses_smem_reduction(w), np.clip(np.minimum(occupancy, needed_ctas), 1, None), 1)
+        return np.where(self.uses_smem_reduction(w), ctas_per_sm, 1)
 
 
 KNOB_NAMES = (  # of every workload, in the order of the search space

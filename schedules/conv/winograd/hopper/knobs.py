@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
@@ -37,11 +38,6 @@ INTERPOLATION_POINTS = {5: (Fraction(0), Fraction(-2, 3), Fraction(2, 3), Fracti
 ERROR_MARGIN = 1.2  # minimum ratio of the tolerance to the expected error
 MEAN_ROUNDING_FRACTION = 0.42  # root mean square of the rounding error, relative to the unit roundoff
 MAX_PROMISING_RATIO = 1.1  # maximum latency estimate relative to that of `hopper`
-# Cost of the transforms besides the product, fitted to the three fastest configs of each of 57 layers of ResNet-50,
-# Stable Diffusion 1.5, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. 90 % of the estimates are within 9 % of the
-# measurement.
-TRANSFORM_BYTES_PER_US = 3.8e6  # bytes that the transforms read and write per microsecond
-TRANSFORM_LAUNCH_US = 0.6
 
 
 def is_supported(w: Conv2d) -> bool:
@@ -125,7 +121,7 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
 def _restrict_to_size(w: Conv2d, size: int, predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
     """Return a predicate that applies to configs with one tile size and holds for all others."""
     return lambda c: (
-        (c["output_tile"] != size) | predicate(HopperTileConfig.from_columns(c, make_product_workload(w, size)))
+        (c["output_tile"] != size) | predicate(HopperTileConfig.of_workload(c, make_product_workload(w, size)))
     )
 
 
@@ -162,7 +158,8 @@ def _estimate_transforms_us(w: Conv2d, m: int) -> float:
     """Return the estimated latency of the input and output transforms in microseconds."""
     product_workload = make_product_workload(w, m)
     shapes = (w.input_shape, product_workload.input_shape, product_workload.output_shape, w.output_shape)
-    return sum(map(math.prod, shapes)) * _get_itemsize(w) / TRANSFORM_BYTES_PER_US + TRANSFORM_LAUNCH_US
+    fit = H200_FIT.winograd_transforms
+    return sum(map(math.prod, shapes)) * _get_itemsize(w) / fit.bytes_per_us + fit.launch_us
 
 
 def _get_itemsize(w: Conv2d) -> int:
