@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
 Expr = Any  # a TIR expression or a Python number
@@ -39,11 +39,6 @@ def build_schedule(w: Workload, emit_kernels: Callable[[dict[str, Buffer]], None
         with open_block("root"):
             emit_kernels(buffers)
     return Schedule(builder.get())
-
-
-def get_itemsize(dtype: str) -> int:
-    """Return the bytes of an element of a storage dtype."""
-    return get_numpy_dtype(dtype).itemsize
 
 
 @contextmanager
@@ -223,7 +218,7 @@ def load_global(
         num_elements: Number of elements, which fill 2, 4, 8, 16 or 32 bytes.
         is_constant: Whether no kernel writes the array from this launch on, so that the read-only cache may be used.
     """
-    itemsize, mnemonic = get_numpy_dtype(str(source.dtype)).itemsize, "ld.global.nc" if is_constant else "ld.global"
+    itemsize, mnemonic = get_itemsize(str(source.dtype)), "ld.global.nc" if is_constant else "ld.global"
     if num_elements * itemsize == 2:
         half = allocate("half", 1, "uint16")
         emit_ptx(f"{mnemonic}.b16", half[0], source.access_ptr("r", offset=element_index))
@@ -259,7 +254,7 @@ def store_shared(address: Expr, registers: Buffer, nbytes: int) -> None:
 
 def store_global(destination: Buffer, element_index: Expr, registers: Buffer, num_elements: int) -> None:
     """Store contiguous elements from 32-bit registers to global memory; the counterpart of `load_global`."""
-    itemsize = get_numpy_dtype(str(destination.dtype)).itemsize
+    itemsize = get_itemsize(str(destination.dtype))
     if num_elements * itemsize == 2:
         emit_ptx("st.global.b16", destination.access_ptr("w", offset=element_index), T.Cast("uint16", registers[0]))
         return

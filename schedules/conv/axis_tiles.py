@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from tvmconv.space import Knobs, Tile, find_nearest_factors
 from tvmconv.target import STATIC_SHARED_BYTES
-from tvmconv.workloads import Conv, Conv2d
+from tvmconv.workloads import Conv2d
+from tvmconv.workloads.dtypes import get_itemsize
 
 from .reduction import get_tiled_channels
 
@@ -76,12 +75,7 @@ def compute_staged_bytes(w: Conv2d, tile_factors: Mapping[str, tuple[int, ...]])
     # Each group has its own input channels.
     channels = tile_sizes["c"] * tile_sizes["rc"] if w.groups == w.O else tile_sizes["rc"]
     weights = tile_sizes["c"] * tile_sizes["rc"] * tile_sizes["rh"] * tile_sizes["rw"]
-    return get_element_bytes(w) * (channels * rows * columns + weights)
-
-
-def get_element_bytes(w: Conv) -> int:
-    """Return the bytes of an operand's element in shared memory."""
-    return np.dtype("uint16" if w.storage == "bfloat16" else w.storage).itemsize
+    return get_itemsize(w.storage) * (channels * rows * columns + weights)
 
 
 def _list_halved_tiles(factors_by_axis: Mapping[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:

@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmconv.space import Tile
 from tvmconv.target import BANK_BYTES, NUM_BANKS
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ..primitives import (
     bind_grid,
@@ -30,7 +31,6 @@ from ..primitives import (
     split_tiles,
     unroll,
 )
-from .axis_tiles import get_element_bytes
 from .direct_config import PIPELINE_COPIES, VECTOR_ELEMENTS, DirectTileConfig
 
 MAX_UNROLLED_COPIES = 64  # per thread and k-tile
@@ -174,7 +174,7 @@ def set_weight_layout(s: Schedule, w: Conv, copy: SBlockRV, config: DirectTileCo
     if config.weight_layout == "ihwo":
         s.transform_layout(copy, ("write", 0), lambda g, o, *inner: (g, *inner, o))
         if config.weight_pad_words:
-            words = BANK_BYTES // get_element_bytes(w)  # elements per word
+            words = BANK_BYTES // get_itemsize(w.storage)  # elements per word
             s.storage_align(copy, 0, axis=-2, factor=NUM_BANKS * words, offset=config.weight_pad_words * words)
 
 

@@ -37,6 +37,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ..primitives import (
     bind_grid,
@@ -48,7 +49,6 @@ from ..primitives import (
     split_tiles,
     unroll,
 )
-from .axis_tiles import get_element_bytes
 from .reduction import DTYPES, accumulate_in_registers
 
 MAX_UNROLLED_STEPS = 4096
@@ -85,7 +85,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     channels_per_block = num_vthreads * threads * outputs_per_thread
     return ResourceUsage(
         threads=threads * threads_x,
-        shared_bytes=get_element_bytes(w) * staged_taps * (channels_per_block + pixels_per_block),
+        shared_bytes=get_itemsize(w.storage) * staged_taps * (channels_per_block + pixels_per_block),
         accumulators=num_vthreads * outputs_per_thread * pixel_virtual,
         blocks=w.groups * ceil_div(channels, channels_per_block) * pixel_blocks,
         staged=staged_taps,
@@ -162,7 +162,7 @@ def select_default_tiles(
     for threads, local, virtual, warps, min_blocks in DEFAULT_TILES:
         width, depth = threads * local, WARP_SIZE * virtual * warps
         blocks = math.ceil(num_channels / width) * math.ceil(num_pixels / depth) * w.groups
-        staged_bytes = get_element_bytes(w) * staged_taps * (width + depth)
+        staged_bytes = get_itemsize(w.storage) * staged_taps * (width + depth)
         if blocks >= min_blocks and width <= num_channels and staged_bytes <= STATIC_SHARED_BYTES:
             break
     return {"thread": threads, "local": local}, {"vthread": virtual, "warp": warps}

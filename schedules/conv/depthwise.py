@@ -21,9 +21,9 @@ from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ..primitives import bind, bind_grid, block_loops, cooperative_copy, split_tiles
-from .axis_tiles import get_element_bytes
 from .direct_config import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, select_max_overhang
 from .plane_shape import PLANE_NDIM, PlaneShape
 from .reduction import DTYPES, accumulate_in_registers, cache_operands, has_filter_per_channel, sort_axes_by_memory
@@ -50,7 +50,7 @@ def _select_default_threads(w: Conv) -> tuple[int, int]:
     allowed_shapes = (
         thread_shape
         for thread_shape in thread_shapes
-        if get_element_bytes(w) * sum(_count_staged_elements(w, 1, *thread_shape)) <= STATIC_SHARED_BYTES
+        if get_itemsize(w.storage) * sum(_count_staged_elements(w, 1, *thread_shape)) <= STATIC_SHARED_BYTES
     )
     return next(allowed_shapes, thread_shapes[0])
 
@@ -66,7 +66,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     blocks = PlaneShape.from_workload(w).num_output_planes * math.prod(tile.block for tile in axis_tiles)
     return ResourceUsage(
         threads=threads,
-        shared_bytes=np.where(columns["operand_scope"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
+        shared_bytes=np.where(columns["operand_scope"] == "shared", get_itemsize(w.storage) * (inputs + weights), 0),
         accumulators=math.prod(tile.local * tile.vthread for tile in axis_tiles),
         blocks=blocks,
         staged_elements=inputs + weights,

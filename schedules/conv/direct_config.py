@@ -18,8 +18,8 @@ from tvmconv.space.factors import factorize
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import BANK_BYTES, MAX_THREADS_Z, NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from .axis_tiles import get_element_bytes
 from .tile_config import Rule, add_rules
 
 PIPELINE_COPIES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of each staged operand
@@ -217,7 +217,7 @@ class DirectTileConfig:
 
     def weight_row_elements(self, w: Conv, num_channels: Any) -> Any:
         """Return the elements per row of a transposed weight, including padding; otherwise the number of channels."""
-        elements_per_word = BANK_BYTES // get_element_bytes(w)
+        elements_per_word = BANK_BYTES // get_itemsize(w.storage)
         pad_elements, bank_elements = self.weight_pad_words * elements_per_word, NUM_BANKS * elements_per_word
         padded_elements = num_channels + (pad_elements - num_channels) % bank_elements * (pad_elements > 0)
         return np.where(self.weight_layout == "ihwo", padded_elements, num_channels)
@@ -225,7 +225,7 @@ class DirectTileConfig:
     def shared_bytes(self, w: Conv, operand_elements: Sequence[Any]) -> Any:
         """Return the shared memory per block in bytes."""
         num_copies = np.array([PIPELINE_COPIES[str(name)] for name in np.atleast_1d(self.pipeline)], dtype=np.int64)
-        operand_bytes = num_copies * np.stack(operand_elements) * get_element_bytes(w)
+        operand_bytes = num_copies * np.stack(operand_elements) * get_itemsize(w.storage)
         # The slices are reduced in a separate array per virtual thread. TVM places it in the memory of an operand that
         # is no longer needed if their sizes are similar (tirx.transform.StorageRewrite): in a larger operand, or in a
         # smaller one of floats, which grows.
@@ -234,7 +234,7 @@ class DirectTileConfig:
         )
         has_room = (operand_bytes >= reduction_bytes) & (operand_bytes <= MAX_REUSE_RATIO * reduction_bytes)
         grown_bytes = np.where(
-            (get_element_bytes(w) == ACCUMULATOR_BYTES)
+            (get_itemsize(w.storage) == ACCUMULATOR_BYTES)
             & (operand_bytes < reduction_bytes)
             & (MAX_REUSE_RATIO * operand_bytes >= reduction_bytes),
             operand_bytes,
@@ -269,7 +269,9 @@ class DirectTileConfig:
 def list_pipelines(w: Conv) -> tuple[str, ...]:
     """Return the pipelines for a workload; asynchronous copies have at least four bytes (PTX ISA, cp.async)."""
     return tuple(
-        name for name in PIPELINE_COPIES if get_element_bytes(w) >= MIN_ASYNC_COPY_BYTES or not name.startswith("async")
+        name
+        for name in PIPELINE_COPIES
+        if get_itemsize(w.storage) >= MIN_ASYNC_COPY_BYTES or not name.startswith("async")
     )
 
 

@@ -23,6 +23,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
@@ -33,7 +34,6 @@ from ..tir_builder import (
     build_schedule,
     emit_call,
     emit_ptx,
-    get_itemsize,
     if_,
     load_global,
     logical_and,

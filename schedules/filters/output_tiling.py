@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.space import Knobs
 from tvmconv.target import CONSTANT_BYTES, MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.filters import Filter
 
 from ..primitives import (
@@ -40,7 +41,7 @@ MAX_UNROLLED_COPIES = 16  # copies per thread
 
 def can_place_mask_in_constant_memory(w: Filter) -> bool:
     """Whether the mask fits constant memory."""
-    return math.prod(w.mask_shape) * _get_itemsize(w) <= CONSTANT_BYTES
+    return math.prod(w.mask_shape) * get_itemsize(w.storage) <= CONSTANT_BYTES
 
 
 def can_stage_halo(w: Filter) -> bool:
@@ -90,11 +91,7 @@ def list_thread_knobs(w: Filter) -> tuple[str, ...]:
 def _compute_tile_bytes(w: Filter, tile: Sequence[Any]) -> Any:
     """Return the bytes of the inputs of an output tile; its sizes are numbers or columns."""
     input_sizes = [size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True)]
-    return np.prod(input_sizes, axis=0) * _get_itemsize(w)
-
-
-def _get_itemsize(w: Filter) -> int:
-    return np.dtype(w.storage).itemsize
+    return np.prod(input_sizes, axis=0) * get_itemsize(w.storage)
 
 
 def schedule_from_global_memory(s: Schedule, w: Filter, threads: Sequence[int]) -> None:

@@ -84,3 +84,8 @@ def get_numpy_dtype(name: str) -> np.dtype:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
+
+
+def get_itemsize(name: str) -> int:
+    """Return the bytes of an element of a storage dtype."""
+    return get_numpy_dtype(name).itemsize

@@ -39,8 +39,8 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES, has_filter_per_channel
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig, list_input_offsets
 from .strip_thread import (
@@ -96,7 +96,10 @@ class DepthwiseConfig(StripConfig):
         return OperandTraffic(
             filter_vectors,
             widened_elements=self.vector * (self.loaded_vectors + filter_vectors),
-            operand_registers=self.vector * get_element_bytes(self.w) / WORD_BYTES * (2 * self.window_vectors + taps),
+            operand_registers=self.vector
+            * get_itemsize(self.w.storage)
+            / WORD_BYTES
+            * (2 * self.window_vectors + taps),
             scattered_vectors=scattered_vectors,
             scattered_instructions=scattered_vectors,
             reads_per_filter_byte=2,

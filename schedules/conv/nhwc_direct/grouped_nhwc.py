@@ -26,8 +26,8 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ..axis_tiles import get_element_bytes
 from ..reduction import DTYPES
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
@@ -57,7 +57,7 @@ class GroupedConfig(StripConfig):
         block_k_choices = tuple(
             channels
             for channels in VECTOR_CHOICES
-            if channels * get_element_bytes(w) <= MAX_LOAD_BYTES and w.C // w.groups % channels == 0
+            if channels * get_itemsize(w.storage) <= MAX_LOAD_BYTES and w.C // w.groups % channels == 0
         )
         return {"block_k": block_k_choices, **super().list_own_choices(w)}
 
@@ -75,7 +75,7 @@ class GroupedConfig(StripConfig):
         return OperandTraffic(
             filter_vectors,
             widened_elements=self.loaded_vectors * self.block_k + self.num_taps * self.channels_per_group * self.vector,
-            operand_registers=self.block_k * loaded_vectors * get_element_bytes(self.w) / WORD_BYTES,
+            operand_registers=self.block_k * loaded_vectors * get_itemsize(self.w.storage) / WORD_BYTES,
             scattered_vectors=filter_vectors,
         )
 

@@ -28,8 +28,8 @@ from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import H200, LINE_BYTES, MAX_THREADS_Z, SCHEDULERS, SECTOR_BYTES, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ..axis_tiles import get_element_bytes
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
 from ..tile_config import Rule, add_rules
@@ -167,7 +167,7 @@ class StripConfig(ABC):
         return tuple(
             vector
             for vector in VECTOR_CHOICES
-            if vector * get_element_bytes(w) <= MAX_LOAD_BYTES
+            if vector * get_itemsize(w.storage) <= MAX_LOAD_BYTES
             and w.O % vector == 0
             and cls.is_vector_allowed(w, vector)
         )
@@ -228,7 +228,7 @@ class StripConfig(ABC):
 
     def count_issued_instructions(self, traffic: OperandTraffic) -> Any:
         """Return the estimated instructions per thread: products, conversions, guarded loads, stores."""
-        is_16_bit = get_element_bytes(self.w) < WORD_BYTES
+        is_16_bit = get_itemsize(self.w.storage) < WORD_BYTES
         return (
             self.num_accumulators * self.num_taps * self.channels_per_group
             + is_16_bit * traffic.widened_elements
@@ -251,7 +251,7 @@ class StripConfig(ABC):
     def shared_bytes(self) -> Any:
         """Bytes of a block's filters."""
         block_channels = self.channels.thread * self.vector
-        return self.num_taps * self.channels_per_group * block_channels * get_element_bytes(self.w)
+        return self.num_taps * self.channels_per_group * block_channels * get_itemsize(self.w.storage)
 
     @property
     def fits_shared_memory(self) -> Any:
@@ -275,7 +275,7 @@ class StripConfig(ABC):
         memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of
         the others.
         """
-        itemsize, shape, traffic = get_element_bytes(self.w), PlaneShape.from_workload(self.w), self.traffic
+        itemsize, shape, traffic = get_itemsize(self.w.storage), PlaneShape.from_workload(self.w), self.traffic
         strides, planes, fit = shape.strides, shape.kernel_size[0], H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
@@ -337,7 +337,7 @@ class StripConfig(ABC):
 @functools.lru_cache(maxsize=64)
 def select_default(kind: Any, w: Conv) -> dict[str, Any]:
     """Return the knobs with the lowest estimate, among strips of all sizes, of a subclass of `StripConfig`."""
-    itemsize, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
+    itemsize, (_, num_rows, num_columns) = get_itemsize(w.storage), PlaneShape.from_workload(w).output_size
     vector_choices = kind.list_vector_choices(w)
     # Loading half a word takes as long as a whole word.
     wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices

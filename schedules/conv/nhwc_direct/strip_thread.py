@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.workloads import epilogue
-from tvmconv.workloads.dtypes import ACCUMULATOR, get_numpy_dtype
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
 from ...tir_builder import build_schedule
 from ..plane_shape import PlaneShape
@@ -121,7 +121,7 @@ def emit_vector_copy(
     num_lanes: int, target: Any, target_index: Callable[[Any], Sequence[Any]], value: Callable[[Any], Any]
 ) -> None:
     """Emit `target[target_index(lane)] = value(lane)` for all lanes, in the widest possible vectors."""
-    width = min(num_lanes, MAX_LOAD_BYTES // get_numpy_dtype(str(target.dtype)).itemsize)
+    width = min(num_lanes, MAX_LOAD_BYTES // get_itemsize(str(target.dtype)))
     for first_lane in range(0, num_lanes, width):
         if width == 1:
             T.buffer_store(target, value(first_lane), [*target_index(first_lane)])

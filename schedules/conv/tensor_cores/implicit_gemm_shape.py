@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.dtypes import get_itemsize
 
 VECTOR_BYTES = 16  # maximum number of bytes of one cp.async; also the bytes of an `ldmatrix` row
 ACCUMULATOR_BYTES = 4  # bytes of a float32 accumulator
@@ -46,7 +46,7 @@ class ImplicitGemmShape(NamedTuple):
             k,
             channels_per_group,
             w.groups,
-            get_numpy_dtype(w.storage).itemsize,
+            get_itemsize(w.storage),
             w.min_bytes,
             w.spatial_ndim,
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv, Conv2d, Conv3d
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 MIN_ROW_BYTES = 128  # bytes of channels from which on a copied row is long enough
@@ -20,7 +20,7 @@ MIN_ROW_BYTES = 128  # bytes of channels from which on a copied row is long enou
 
 def fold_filter_row_into_channels(w: Conv) -> Conv:
     """Return the same convolution with filter rows as channels, if this is possible and channels are few."""
-    filter_width, is_row_wide_enough = w.kernel[-1], w.C * get_numpy_dtype(w.storage).itemsize >= MIN_ROW_BYTES
+    filter_width, is_row_wide_enough = w.kernel[-1], w.C * get_itemsize(w.storage) >= MIN_ROW_BYTES
     if (
         filter_width == 1
         or is_row_wide_enough

@@ -38,10 +38,10 @@ from tvmconv.space import Knobs
 from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...primitives import bind_grid, inline_consumers, inline_producers
-from ..axis_tiles import get_element_bytes
 from ..direct_config import MIN_ASYNC_COPY_BYTES
 from ..reduction import reduce_partials
 from .tensor_intrinsics import (
@@ -156,7 +156,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     else:
         s.unroll(mma_k_slice)
         annotate_pipeline(s, k_tile, stages=[0, 0, last_stage], order=[0, 1, 2])
-    if can_copy_16_bytes(w) or get_element_bytes(w) >= MIN_ASYNC_COPY_BYTES:
+    if can_copy_16_bytes(w) or get_itemsize(w.storage) >= MIN_ASYNC_COPY_BYTES:
         s.annotate(k_tile, "software_pipeline_async_stages", [0])
     for loop in (row_tile, column_tile):
         s.unroll(loop)
@@ -251,7 +251,7 @@ def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, 
         is_row_contiguous: Whether the elements of a row, not those of a column, are contiguous in memory.
     """
     row, column = s.get_loops(copy)[-2:]
-    chunk_elements = COPY_BYTES // get_element_bytes(w)
+    chunk_elements = COPY_BYTES // get_itemsize(w.storage)
     if can_copy_16_bytes(w):
         row, row_in_group = s.split(row, [None, LDMATRIX_ROWS])
         column, vector = s.split(column, [None, chunk_elements])

@@ -16,8 +16,8 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ..axis_tiles import get_element_bytes
 from ..direct_config import ACCUMULATOR_BYTES, MAX_SPLIT_K_BLOCKS, SPLIT_K_CHOICES
 from ..tile_config import Rule, TileConfig, add_rules, declare_choices
 from .tensor_intrinsics import MMA_K_BYTES, TILE_SIZE
@@ -50,7 +50,7 @@ def is_channels_last(w: Conv) -> bool:
 
 def can_copy_16_bytes(w: Conv) -> bool:
     """Return whether 16 bytes of an operand are neighbouring input channels of one tap."""
-    return is_channels_last(w) and w.C // w.groups * get_element_bytes(w) % COPY_BYTES == 0
+    return is_channels_last(w) and w.C // w.groups * get_itemsize(w.storage) % COPY_BYTES == 0
 
 
 def get_reduction_extents(w: Conv) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class TensorizedTileConfig(TileConfig):
 
     def dynamic_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory per block in bytes: the stages, whose memory the accumulators reuse at the end."""
-        itemsize = get_element_bytes(w)
+        itemsize = get_itemsize(w.storage)
         row_bytes = self.block_k * itemsize + COPY_BYTES
         operand_bytes = [self.stages * size * row_bytes for size in (self.block_m, self.block_n)]
         (rows, _), (columns, _) = self.rows_and_columns(w)
@@ -122,7 +122,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
     options = {
         "block_m": BLOCK_SIZES,
         "block_n": BLOCK_SIZES,
-        "block_k": tuple(MMA_K_BYTES // get_element_bytes(w) * pieces for pieces in (1, 2, 4, 8)),
+        "block_k": tuple(MMA_K_BYTES // get_itemsize(w.storage) * pieces for pieces in (1, 2, 4, 8)),
         "warps_m": WARPS_CHOICES,
         "warps_n": WARPS_CHOICES,
         "stages": STAGES_CHOICES,
@@ -164,7 +164,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
 
 def can_prefetch_fragments(w: Conv, config: TensorizedTileConfig) -> Any:
     """Return whether registers can be loaded a slice ahead, which TVM's pipeline needs enough k-tiles for."""
-    mma_k_per_k_tile = config.block_k * get_element_bytes(w) // MMA_K_BYTES
+    mma_k_per_k_tile = config.block_k * get_itemsize(w.storage) // MMA_K_BYTES
     return (mma_k_per_k_tile >= 2) & (config.stages >= 3) & (config.k_tiles_per_block(w) >= config.stages - 1)
 
 
@@ -198,7 +198,7 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
     """Return a config that fits the shape and the shared memory of every architecture."""
     pixels, channels = w.N * math.prod(w.output_size), w.O // w.groups
     _, extent = get_reduction_extents(w)
-    mma_k = MMA_K_BYTES // get_element_bytes(w)
+    mma_k = MMA_K_BYTES // get_itemsize(w.storage)
 
     def make_config(tile: tuple[int, int, int, int], stages: int = 4, split_k: int = 1) -> TensorizedTileConfig:
         block_m, warps_m = shrink_tile_side(pixels, tile[0], tile[2])

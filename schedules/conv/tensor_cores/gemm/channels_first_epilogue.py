@@ -16,6 +16,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
     Buffer,
@@ -23,7 +24,6 @@ from ....tir_builder import (
     Register,
     allocate,
     emit_ptx,
-    get_itemsize,
     if_,
     load_global,
     load_shared,

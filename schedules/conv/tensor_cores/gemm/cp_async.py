@@ -13,13 +13,13 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
     emit_ptx,
-    get_itemsize,
     guarded_loop,
     if_,
     load_global,

@@ -12,13 +12,13 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
     emit_ptx,
-    get_itemsize,
     if_,
     load_shared,
     to_uint32,

@@ -16,8 +16,9 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ....tir_builder import Expr, Register, get_itemsize, if_
+from ....tir_builder import Expr, Register, if_
 from .tma import TmaCopy
 
 Position = Sequence[Expr]  # coordinates of the first element of a box along the axes of the rows

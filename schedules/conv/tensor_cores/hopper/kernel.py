@@ -15,6 +15,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.arithmetic import round_up
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
     Buffer,
@@ -24,7 +25,6 @@ from ....tir_builder import (
     declare_tensor_map,
     emit_call,
     emit_ptx,
-    get_itemsize,
     if_,
     thread_axis,
     to_uint32,

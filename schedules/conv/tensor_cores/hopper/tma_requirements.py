@@ -7,7 +7,7 @@ import math
 from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -82,6 +82,6 @@ def choose_box_pixels(w: Conv) -> int:
     """
     pixels = math.prod(w.input_size)
     is_matrix = math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
-    if not is_matrix or get_numpy_dtype(w.storage).itemsize != 2:
+    if not is_matrix or get_itemsize(w.storage) != 2:
         return 0
     return next((width for width in BOX_PIXELS if pixels % width == 0), 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.workloads import Conv2d
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 WORD_BYTES = 4  # bytes of a register and of a bank
@@ -58,7 +58,7 @@ class RowLayout:
     @property
     def element_bytes(self) -> int:
         """Bytes per element."""
-        return get_numpy_dtype(self.w.storage).itemsize
+        return get_itemsize(self.w.storage)
 
     @property
     def elements_per_word(self) -> int:

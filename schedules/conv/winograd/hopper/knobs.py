@@ -16,7 +16,7 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import DTYPES as ALL_DTYPES
-from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
+from tvmconv.workloads.dtypes import TF32, get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.text import MAX_ELEMENTS
 
@@ -97,7 +97,7 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
     """Declare the knobs; return the outputs per tile and axis, the channels per thread, and the product's config."""
     sizes = list_output_tile_sizes(w)
     vector_choices = [
-        n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * _get_itemsize(w) <= MAX_VECTOR_BYTES
+        n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * get_itemsize(w.storage) <= MAX_VECTOR_BYTES
     ]
     latencies_us = _estimate_latencies_us(w)
     m = k.choice("output_tile", sizes, min(latencies_us, key=latencies_us.__getitem__))
@@ -159,8 +159,4 @@ def _estimate_transforms_us(w: Conv2d, m: int) -> float:
     product_workload = make_product_workload(w, m)
     shapes = (w.input_shape, product_workload.input_shape, product_workload.output_shape, w.output_shape)
     fit = H200_FIT.winograd_transforms
-    return sum(map(math.prod, shapes)) * _get_itemsize(w) / fit.bytes_per_us + fit.launch_us
-
-
-def _get_itemsize(w: Conv2d) -> int:
-    return get_numpy_dtype(w.storage).itemsize
+    return sum(map(math.prod, shapes)) * get_itemsize(w.storage) / fit.bytes_per_us + fit.launch_us

@@ -12,7 +12,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv2d
-from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
+from tvmconv.workloads.dtypes import TF32, get_itemsize
 
 from ....tir_builder import (
     Buffer,
@@ -145,7 +145,7 @@ class _WinogradTransform:
     def __init__(self, w: Conv2d, shape: tuple[int, int], vector: int) -> None:
         self._w, self._shape, self._vector_channels = w, shape, vector
         rows, columns = shape
-        self._words_per_element = max(1, vector * get_numpy_dtype(w.storage).itemsize // 4)
+        self._words_per_element = max(1, vector * get_itemsize(w.storage) // 4)
         self._element_words = [
             [allocate(f"in_{i}_{j}", self._words_per_element, "uint32") for j in range(columns)] for i in range(rows)
         ]
