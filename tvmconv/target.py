@@ -28,6 +28,7 @@ REGISTERS_PER_MULTIPROCESSOR = 65536  # 32-bit registers
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_GRANULARITY = 256  # allocation unit of a warp's registers: cuda_occupancy.h of CUDA 13.0
 
+PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that all architectures since sm_80 allow
 STATIC_SHARED_BYTES = 48 << 10  # shared memory that a kernel can declare statically, per block
 CONSTANT_BYTES = 64 << 10  # total size of the `__constant__` arrays of a kernel
 MAX_TEXTURE_WIDTH, MAX_TEXTURE_HEIGHT = 131072, 65000  # texels of a 2-D texture over linear memory

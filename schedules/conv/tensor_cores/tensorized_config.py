@@ -14,7 +14,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.target import NUM_BANKS, PORTABLE_SHARED_BYTES, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
@@ -40,7 +40,6 @@ MIN_THREADS = 64
 DEFAULT_TILES = ((128, 128, 2, 4), (128, 64, 2, 2), (64, 64, 2, 2), (64, 32, 2, 2), (32, 32, 2, 2))
 SPLIT_TILE = DEFAULT_TILES[2]
 MIN_BLOCKS = 96
-PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that all architectures since sm_80 allow
 
 
 def is_channels_last(w: Conv) -> bool:

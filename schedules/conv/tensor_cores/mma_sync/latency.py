@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from tvmconv.fitted_latency import H200_FIT
-from tvmconv.target import H200, WARP_SIZE
+from tvmconv.target import H200, PORTABLE_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, count_ctas_per_sm, estimate_k_tile_us
 from .epilogue_split import compute_staged_itemsize, count_channel_args
 from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MMA_M, MMA_N, MmaSyncTileConfig, list_options
-
-PORTABLE_SHARED_BYTES = 99 << 10  # dynamic shared memory per block that every GPU since sm_80 allows
 
 
 def estimate_latency_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape) -> Any:

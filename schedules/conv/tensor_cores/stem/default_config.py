@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvmconv.arithmetic import round_up
-from tvmconv.target import H200, MAX_THREADS_PER_BLOCK, WARP_SIZE
+from tvmconv.target import H200, MAX_THREADS_PER_BLOCK, PORTABLE_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from .row_layout import MMA_PIXELS, RowLayout
@@ -16,7 +16,6 @@ WARPS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 BLOCK_N_CHOICES = (16, 32, 48, 64, 96, 128)
 MAX_CTAS_CHOICES = (0, 66, 132, 264, 396, 528, 792, 1056)
 
-PORTABLE_SHARED_BYTES = 99 << 10  # shared memory per block on all architectures since sm_80 (tvmconv/target.py)
 WARPS_PER_SM = 16  # resident warps per SM by default, whose registers suffice for 64 accumulators per thread
 
 

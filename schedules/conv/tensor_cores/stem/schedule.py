@@ -44,13 +44,12 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import ONE_GROUP, Requirement, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR
+from tvmconv.target import PORTABLE_SHARED_BYTES, REGISTERS_PER_MULTIPROCESSOR
 from tvmconv.workloads import Conv2d
 
 from ....tir_builder import build_schedule
 from ...tile_config import Rule, add_rules, declare_choices
 from .default_config import (
-    PORTABLE_SHARED_BYTES,
     STAGES_CHOICES,
     list_default_candidates,
     list_options,
