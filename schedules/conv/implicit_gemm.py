@@ -18,7 +18,6 @@ import math
 
 from tvm.ir import Expr
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from tvmconv.registry import schedule
@@ -38,7 +37,7 @@ from .block_tiling import (
 )
 from .conflict_free import flatten_pixels
 from .direct_config import DirectTileConfig, TiledAxes, TiledAxis
-from .reduction import DTYPES, reduce_partials, sort_axes_by_memory
+from .reduction import DTYPES, sort_axes_by_memory, split_k_over_blocks
 
 MAX_SMALL_IMAGE_PIXELS = 256  # blocks are few up to this size: measured on the 14 × 14 and 7 × 7 images of ResNet-50
 KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # depth, height and width, of which the last `spatial_ndim` are used
@@ -71,7 +70,10 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         multiply_block, IndexMap.from_func(move_reduction_last, ndim=num_block_axes, index_dtype="int32")
     )
     if config.split_k > 1:
-        multiply_block = split_k_over_blocks(s, multiply_block, config.split_k)
+        depth_axis = len(("group", "channel", "pixel"))
+        multiply_block = split_k_over_blocks(s, multiply_block, depth_axis, config.split_k)
+        part_loop, group, *_ = s.get_loops(multiply_block)
+        s.fuse(part_loop, group)
     outer, channel, pixel, *reduction = s.get_loops(multiply_block)
     blocks = split_reduction(
         s, multiply_block, outer, [channel, pixel], reduction, config, stores_output=config.split_k == 1
@@ -98,22 +100,6 @@ def pad_operands_with_zeros(s: Schedule, blocks: ReductionBlocks, config: Direct
     s.reverse_compute_inline(store)
     outer, channel, pixel, *reduction = s.get_loops(blocks.multiply_block)
     return ReductionBlocks(blocks.multiply_block, None, outer, [channel, pixel], reduction)
-
-
-def split_k_over_blocks(s: Schedule, reduce_block: SBlockRV, num_parts: int) -> SBlockRV:
-    """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
-
-    The returned block of the partial sums is over (part and group, channel, pixel; input channel, filter taps).
-    """
-    group, channel, pixel, depth, *taps = s.get_loops(reduce_block)
-    part_loop, rest_loop = s.split(depth, [num_parts, None])
-    s.reorder(part_loop, group, channel, pixel, rest_loop, *taps)
-    partial = s.rfactor(part_loop, 0)
-
-    reduce_partials(s, reduce_block)
-    part_loop, group, *_ = s.get_loops(partial)
-    s.fuse(part_loop, group)
-    return partial
 
 
 def move_reduction_last(group: Expr, channel: Expr, *other_axes: Expr) -> list[Expr]:

@@ -57,6 +57,26 @@ def accumulate_in_registers(s: Schedule) -> SBlockRV:
     return store
 
 
+def split_k_over_blocks(s: Schedule, reduction_block: SBlockRV, depth_axis: int, num_parts: int) -> SBlockRV:
+    """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
+
+    Args:
+        s: The schedule.
+        reduction_block: The block, whose loops over the output come first.
+        depth_axis: Position of the loop of which each part has a share.
+        num_parts: Number of parts.
+
+    Returns:
+        The block of the partial sums, whose first loop is over the parts.
+    """
+    loops = list(s.get_loops(reduction_block))
+    part_loop, loops[depth_axis] = s.split(loops[depth_axis], [num_parts, None])
+    s.reorder(part_loop, *loops)
+    partial = s.rfactor(part_loop, 0)
+    reduce_partials(s, reduction_block)
+    return partial
+
+
 def reduce_partials(s: Schedule, reduction_block: SBlockRV) -> None:
     """Add up partial sums in a separate kernel that also applies the epilogue.
 

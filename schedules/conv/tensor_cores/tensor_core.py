@@ -43,7 +43,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...primitives import bind_grid, inline_consumers, inline_producers
 from ..direct_config import MIN_ASYNC_COPY_BYTES
-from ..reduction import reduce_partials
+from ..reduction import split_k_over_blocks
 from .tensor_intrinsics import (
     SHARED_SCOPE,
     TILE_SIZE,
@@ -93,7 +93,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     product = convert_to_matrix_product(s, w)
     s.pad_einsum(product, [1, block_rows, columns, 1, config.block_k * config.split_k])
     if config.split_k > 1:
-        product = split_k_over_blocks(s, product, config.split_k)
+        product = split_k_over_blocks(s, product, depth_axis=-1, num_parts=config.split_k)
     smem_copies = [s.cache_read(product, operand, SHARED_SCOPE) for operand in (0, 1)]
     for smem_copy in smem_copies:
         inline_producers(s, smem_copy)
@@ -224,20 +224,6 @@ def make_flattening_map(axis_names: Sequence[str], axis_strides: Sequence[AxisSt
         ]
 
     return IndexMap.from_func(index_map, ndim=len(axis_names), index_dtype="int32")
-
-
-def split_k_over_blocks(s: Schedule, reduction_block: SBlockRV, num_parts: int) -> SBlockRV:
-    """Split a reduction into partial sums in a workspace, and add these up in a separate kernel.
-
-    Returns:
-        The block of the partial sums, over (part, group, row, column; tap, depth).
-    """
-    *output, tap, depth = s.get_loops(reduction_block)
-    part_loop, rest_loop = s.split(depth, [num_parts, None])
-    s.reorder(part_loop, *output, tap, rest_loop)
-    partial = s.rfactor(part_loop, 0)
-    reduce_partials(s, reduction_block)
-    return partial
 
 
 def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, *, is_row_contiguous: bool) -> None:
