@@ -41,6 +41,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
+from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES, has_filter_per_channel
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig, list_input_offsets
 from .strip_thread import (
@@ -51,7 +52,6 @@ from .strip_thread import (
     build_conv_schedule,
     emit_vector_copy,
     load_filters_to_smem,
-    open_loop,
 )
 
 MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards
@@ -147,7 +147,7 @@ class DepthwiseNhwcKernel:
         """Load the filters of the thread's channels, which are contiguous, in vectors."""
         vector, taps = self.config.vector, self.shape.num_taps
         self.filter_regs = allocate_local("filters", (vector * taps,), self.config.w.storage)
-        with open_loop("chunk", taps) as chunk:
+        with unrolled_loop(taps, "chunk") as chunk:
 
             def get_filter_value(lane: Any) -> Any:
                 element = chunk * vector + lane
@@ -162,7 +162,7 @@ class DepthwiseNhwcKernel:
     def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
         """Load the unrolled taps of a filter row, counted over all planes, to registers."""
         vector, (*_, num_columns) = self.config.vector, self.shape.kernel_size
-        with open_loop("s", self.num_unrolled_taps) as s:
+        with unrolled_loop(self.num_unrolled_taps, "s") as s:
             tap = filter_row * num_columns + first_column + s
             if self.config.weight_scope == "shared":
                 lane_offset = self.thread.vector_idx * vector - self.thread.block_channel
@@ -173,7 +173,7 @@ class DepthwiseNhwcKernel:
                     lambda lane: self.smem_filters[tap, lane_offset + lane],
                 )
             else:
-                with open_loop("channel", vector) as channel:
+                with unrolled_loop(vector, "channel") as channel:
                     if self.config.weight_scope == "registers":
                         value = self.filter_regs[channel * self.shape.num_taps + tap]
                     else:
@@ -190,7 +190,10 @@ class DepthwiseNhwcKernel:
     def accumulate_row(self, window_half: int, row_idx: int) -> None:
         """Accumulate an input row to output row `row_idx` of the strip, with the loaded taps."""
         for s in range(self.num_unrolled_taps):
-            with open_loop("j", self.config.columns.local) as j, open_loop("channel", self.config.vector) as channel:
+            with (
+                unrolled_loop(self.config.columns.local, "j") as j,
+                unrolled_loop(self.config.vector, "channel") as channel,
+            ):
                 input_value = self.input_window.values[
                     window_half,
                     self.input_window.window_column(j, s),
@@ -247,7 +250,7 @@ class DepthwiseNhwcKernel:
     def filter_loop(self, name: str, extent: int) -> Iterator[Any]:
         """Open a loop over parts of the filter; accumulators are initialized before it and stored after it."""
         self.epilogue.init_accumulators()
-        with open_loop(name, extent, T.serial) as variable:
+        with serial_loop(extent, name) as variable:
             yield variable
         for i in range(self.config.rows.local):
             self.epilogue.store_row(i)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from tvm.s_tir import Schedule
-from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
@@ -28,6 +27,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
+from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
@@ -38,7 +38,6 @@ from .strip_thread import (
     build_conv_schedule,
     emit_vector_copy,
     load_filters_to_smem,
-    open_loop,
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
@@ -119,7 +118,7 @@ def emit_thread(thread: StripThread) -> None:
     def load_weights(tap: tuple[Any, Any, Any], k_tile: Any) -> None:
         if is_weight_shared:
             lane_offset = thread.vector_idx * vector - thread.block_channel
-            with open_loop("d", block_k) as channel_in:
+            with unrolled_loop(block_k, "d") as channel_in:
                 filter_row = shape.tap_index(tap) * config.channels_per_group + k_tile * block_k + channel_in
                 emit_vector_copy(
                     vector,
@@ -128,7 +127,7 @@ def emit_thread(thread: StripThread) -> None:
                     lambda lane: smem_filters[filter_row, lane_offset + lane],
                 )
         else:
-            with open_loop("channel", vector) as channel:
+            with unrolled_loop(vector, "channel") as channel:
                 output_channel = thread.first_channel + channel
                 emit_vector_copy(
                     block_k,
@@ -139,9 +138,9 @@ def emit_thread(thread: StripThread) -> None:
 
     def accumulate_row(row_idx: int, filter_column: int) -> None:
         with (
-            open_loop("d", block_k) as channel_in,
-            open_loop("j", config.columns.local) as j,
-            open_loop("channel", vector) as channel,
+            unrolled_loop(block_k, "d") as channel_in,
+            unrolled_loop(config.columns.local, "j") as j,
+            unrolled_loop(vector, "channel") as channel,
         ):
             input_value = input_window.values[row_idx, input_window.window_column(j, filter_column), channel_in]
             weight = weight_regs[channel_in, channel] if is_weight_shared else weight_regs[channel, channel_in]
@@ -151,8 +150,8 @@ def emit_thread(thread: StripThread) -> None:
     epilogue.init_accumulators()
     (_, row_stride, _), (_, row_dilation, column_dilation) = shape.strides, shape.dilations
     with (
-        open_loop("tap", shape.num_taps // num_unrolled_taps, T.serial) as tap_group,
-        open_loop("step", config.channels_per_group // block_k, T.serial) as k_tile,
+        serial_loop(shape.num_taps // num_unrolled_taps, "tap") as tap_group,
+        serial_loop(config.channels_per_group // block_k, "step") as k_tile,
     ):
         filter_plane, filter_row, filter_column = (
             shape.tap_from_index(tap_group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ...tir_builder import build_schedule
+from ...tir_builder import build_schedule, serial_loop, thread_axis, unrolled_loop, vectorized_loop
 from ..plane_shape import PlaneShape
 from .strip_config import MAX_LOAD_BYTES, StripConfig, compute_window_extent, list_input_offsets
 
@@ -61,7 +61,7 @@ def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: co
     """Open the loops over blocks and threads; the device's compiler unrolls the unrolled loops inside them."""
 
     def bind(extent: int, thread: str) -> Any:
-        return stack.enter_context(T.thread_binding(extent, thread=thread))
+        return stack.enter_context(thread_axis(extent, thread))
 
     channels, rows, columns = config.channels, config.rows, config.columns
     channel_blocks, pixel_blocks = channels.block, columns.block * rows.block
@@ -95,13 +95,6 @@ def allocate_local(name: str, shape: Sequence[int], dtype: str) -> Any:
     return IRBuilder.name(name, T.sblock_alloc_buffer(tuple(shape), dtype, scope="local"))
 
 
-@contextlib.contextmanager
-def open_loop(name: str, extent: int, loop_kind: Callable[[int], Any] = T.unroll) -> Iterator[Any]:
-    """Open a loop of the builder with a named variable."""
-    with loop_kind(extent) as variable:
-        yield IRBuilder.name(name, variable)
-
-
 def emit_guarded(
     conditions: Sequence[Any], emit_then: Callable[[], None], emit_else: Callable[[], None] | None = None
 ) -> None:
@@ -123,11 +116,8 @@ def emit_vector_copy(
     """Emit `target[target_index(lane)] = value(lane)` for all lanes, in the widest possible vectors."""
     width = min(num_lanes, MAX_LOAD_BYTES // get_itemsize(str(target.dtype)))
     for first_lane in range(0, num_lanes, width):
-        if width == 1:
-            T.buffer_store(target, value(first_lane), [*target_index(first_lane)])
-        else:
-            with open_loop("lane", width, T.vectorized) as lane:
-                T.buffer_store(target, value(lane + first_lane), [*target_index(lane + first_lane)])
+        with vectorized_loop(width) as lane:
+            T.buffer_store(target, value(lane + first_lane), [*target_index(lane + first_lane)])
 
 
 def load_filters_to_smem(thread: StripThread) -> Any:
@@ -141,7 +131,8 @@ def load_filters_to_smem(thread: StripThread) -> Any:
     block_channels, num_rows = config.channels.thread * config.vector, shape.num_taps * config.channels_per_group
     shared = IRBuilder.name("filters", T.sblock_alloc_buffer((num_rows, block_channels), w.storage, scope="shared"))
     num_copies = ceil_div(num_rows * block_channels, num_threads)
-    with open_loop("copy", num_copies, T.unroll if num_copies <= MAX_UNROLLED_COPIES else T.serial) as copy_idx:
+    open_loop = unrolled_loop if num_copies <= MAX_UNROLLED_COPIES else serial_loop
+    with open_loop(num_copies, "copy") as copy_idx:
         element = (copy_idx * num_threads + thread.thread_idx) // block_channels
         channel = (copy_idx * num_threads + thread.thread_idx) % block_channels
         conditions = [element < num_rows] * (num_rows * block_channels % num_threads > 0)
@@ -193,7 +184,7 @@ class InputWindow:
             self._load_vector(window_row, position, (plane, row, self._first_column + column + offset), channel)
 
         if self._is_contiguous:
-            with open_loop("g", len(self._column_offsets)) as position:
+            with unrolled_loop(len(self._column_offsets), "g") as position:
                 load(position, position)
         else:
             for position, offset in enumerate(self._column_offsets):
@@ -247,7 +238,11 @@ class StripEpilogue:
     def init_accumulators(self) -> None:
         """Set the accumulators to zero, and load the epilogue arguments that all pixels share."""
         num_rows, num_columns, vector = self.accum.shape
-        with open_loop("i", num_rows) as i, open_loop("j", num_columns) as j, open_loop("channel", vector) as channel:
+        with (
+            unrolled_loop(num_rows, "i") as i,
+            unrolled_loop(num_columns, "j") as j,
+            unrolled_loop(vector, "channel") as channel,
+        ):
             T.buffer_store(self.accum, tirx.const(0, ACCUMULATOR), [i, j, channel])
         for name in self._channel_arguments:
             self._load_argument(name, (), lambda lane: self._thread.first_channel + lane)
@@ -279,14 +274,14 @@ class StripEpilogue:
 
         for name in self._argument_regs:
             if name not in self._channel_arguments:
-                with open_loop("j", config.columns.local) as j:
+                with unrolled_loop(config.columns.local, "j") as j:
                     *pixel, channel = output_index(j, first_channel)
                     emit_guarded(
                         list_bounds_checks(j),
                         lambda: self._load_argument(name, (j,), lambda lane: (*pixel, channel + lane)),  # noqa: B023
                     )
-        with open_loop("j", config.columns.local) as j:
-            with open_loop("channel", config.vector) as lane:
+        with unrolled_loop(config.columns.local, "j") as j:
+            with unrolled_loop(config.vector, "channel") as lane:
                 value = epilogue.apply_to_expression(
                     config.w.epilogue, self.accum[row_idx, j, lane], lambda name: read_argument(name, j, lane)
                 )
