@@ -12,9 +12,9 @@ from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSO
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .tile_config import MAX_SWIZZLE_BYTES, HopperTileConfig
+from .tile_config import MAX_SWIZZLE_BYTES, REALLOCATED_REGISTERS, HopperTileConfig
 
-MAX_ACCUMULATORS = 128  # per thread
+MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
@@ -25,7 +25,24 @@ def isa_constraints(w: Conv) -> list[ConstraintRule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
     return [
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (
+            f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
+            lambda t: (
+                t.num_accumulators
+                <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
+            ),
+        ),
+        (
+            "registers are reallocated between a producer and two or three consumers whose output TMA stores",
+            lambda t: (
+                np.logical_not(t.reallocates_registers)
+                | (np.isin(t.warpgroups, list(REALLOCATED_REGISTERS)) & ~t.uses_smem_reduction(w))
+            ),
+        ),
+        (
+            "two warpgroups without a cluster take turns in ping-pong",
+            lambda t: np.logical_not(t.is_pingpong) | ((t.warpgroups == 2) & (t.cluster_size == 1)),
+        ),
         (
             "the channels of a group fill whole k-tiles",
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
@@ -48,13 +65,27 @@ def resource_constraints(w: Conv) -> list[ConstraintRule]:
     """Return the constraints that registers and shared memory impose."""
 
     def has_enough_registers(config: HopperTileConfig) -> Any:
-        warps_per_partition = ceil_div(config.threads_with_residual_warp(w), SM_PARTITIONS * WARP_SIZE)
-        return config.estimate_registers() <= np.minimum(
-            MAX_REGISTERS_PER_THREAD,
-            REGISTERS_PER_MULTIPROCESSOR // (SM_PARTITIONS * WARP_SIZE) // warps_per_partition // 8 * 8,
+        max_registers = np.where(
+            config.reallocates_registers, count_consumer_registers(config), count_equal_registers(config, w)
         )
+        return config.estimate_registers() <= max_registers
 
     return [
         ("the registers of all threads fit", has_enough_registers),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.dynamic_smem_bytes(w) <= MAX_SHARED_BYTES),
     ]
+
+
+def count_equal_registers(config: HopperTileConfig, w: Conv) -> Any:
+    """Return the maximum number of registers per thread if all threads have the same number."""
+    warps_per_partition = ceil_div(config.threads_with_residual_warp(w), SM_PARTITIONS * WARP_SIZE)
+    return np.minimum(
+        MAX_REGISTERS_PER_THREAD,
+        REGISTERS_PER_MULTIPROCESSOR // (SM_PARTITIONS * WARP_SIZE) // warps_per_partition // 8 * 8,
+    )
+
+
+def count_consumer_registers(config: HopperTileConfig) -> Any:
+    """Return the number of registers per thread of a consumer after reallocation; 0 if there is none."""
+    by_warpgroups = [REALLOCATED_REGISTERS.get(n, (0, 0))[1] for n in range(max(REALLOCATED_REGISTERS) + 1)]
+    return np.take(by_warpgroups, config.warpgroups, mode="clip")
