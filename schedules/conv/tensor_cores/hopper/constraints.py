@@ -12,7 +12,7 @@ from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSO
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .tile_config import MAX_SWIZZLE_BYTES, REALLOCATED_REGISTERS, HopperTileConfig
+from .tile_config import MAX_SWIZZLE_BYTES, OVERHEAD_REGISTERS, REALLOCATED_REGISTERS, HopperTileConfig
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -72,6 +72,13 @@ def resource_constraints(w: Conv) -> list[ConstraintRule]:
 
     return [
         ("the registers of all threads fit", has_enough_registers),
+        (
+            "the registers of one wgmma fit those at the launch, which ptxas requires also where they are reallocated",
+            lambda t: (
+                np.logical_not(t.reallocates_registers)
+                | (t.block_n // 2 + OVERHEAD_REGISTERS <= count_equal_registers(t, w))
+            ),
+        ),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.dynamic_smem_bytes(w) <= MAX_SHARED_BYTES),
     ]
 

@@ -6,8 +6,9 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_coop
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from ....tir_builder import (
     Register,
     allocate,
     declare_tensor_map,
+    emit_alternatives,
     emit_call,
     emit_ptx,
     get_itemsize,
@@ -186,13 +188,16 @@ class WarpRoles:
                 setmaxnreg("inc", self.registers[1])
             yield
 
-    @contextmanager
-    def producers(self, thread: ThreadPosition) -> Iterator[None]:
-        """Open the branch of the producer warpgroup; without reallocation each warp has a branch of its own only."""
-        with if_(thread.warp >= self.producer_warp if self.registers else True):
-            if self.registers:
-                setmaxnreg("dec", self.registers[0])
-            yield
+    def emit_producers(self, thread: ThreadPosition, loaders: Sequence[Callable[[], None]]) -> None:
+        """Emit what the first thread of each producer warp runs."""
+        branches = [(thread.is_first_of_warp(self.producer_warp + i), loader) for i, loader in enumerate(loaders)]
+        if not self.registers:
+            for branch in branches:
+                emit_alternatives([branch])
+            return
+        with if_(thread.warp >= self.producer_warp):
+            setmaxnreg("dec", self.registers[0])
+            emit_alternatives(branches)
 
 
 def make_warp_roles(config: HopperTileConfig, loads_residual: bool) -> WarpRoles:
@@ -272,12 +277,10 @@ def emit_kernel(
 
         with roles.consumers(thread):
             emit_consumer(shared, mainloop, accumulators, epilogue)
-        with roles.producers(thread):
-            with if_(thread.is_first_of_warp(roles.producer_warp)):
-                k = TapIterator(problem.taps, int(config.k_tiles_per_tap(shape)), mainloop.block_k)
-                emit_producer(shared, mainloop, operand_maps, k)
-            if isinstance(epilogue, TmaEpilogue):
-                emit_residual_producers(shared, roles, epilogue)
+        loaders = [lambda: emit_operand_loader(shared, mainloop, operand_maps, problem, config)]
+        if isinstance(epilogue, TmaEpilogue):
+            loaders += make_residual_loaders(shared, roles, epilogue)
+        roles.emit_producers(thread, loaders)
         if not epilogue:
             reduction, tile = make_reduction(mainloop, shape, config), shared.tiles.tile_at(cta.index)
             reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
@@ -311,20 +314,29 @@ def emit_consumer(
             tma_store_wait(0)
 
 
-def emit_producer(
-    shared: CtaState, mainloop: WgmmaMainloop, operand_maps: tuple[Expr, Expr], k: TapIterator
+def emit_operand_loader(
+    shared: CtaState,
+    mainloop: WgmmaMainloop,
+    operand_maps: tuple[Expr, Expr],
+    problem: ConvProblem,
+    config: HopperTileConfig,
 ) -> None:
     """Load the operands of all work tiles; run by one thread."""
+    k = TapIterator(problem.taps, int(config.k_tiles_per_tap(problem.shape)), mainloop.block_k)
     with shared.tiles.work_tiles(shared.cta.index) as tile:
         mainloop.produce(tile, shared.k_range, operand_maps, shared.pipeline, shared.state, k)
 
 
-def emit_residual_producers(shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue) -> None:
-    """Load the residual of work tiles, by one thread for each work tile that is computed at a time."""
-    for i in range(roles.residual_warps):
-        is_loader = shared.cta.thread.is_first_of_warp(roles.producer_warp + 1 + i)
-        with if_(is_loader), shared.tiles.work_tiles(shared.cta.index, i, roles.residual_warps) as tile:
-            epilogue.load_residual(tile, shared.epilogue_state, first_warpgroup=i)
+def make_residual_loaders(
+    shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue
+) -> list[Callable[[], None]]:
+    """Return what loads the residual of work tiles; in ping-pong each warpgroup has a thread that loads its tiles."""
+
+    def emit_loader(first: int) -> None:
+        with shared.tiles.work_tiles(shared.cta.index, first, roles.residual_warps) as tile:
+            epilogue.load_residual(tile, shared.epilogue_state, first_warpgroup=first)
+
+    return [functools.partial(emit_loader, i) for i in range(roles.residual_warps)]
 
 
 @contextmanager
