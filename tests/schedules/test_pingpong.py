@@ -62,7 +62,7 @@ def test_warpgroups_in_turn_compute_every_workload(name):
 @pytest.mark.parametrize("tiles", [1, 2, 3, 4, 5, 9])
 def test_stages_of_the_other_warpgroup_are_skipped(tiles, stages):
     """Turns of three K tiles begin at any stage and in either phase, also where a warpgroup has one tile less."""
-    check(f"conv1d:1x32x{tiles * 64 - 7},16x32x3,s1,p1,f16,nhwc,add", {**PINGPONG, "stages": stages})
+    check(f"conv1d:1x32x{tiles * 192 - 7},16x32x3,s1,p1,f16,nhwc,add", {**PINGPONG, "wgmma_m_tiles": 3, "stages": stages})
 
 
 @pytest.mark.parametrize("name", ["3x3", "residual", "one tile", "channels first"])
@@ -101,6 +101,7 @@ REGISTER = re.compile(r"\bR(\d+)\b")
     [
         ({**PINGPONG, "wgmma_m_tiles": 2, "block_n": 128}, (40, 232)),
         ({**PINGPONG, "wgmma_m_tiles": 2, "block_n": 192}, (40, 232)),
+        ({**PINGPONG, "wgmma_m_tiles": 3, "block_n": 128}, (40, 232)),
         ({**COOPERATIVE, "wgmma_m_tiles": 2, "block_n": 192}, (40, 232)),
         ({**COOPERATIVE, "warpgroups": 3, "wgmma_m_tiles": 2, "block_n": 128}, (32, 160)),
     ],

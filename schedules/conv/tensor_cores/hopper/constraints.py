@@ -12,7 +12,13 @@ from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSO
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .tile_config import MAX_SWIZZLE_BYTES, OVERHEAD_REGISTERS, REALLOCATED_REGISTERS, HopperTileConfig
+from .tile_config import (
+    MAX_SWIZZLE_BYTES,
+    OVERHEAD_REGISTERS,
+    REALLOCATED_REGISTERS,
+    WGMMA_M_TILES_CHOICES,
+    HopperTileConfig,
+)
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -38,6 +44,10 @@ def isa_constraints(w: Conv) -> list[ConstraintRule]:
                 np.logical_not(t.reallocates_registers)
                 | (np.isin(t.warpgroups, list(REALLOCATED_REGISTERS)) & ~t.uses_smem_reduction(w))
             ),
+        ),
+        (
+            f"more than {max(WGMMA_M_TILES_CHOICES)} wgmmas along the pixels only with setmaxnreg",
+            lambda t: (t.wgmma_m_tiles <= max(WGMMA_M_TILES_CHOICES)) | t.reallocates_registers,
         ),
         (
             "two warpgroups without a cluster take turns in ping-pong",

@@ -21,6 +21,7 @@ from .tile_config import (
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
     RASTER_ORDERS,
+    REALLOCATED_WGMMA_M_TILES_CHOICES,
     STAGES_CHOICES,
     HopperTileConfig,
 )
@@ -65,7 +66,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload, and return their values.
 
-    Large outputs have two further knobs, whose defaults are the first values:
+    Large outputs have two further knobs, whose defaults are the first values, and `wgmma_m_tiles` of 3:
 
     | knob | value | meaning |
     | --- | --- | --- |
@@ -77,6 +78,8 @@ def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
     """
     default = select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
+    if can_compute_several_tiles(w):
+        options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
     values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
     if can_compute_several_tiles(w):
