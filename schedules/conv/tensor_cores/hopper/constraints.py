@@ -19,9 +19,11 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
+from .tma_requirements import find_residual
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
+RESIDUAL_REGISTERS = 16  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
 ConstraintRule = tuple[str, Callable[[HopperTileConfig], Any]]
@@ -34,8 +36,7 @@ def isa_constraints(w: Conv) -> list[ConstraintRule]:
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
             lambda t: (
-                t.num_accumulators
-                <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
+                t.num_accumulators <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
             ),
         ),
         (
@@ -75,8 +76,11 @@ def resource_constraints(w: Conv) -> list[ConstraintRule]:
     """Return the constraints that registers and shared memory impose."""
 
     def has_enough_registers(config: HopperTileConfig) -> Any:
+        residual_registers = RESIDUAL_REGISTERS if find_residual(w) else 0
         max_registers = np.where(
-            config.reallocates_registers, count_consumer_registers(config), count_equal_registers(config, w)
+            config.reallocates_registers,
+            count_consumer_registers(config) - residual_registers,
+            count_equal_registers(config, w),
         )
         return config.estimate_registers() <= max_registers
 

@@ -288,9 +288,7 @@ def emit_kernel(
             emit_call(T.cuda.cluster_sync())
 
 
-def emit_consumer(
-    shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffer, epilogue: Epilogue | None
-) -> None:
+def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffer, epilogue: Epilogue | None) -> None:
     """Multiply and store work tiles; run by all threads of a consumer warpgroup.
 
     In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others.
@@ -327,9 +325,7 @@ def emit_operand_loader(
         mainloop.produce(tile, shared.k_range, operand_maps, shared.pipeline, shared.state, k)
 
 
-def make_residual_loaders(
-    shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue
-) -> list[Callable[[], None]]:
+def make_residual_loaders(shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue) -> list[Callable[[], None]]:
     """Return what loads the residual of work tiles; in ping-pong each warpgroup has a thread that loads its tiles."""
 
     def emit_loader(first: int) -> None:

@@ -64,9 +64,9 @@ H200_PARAMS = HopperLatencyParams()
 def estimate_latency_us(config: HopperTileConfig, w: Conv, params: HopperLatencyParams | None = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
-    CTAs run in waves; epilogues add to mainloops, except in ping-pong. Each k-tile takes the time of its bottleneck: tensor cores, shared memory, TMA (which processes
-    row by row) or the fixed cost. A stage is full again `stage_reuse_k_tiles` k-tiles after its use; with fewer stages
-    the CTA waits.
+    CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
+    bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
+    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits.
     """
     params, gemm = params or H200_PARAMS, ImplicitGemmShape.from_workload(w)
     ctas_per_sm = config.ctas_per_sm(w)

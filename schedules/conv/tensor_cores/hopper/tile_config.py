@@ -240,7 +240,10 @@ class HopperTileConfig:
         )
 
     def num_barriers(self, w: Conv) -> Any:
-        """Return the number of mbarriers: two per mainloop stage and per epilogue stage with a residual, two of turns."""
+        """Return the number of mbarriers.
+
+        There are two per mainloop stage, two per epilogue stage with a residual, and in ping-pong two for the turns.
+        """
         residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_residual(w) else 0
         return 2 * self.stages + residual_barriers + 2 * self.is_pingpong
 
