@@ -105,7 +105,7 @@ REGISTER = re.compile(r"\bR(\d+)\b")
         ({**PINGPONG, "wgmma_m_tiles": 3, "block_n": 112}, "bias,add,relu", (40, 232)),
         ({**COOPERATIVE, "wgmma_m_tiles": 2, "block_n": 192}, "bias,silu", (40, 232)),
         ({**COOPERATIVE, "warpgroups": 3, "wgmma_m_tiles": 2, "block_n": 128}, "bias,silu", (32, 160)),
-        ({**COOPERATIVE, "warpgroups": 3, "wgmma_m_tiles": 2, "block_n": 112}, "bias,add,silu", (32, 160)),
+        ({**COOPERATIVE, "wgmma_m_tiles": 2, "block_n": 160}, "bias,add,silu", (40, 232)),
     ],
 )
 def test_registers_are_moved_between_producer_and_consumers(config, epilogue, registers):

@@ -23,7 +23,7 @@ from .tma_requirements import find_residual
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
-RESIDUAL_REGISTERS = 16  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
+RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
 ConstraintRule = tuple[str, Callable[[HopperTileConfig], Any]]
