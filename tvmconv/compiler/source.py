@@ -169,6 +169,8 @@ def declare_one_block_per_multiprocessor(source: str, name: str) -> str:
 
     ptxas ignores setmaxnreg unless the registers per thread at the launch follow from the launch bounds.
     """
+    if "setmaxnreg" not in source:
+        return source
     start, stop = find_kernel(source, name, "cuda").body_span
     if "setmaxnreg" not in source[start:stop]:
         return source
