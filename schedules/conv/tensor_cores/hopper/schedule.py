@@ -16,6 +16,8 @@ and signal full and empty stages by mbarriers in shared memory:
 
 - The grid is persistent: as many CTAs as the GPU runs at a time process work tiles in turn, and the next tile's
   operands are loaded while a tile is stored.
+- Two warpgroups may compute tiles of their own in turn (ping-pong): one stores while the other multiplies. Producers
+  then leave registers to consumers (`setmaxnreg`).
 - CTAs of a cluster with neighbouring tiles share operands: each loads a slice, and TMA multicasts it to all of them.
 - If tiles are few, the CTAs of a cluster split the reduction of one tile instead, and reduce partial sums through
   distributed shared memory.
