@@ -127,6 +127,17 @@ def if_(condition: Expr) -> Iterator[None]:
         yield
 
 
+def emit_alternatives(branches: Sequence[tuple[Expr, Callable[[], None]]]) -> None:
+    """Emit conditions and what runs where each holds, as `if ... else if ...`."""
+    (condition, emit_branch), *others = branches
+    with ir.If(condition):
+        with ir.Then():
+            emit_branch()
+        if others:
+            with ir.Else():
+                emit_alternatives(others)
+
+
 def unrolled_loop(extent: int, name: str) -> AbstractContextManager[Expr]:
     """Open a loop that TVM unrolls."""
     return _name_loop_variable(ir.unroll(extent), name)

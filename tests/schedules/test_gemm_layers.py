@@ -72,6 +72,38 @@ def test_pipeline_state_flips_its_phase_at_each_wrap(stages):
     assert emulated({"Y": ((7, 3), "int32")}, emit).tolist() == [list(row) for row in expected]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_pipeline_state_skips_what_another_warpgroup_reads(count):
+    def emit(arguments):
+        with thread_axis(1, "blockIdx.x"), thread_axis(1, "threadIdx.x"):
+            state = PipelineState("state", 3)
+            with serial_loop(7, "i") as i:
+                store_at(arguments["Y"], (i, 0), state.index)
+                store_at(arguments["Y"], (i, 1), state.phase)
+                state.skip(count)
+
+    steps = [i * count for i in range(7)]
+    assert emulated({"Y": ((7, 2), "int32")}, emit).tolist() == [[step % 3, step // 3 % 2] for step in steps]
+
+
+@pytest.mark.parametrize("raster_order", ["n", "m"])
+@pytest.mark.parametrize(("extents", "ctas"), [((100, 40), 5), ((100, 40), 35), ((96, 40), 3)])
+def test_two_roles_take_tiles_in_turn(extents, ctas, raster_order):
+    tiles_m, tiles_n = ceil_div(extents[0], 16), extents[1] // 8
+
+    def emit(arguments):
+        with thread_axis(ctas, "blockIdx.x") as cta, thread_axis(2, "threadIdx.x") as role:
+            scheduler = TileScheduler.of_product(extents, (16, 8), 1, ctas, raster_order=raster_order)
+            with scheduler.work_tiles(cta, role, 2) as work:
+                store_at(arguments["Y"], (work.m // 16, work.n // 8), cta * 2 + role)
+
+    found = emulated({"Y": ((tiles_m, tiles_n), "int32")}, emit)
+    order = np.arange(tiles_m * tiles_n)
+    expected = order % ctas * 2 + order // ctas % 2
+    ordered = found.T if raster_order == "m" else found
+    assert ordered.ravel().tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize(
     ("extents", "tile", "groups", "ctas", "cluster"),
     [((100, 40), (16, 8), 2, 5, (1, 1)), ((100, 40), (16, 8), 1, 12, (2, 2)), ((64, 8), (64, 8), 1, 1, (1, 1))],

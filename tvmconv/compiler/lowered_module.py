@@ -14,6 +14,7 @@ from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, L
 from tvmconv.compiler.source import (
     KernelParameter,
     declare_cluster,
+    declare_one_block_per_multiprocessor,
     declare_tensor_maps,
     pad_shared_arrays,
     uses_grid_dependency_wait,
@@ -108,6 +109,7 @@ class LoweredModule:
             raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
         for kernel in self.kernels:
             text = declare_cluster(text, kernel.name, kernel.launch.cluster)
+            text = declare_one_block_per_multiprocessor(text, kernel.name)
         parameters = {kernel.name: kernel.parameters for kernel in self.kernels}
         text = declare_tensor_maps(vectorize_half4_copies(pad_shared_arrays(text)))
         return memory_scopes.apply_memory_scopes(text, target_kind, self.memory_scopes, self.arrays, parameters)

@@ -162,3 +162,16 @@ def vectorize_half4_copies(source: str) -> str:
     return _LAST_CONSTRUCTOR.sub(
         lambda match: match[0] + "".join(f"{match[1]}{line}\n" for line in _HALF4_COPY_METHODS), source, 1
     )
+
+
+def declare_one_block_per_multiprocessor(source: str, name: str) -> str:
+    """Add a minimum of one block per multiprocessor to the launch bounds of a kernel that moves registers.
+
+    ptxas ignores setmaxnreg unless the registers per thread at the launch follow from the launch bounds.
+    """
+    if "setmaxnreg" not in source:
+        return source
+    start, stop = find_kernel(source, name, "cuda").body_span
+    if "setmaxnreg" not in source[start:stop]:
+        return source
+    return re.sub(rf"(__launch_bounds__\(\d+)(?=\) {name}\()", r"\1, 1", source)

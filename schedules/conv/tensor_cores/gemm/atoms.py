@@ -161,6 +161,14 @@ def wgmma_wait_group(pending: int) -> None:
     emit_call(T.ptx.wgmma.wait_group.sync.aligned(pending))
 
 
+def setmaxnreg(direction: str, registers: int) -> None:
+    """Change the registers per thread of a warpgroup, "inc" or "dec"; run by all of its threads.
+
+    ptxas ignores the instruction unless the number of CTAs per SM is known from the launch bounds.
+    """
+    emit_ptx(f"setmaxnreg.{direction}.sync.aligned.u32", registers)
+
+
 def named_barrier_sync(barrier: Expr, num_threads: int) -> None:
     """Synchronize `num_threads` threads by a named barrier; barrier 0 is that of the whole CTA."""
     emit_ptx("bar.sync", T.uint32(barrier), T.uint32(num_threads))

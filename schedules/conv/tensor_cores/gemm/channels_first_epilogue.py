@@ -108,15 +108,17 @@ class ChannelsFirstEpilogue:
         self._residuals = {name: allocate(name, tile.n * output.itemsize // 4, "uint32") for name in ops.residuals}
         self._vector = allocate("pixels", 4, "uint32")
 
-    def store(self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition) -> None:
-        """Store a warpgroup's part of a work tile."""
+    def store(
+        self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+    ) -> None:
+        """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, output = self._tile, self._output
         self.channels.store_to_smem(thread)
         buffer = self._smem + to_uint32(thread.warpgroup * self._stage_bytes)
         image, pixel = Register("image"), Register("pixel")
         for m_atom in range(epilogue_tile.m_atoms):
             first_pixel = thread.warpgroup_thread % (epilogue_tile.atom.m // output.vector) * output.vector
-            row = epilogue_tile.row(tile, thread.warpgroup, m_atom) + first_pixel
+            row = epilogue_tile.row(tile, warpgroup, m_atom) + first_pixel
             image.set(row // output.pixels)
             pixel.set(row % output.pixels)
             for n_idx in range(epilogue_tile.subtiles_n):

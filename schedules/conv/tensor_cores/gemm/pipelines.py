@@ -51,6 +51,17 @@ class PipelineState:
             self._index.set(0)
             self._phase.set(self.phase ^ 1)
 
+    def skip(self, count: int) -> None:
+        """Move on by `count` stages, which another warpgroup reads."""
+        wraps, steps = divmod(count, self._stages)
+        if wraps % 2:
+            self._phase.set(self.phase ^ 1)
+        if steps:
+            self._index.set(self.index + steps)
+            with if_(self.index >= self._stages):
+                self._index.set(self.index - self._stages)
+                self._phase.set(self.phase ^ 1)
+
 
 @dataclass(frozen=True)
 class TmaPipeline:
@@ -124,6 +135,44 @@ class TmaPipeline:
             with if_(thread.warpgroup_thread == i):
                 map_to_cta(remote_barrier, self.empty_barrier(index), rank)
                 emit_call(T.ptx.mbarrier.arrive.shared__cluster.b64(remote_barrier.value))
+
+
+class OrderedSequenceBarrier:
+    """Two warpgroups take turns, warpgroup 0 first (cutlass::OrderedSequenceBarrier).
+
+    Each warpgroup waits for a barrier of its own, at which the other one arrives when its turn ends. The phase before
+    the first counts as complete, so warpgroup 0 starts with the opposite phase bit. The turns of mainloops also keep
+    the phase bits of stages unambiguous: a warpgroup waits for a stage only after the other one has seen all earlier
+    stages full.
+
+    Args:
+        barriers: Shared-memory address of the two mbarriers.
+        thread: Position of this thread.
+    """
+
+    num_warpgroups = 2  # each with a barrier
+
+    def __init__(self, barriers: Expr, thread: ThreadPosition) -> None:
+        self._barriers, self._thread = barriers, thread
+        self._phase = Register("turn_phase", value=1 - thread.warpgroup)
+
+    def init_barriers(self) -> None:
+        """Initialize the barriers; called by one thread before the CTA synchronizes."""
+        for warpgroup in range(self.num_warpgroups):
+            emit_ptx("mbarrier.init.shared.b64", self._barrier(warpgroup), T.uint32(1))
+
+    def wait(self) -> None:
+        """Wait for this warpgroup's turn."""
+        emit_call(T.cuda.mbarrier_wait(self._barrier(self._thread.warpgroup), self._phase.value))
+        self._phase.set(self._phase.value ^ 1)
+
+    def arrive(self) -> None:
+        """End this warpgroup's turn."""
+        with if_(self._thread.is_warpgroup_leader):
+            emit_ptx("mbarrier.arrive.shared.b64", self._barrier(1 - self._thread.warpgroup), T.uint32(1))
+
+    def _barrier(self, warpgroup: Expr) -> Expr:
+        return self._barriers + to_uint32(warpgroup * BARRIER_BYTES)
 
 
 def fence_barrier_init() -> None:

@@ -124,7 +124,7 @@ class KRange:
 class TileScheduler:
     """Static persistent scheduler: CTA i computes the tiles i, i + num_ctas and so on.
 
-    Tiles are ordered by columns, then rows, then groups. The CTAs of a cluster compute neighbouring tiles.
+    Tiles are ordered along N, then M, then groups, or along M first. The CTAs of a cluster compute neighbouring tiles.
 
     Attributes:
         tile_m: Rows per tile.
@@ -135,6 +135,7 @@ class TileScheduler:
         num_ctas: CTAs that share the tiles.
         tiles_per_cta: Maximum number of tiles per CTA.
         cluster: The cluster of this CTA.
+        raster_order: Mode along which consecutive tiles are neighbours, "n" or "m"; they share operands in L2.
     """
 
     tile_m: int
@@ -145,6 +146,7 @@ class TileScheduler:
     num_ctas: int
     tiles_per_cta: int
     cluster: Cluster = SINGLE_CTA
+    raster_order: str = "n"
 
     @property
     def num_tiles(self) -> int:
@@ -159,21 +161,31 @@ class TileScheduler:
         """Return the tile of this CTA, where `tile_idx` counts tiles of all CTAs."""
         cluster = self.cluster
         clusters_m, clusters_n, index = self.tiles_m // cluster.m, self.tiles_n // cluster.n, tile_idx // cluster.size
+        row, column = index // clusters_n % clusters_m, index % clusters_n
+        if self.raster_order == "m":
+            row, column = index % clusters_m, index // clusters_m % clusters_n
         return WorkTile(
-            m=(index // clusters_n % clusters_m * cluster.m + cluster.rank_m) * self.tile_m,
-            n=(index % clusters_n * cluster.n + cluster.rank_n) * self.tile_n,
+            m=(row * cluster.m + cluster.rank_m) * self.tile_m,
+            n=(column * cluster.n + cluster.rank_n) * self.tile_n,
             group=index // (clusters_n * clusters_m),
         )
 
     @contextmanager
-    def work_tiles(self, cta_idx: Expr) -> Iterator[WorkTile]:
-        """Open the loop of a CTA over its tiles; each role of a CTA opens its own."""
-        if self.tiles_per_cta == 1:
+    def work_tiles(self, cta_idx: Expr, first: Expr = 0, step: int = 1) -> Iterator[WorkTile]:
+        """Open the loop of a CTA over its tiles; each role of a CTA opens its own.
+
+        Args:
+            cta_idx: Index of the CTA.
+            first: First of the CTA's tiles that this role computes.
+            step: Distance of the CTA's tiles that this role computes.
+        """
+        if self.tiles_per_cta == 1 and step == 1:
             yield self.tile_at(cta_idx)
             return
-        with serial_loop(self.tiles_per_cta, "round") as tile_round:
-            tile_idx = cta_idx + tile_round * self.num_ctas
-            with if_(self.is_valid(tile_idx)):
+        with serial_loop(ceil_div(self.tiles_per_cta, step), "round") as tile_round:
+            tile_idx = cta_idx + (tile_round if step == 1 else tile_round * step + first) * self.num_ctas
+            is_valid = self.is_valid(tile_idx) if self.tiles_per_cta % step == 0 else tile_idx < self.num_tiles
+            with if_(is_valid):
                 yield self.tile_at(tile_idx)
 
     @classmethod
@@ -184,9 +196,10 @@ class TileScheduler:
         groups: int,
         num_ctas: int,
         cluster: Cluster = SINGLE_CTA,
+        raster_order: str = "n",
     ) -> TileScheduler:
         """Return the scheduler of products of M × N elements, in tiles of m × n elements that overhang at the ends."""
         tiles_m = ceil_div(extents[0], tile[0] * cluster.m) * cluster.m
         tiles_n = ceil_div(extents[1], tile[1] * cluster.n) * cluster.n
         tiles_per_cta = ceil_div(groups * tiles_m * tiles_n, num_ctas)
-        return cls(*tile, tiles_m, tiles_n, groups, num_ctas, tiles_per_cta, cluster)
+        return cls(*tile, tiles_m, tiles_n, groups, num_ctas, tiles_per_cta, cluster, raster_order)

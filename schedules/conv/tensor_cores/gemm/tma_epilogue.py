@@ -41,7 +41,7 @@ class EpilogueTile:
     Attributes:
         atom: The wgmma instruction.
         m_atoms: Instructions of a warpgroup along M.
-        warpgroups: Number of warpgroups, along M.
+        warpgroups: Number of warpgroups that share a work tile, along M.
         dtype: Storage dtype of the output.
         row_bytes: Bytes of a subtile's rows, which is the width of the swizzle.
         stages: Subtiles of a warpgroup in shared memory.
@@ -106,8 +106,10 @@ class TmaEpilogue:
         self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
         self._residual = allocate("residual", max(2, tile.n // 16 * 4), "uint32") if self._residual_maps else None
 
-    def store(self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition) -> None:
-        """Store a warpgroup's part of a work tile."""
+    def store(
+        self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+    ) -> None:
+        """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, is_leader = self._tile, thread.is_warpgroup_leader
         self.channels.store_to_smem(thread)
         for m_atom in range(epilogue_tile.m_atoms):
@@ -124,20 +126,26 @@ class TmaEpilogue:
                 tma_store_fence()
                 named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
                 with if_(is_leader):
-                    column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, thread.warpgroup, m_atom)
+                    column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
                     tma_store(self._output_map, (column, row, tile.group), buffer)
                     if self._residual is not None:
                         tma_store_wait(0)
                         self._pipeline.consumer_arrive(stage_idx)
                 state.advance()
 
-    def load_residual(self, tile: WorkTile, state: PipelineState) -> None:
-        """Load the residual of a work tile, each subtile as soon as its stage has been stored; run by one thread."""
+    def load_residual(self, tile: WorkTile, state: PipelineState, first_warpgroup: Expr = 0) -> None:
+        """Load the residual of a work tile, each subtile as soon as its stage has been stored; run by one thread.
+
+        Args:
+            tile: The work tile.
+            state: Stage that is filled next, of each warpgroup that shares the tile.
+            first_warpgroup: First of the warpgroups that share the tile.
+        """
         epilogue_tile, pipeline = self._tile, self._pipeline
         subtiles = unrolled_loop(epilogue_tile.m_atoms, "i"), unrolled_loop(epilogue_tile.subtiles_n, "j")
         with subtiles[0] as m_atom, subtiles[1] as n_idx:
             for warpgroup in range(epilogue_tile.warpgroups):
-                stage_idx = warpgroup * epilogue_tile.stages + state.index
+                stage_idx = (first_warpgroup + warpgroup) * epilogue_tile.stages + state.index
                 pipeline.producer_acquire(stage_idx, state.phase)
                 column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
                 coordinates, barrier = (column, row, tile.group), pipeline.full_barrier(stage_idx)

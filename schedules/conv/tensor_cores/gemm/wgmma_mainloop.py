@@ -12,7 +12,7 @@ from tvmconv import tensor_map as maps
 
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
 from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
-from .pipelines import PipelineState, TmaPipeline
+from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tile_scheduler import KRange, WorkTile
@@ -169,19 +169,35 @@ class WgmmaMainloop:
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,
+        warpgroup: Expr,
+        order: OrderedSequenceBarrier | None = None,
     ) -> None:
         """Multiply the K tiles of a work tile as they arrive; run by all threads of a warpgroup.
 
         The wgmmas of one K tile are in flight while those of the next are issued, so a stage is released one K tile
         after its use.
+
+        Args:
+            accumulators: Sums of this thread.
+            descriptors: Matrix descriptors of A and B.
+            k_range: K tiles of this CTA.
+            pipeline: Stages of the operands.
+            state: Stage that is read next.
+            thread: Position of this thread.
+            warpgroup: Index of the warpgroup among those that share the work tile.
+            order: Turns of warpgroups that compute work tiles of their own; None if all warpgroups share one.
         """
+        if order:
+            order.wait()
         with serial_loop(k_range.count, "k_tile") as k_tile:
             pipeline.consumer_wait(state.index, state.phase)
-            self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), thread.warpgroup, k_tile > 0)
+            self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), warpgroup, k_tile > 0)
             with if_(k_tile > 0):
                 wgmma_wait_group(1)
                 pipeline.consumer_release(state.previous_index, thread)
             state.advance()
+        if order:  # all wgmmas of the work tile are issued
+            order.arrive()
         wgmma_wait_group(0)
         pipeline.consumer_release(state.previous_index, thread)
 

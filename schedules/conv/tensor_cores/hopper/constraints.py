@@ -12,10 +12,18 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .tile_config import MAX_SWIZZLE_BYTES, HopperTileConfig
+from .tile_config import (
+    MAX_SWIZZLE_BYTES,
+    OVERHEAD_REGISTERS,
+    REALLOCATED_REGISTERS,
+    WGMMA_M_TILES_CHOICES,
+    HopperTileConfig,
+)
+from .tma_requirements import find_residual
 
-MAX_ACCUMULATORS = 128  # per thread
+MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
+RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
 
@@ -23,7 +31,27 @@ def isa_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
     return [
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (
+            f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
+            lambda t: (
+                t.num_accumulators <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
+            ),
+        ),
+        (
+            "registers are reallocated between a producer and two or three consumers whose output TMA stores",
+            lambda t: (
+                np.logical_not(t.reallocates_registers)
+                | (np.isin(t.warpgroups, list(REALLOCATED_REGISTERS)) & ~t.uses_smem_reduction(w))
+            ),
+        ),
+        (
+            f"more than {max(WGMMA_M_TILES_CHOICES)} wgmmas along the pixels only with setmaxnreg",
+            lambda t: (t.wgmma_m_tiles <= max(WGMMA_M_TILES_CHOICES)) | t.reallocates_registers,
+        ),
+        (
+            "two warpgroups without a cluster take turns in ping-pong",
+            lambda t: np.logical_not(t.is_pingpong) | ((t.warpgroups == 2) & (t.cluster_size == 1)),
+        ),
         (
             "the channels of a group fill whole k-tiles",
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
@@ -46,13 +74,37 @@ def resource_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that registers and shared memory impose."""
 
     def has_enough_registers(config: HopperTileConfig) -> Any:
-        warps_per_partition = ceil_div(config.threads_with_residual_warp(w), SM_PARTITIONS * WARP_SIZE)
-        return config.estimate_registers() <= np.minimum(
-            MAX_REGISTERS_PER_THREAD,
-            REGISTERS_PER_MULTIPROCESSOR // (SM_PARTITIONS * WARP_SIZE) // warps_per_partition // 8 * 8,
+        residual_registers = RESIDUAL_REGISTERS if find_residual(w) else 0
+        max_registers = np.where(
+            config.reallocates_registers,
+            count_consumer_registers(config) - residual_registers,
+            count_equal_registers(config, w),
         )
+        return config.estimate_registers() <= max_registers
 
     return [
         ("the registers of all threads fit", has_enough_registers),
+        (
+            "the registers of one wgmma fit those at the launch, which ptxas requires also where they are reallocated",
+            lambda t: (
+                np.logical_not(t.reallocates_registers)
+                | (t.block_n // 2 + OVERHEAD_REGISTERS <= count_equal_registers(t, w))
+            ),
+        ),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.dynamic_smem_bytes(w) <= MAX_SHARED_BYTES),
     ]
+
+
+def count_equal_registers(config: HopperTileConfig, w: Conv) -> Any:
+    """Return the maximum number of registers per thread if all threads have the same number."""
+    warps_per_partition = ceil_div(config.threads_with_residual_warp(w), SM_PARTITIONS * WARP_SIZE)
+    return np.minimum(
+        MAX_REGISTERS_PER_THREAD,
+        REGISTERS_PER_MULTIPROCESSOR // (SM_PARTITIONS * WARP_SIZE) // warps_per_partition // 8 * 8,
+    )
+
+
+def count_consumer_registers(config: HopperTileConfig) -> Any:
+    """Return the number of registers per thread of a consumer after reallocation; 0 if there is none."""
+    by_warpgroups = [REALLOCATED_REGISTERS.get(n, (0, 0))[1] for n in range(max(REALLOCATED_REGISTERS) + 1)]
+    return np.take(by_warpgroups, config.warpgroups, mode="clip")

@@ -1,12 +1,14 @@
 """Kernel of `hopper`: warp-specialized, persistent implicit GEMM, composed from the layers of `..gemm`.
 
-Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
+Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp` and
+`sm90_gemm_tma_warpspecialized_pingpong.hpp`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -23,18 +25,19 @@ from ....tir_builder import (
     Register,
     allocate,
     declare_tensor_map,
+    emit_alternatives,
     emit_call,
     emit_ptx,
     if_,
     thread_axis,
     to_uint32,
 )
-from ..gemm.atoms import ThreadPosition, WgmmaAtom
+from ..gemm.atoms import ThreadPosition, WgmmaAtom, setmaxnreg
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import ConvProblem, make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
 from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
@@ -43,7 +46,7 @@ from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from .tile_config import HopperTileConfig
+from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def make_mainloop(
 def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(w.storage))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups, w.storage, row_bytes, stages)
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, w.storage, row_bytes, stages)
 
 
 def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: HopperTileConfig) -> ClusterReduction:
@@ -127,92 +130,6 @@ def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: Ho
     return ClusterReduction(
         shape, *tile, config.split_k, num_threads, math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
     )
-
-
-def emit_kernel(
-    w: Conv,
-    config: HopperTileConfig,
-    arguments: dict[str, Buffer],
-    access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
-) -> None:
-    """Emit the kernel.
-
-    Args:
-        w: The convolution, as TMA views it.
-        config: The tile config.
-        arguments: Argument buffers by name.
-        access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
-    """
-    output = access.output
-    problem, ops, stores_by_tma = (
-        make_problem(w, config, access),
-        EpilogueOps.from_workload(w),
-        output is None and not config.uses_smem_reduction(w),
-    )
-    shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
-    residuals = ops.residuals if stores_by_tma else []
-    operand_maps = tuple(declare_operand_map(each, arguments) for each in (mainloop.a, mainloop.b))
-    epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
-    output_map = epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
-    output_names = [problem.c, *residuals] if stores_by_tma else []
-    output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
-
-    consumer_threads, num_loader_warps = config.warpgroups * WARPGROUP_SIZE, 1 + len(residuals)
-    num_ctas = int(config.num_ctas(w)) // config.split_k
-    with open_cta(config, num_ctas, consumer_threads + WARP_SIZE * num_loader_warps) as cta:
-        thread, cluster = cta.thread, cta.cluster
-        tiles = TileScheduler.of_product(
-            (shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas, cluster
-        )
-        k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
-        smem = align_smem(int(config.dynamic_smem_bytes(w)))
-        pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cluster)
-        state, epilogue_state = (
-            PipelineState("mainloop", config.stages),
-            PipelineState("epilogue", epilogue_tile.stages),
-        )
-        pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
-        emit_prologue(pipelines, (*operand_maps, *output_maps[::-1]), thread, consumer_threads)
-        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-        epilogue: TmaEpilogue | ChannelsFirstEpilogue | None = None
-        if stores_by_tma or output:
-            channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
-            if output:
-                buffers, nbytes = epilogue_pipeline.buffers, epilogue_pipeline.stage_bytes
-                is_exact = (
-                    shape.m % (config.block_m * config.cluster_m) == 0,
-                    shape.n % (config.block_n * config.cluster_n) == 0,
-                )
-                epilogue = ChannelsFirstEpilogue(
-                    epilogue_tile, output, ops, channels, arguments, buffers, nbytes, is_exact
-                )
-            else:
-                epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
-
-        with if_(thread.warp < consumer_threads // WARP_SIZE):  # consumer warpgroups
-            descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
-            with tiles.work_tiles(cta.index) as tile:
-                if epilogue:
-                    epilogue.channels.prefetch(tile, thread)
-                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
-                if epilogue:
-                    epilogue.store(accumulators, tile, epilogue_state, thread)
-            if stores_by_tma:
-                with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
-                    tma_store_wait(0)
-        with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE)):  # producer
-            k = TapIterator(problem.taps, int(config.k_tiles_per_tap(shape)), mainloop.block_k)
-            with tiles.work_tiles(cta.index) as tile:
-                mainloop.produce(tile, k_range, operand_maps, pipeline, state, k)
-        if isinstance(epilogue, TmaEpilogue) and residuals:
-            with if_(thread.is_first_of_warp(consumer_threads // WARP_SIZE + 1)), tiles.work_tiles(cta.index) as tile:
-                epilogue.load_residual(tile, epilogue_state)
-        if not epilogue:
-            reduction = make_reduction(mainloop, shape, config)
-            tile = tiles.tile_at(cta.index)
-            reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
-        elif cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
-            emit_call(T.cuda.cluster_sync())
 
 
 @dataclass(frozen=True)
@@ -230,6 +147,192 @@ class Cta:
     split: Expr
     cluster: Cluster
     thread: ThreadPosition
+
+
+@dataclass(frozen=True)
+class WarpRoles:
+    """What the warps of a CTA do: consumer warpgroups come first, then a warp for operands, then those for a residual.
+
+    Attributes:
+        consumer_warpgroups: Warpgroups that multiply and store.
+        residual_warps: Warps that load a residual: one for each work tile that is computed at a time.
+        registers: Registers per thread of producers and of consumers, which are moved between whole warpgroups; None
+            leaves all threads the same number.
+    """
+
+    consumer_warpgroups: int
+    residual_warps: int
+    registers: tuple[int, int] | None
+
+    @property
+    def consumer_threads(self) -> int:
+        """Number of consumer threads."""
+        return self.consumer_warpgroups * WARPGROUP_SIZE
+
+    @property
+    def producer_warp(self) -> int:
+        """Warp that loads operands."""
+        return self.consumer_threads // WARP_SIZE
+
+    @property
+    def num_threads(self) -> int:
+        """Threads per CTA."""
+        num_threads = self.consumer_threads + WARP_SIZE * (1 + self.residual_warps)
+        return round_up(num_threads, WARPGROUP_SIZE) if self.registers else num_threads
+
+    @contextmanager
+    def consumers(self, thread: ThreadPosition) -> Iterator[None]:
+        """Open the branch of the consumer warpgroups."""
+        with if_(thread.warp < self.producer_warp):
+            if self.registers:
+                setmaxnreg("inc", self.registers[1])
+            yield
+
+    def emit_producers(self, thread: ThreadPosition, loaders: Sequence[Callable[[], None]]) -> None:
+        """Emit what the first thread of each producer warp runs."""
+        branches = [(thread.is_first_of_warp(self.producer_warp + i), loader) for i, loader in enumerate(loaders)]
+        if not self.registers:
+            for branch in branches:
+                emit_alternatives([branch])
+            return
+        with if_(thread.warp >= self.producer_warp):
+            setmaxnreg("dec", self.registers[0])
+            emit_alternatives(branches)
+
+
+def make_warp_roles(config: HopperTileConfig, loads_residual: bool) -> WarpRoles:
+    """Return the roles of warps."""
+    residual_warps = config.warpgroups // config.warpgroups_per_tile if loads_residual else 0
+    registers = REALLOCATED_REGISTERS[config.warpgroups] if config.reallocates_registers else None
+    return WarpRoles(config.warpgroups, residual_warps, registers)
+
+
+@dataclass(frozen=True)
+class CtaState:
+    """What the warps of a CTA share, whatever their roles.
+
+    Attributes:
+        cta: Position in the grid.
+        tiles: Work tiles.
+        k_range: K tiles of each work tile.
+        pipeline: Stages of the operands.
+        state: Stage that a thread fills or reads next.
+        epilogue_state: Stage of the epilogue that a thread fills or reads next.
+        order: Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
+    """
+
+    cta: Cta
+    tiles: TileScheduler
+    k_range: KRange
+    pipeline: TmaPipeline
+    state: PipelineState
+    epilogue_state: PipelineState
+    order: OrderedSequenceBarrier | None
+
+
+Epilogue = TmaEpilogue | ChannelsFirstEpilogue
+
+
+def emit_kernel(
+    w: Conv,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+    access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
+) -> None:
+    """Emit the kernel.
+
+    Args:
+        w: The convolution, as TMA views it.
+        config: The tile config.
+        arguments: Argument buffers by name.
+        access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
+    """
+    problem, ops = make_problem(w, config, access), EpilogueOps.from_workload(w)
+    shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
+    stores_by_tma = access.output is None and not config.uses_smem_reduction(w)
+    residuals = ops.residuals if stores_by_tma else []
+    operand_maps = (declare_operand_map(mainloop.a, arguments), declare_operand_map(mainloop.b, arguments))
+    epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
+    output_map = epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
+    output_names = [problem.c, *residuals] if stores_by_tma else []
+    output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
+    roles, num_ctas = make_warp_roles(config, bool(residuals)), int(config.num_ctas(w)) // config.split_k
+
+    with open_cta(config, num_ctas, roles.num_threads) as cta:
+        thread = cta.thread
+        smem = align_smem(int(config.dynamic_smem_bytes(w)))
+        pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cta.cluster)
+        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile)
+        pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
+        emit_prologue(pipelines, shared.order, (*operand_maps, *output_maps[::-1]), thread, roles.consumer_threads)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        epilogue: Epilogue | None = None
+        if stores_by_tma or access.output:
+            channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
+            layers = epilogue_tile, ops, channels, epilogue_pipeline
+            if access.output:
+                epilogue = make_channels_first_epilogue(*layers, access.output, shape, config, arguments)
+            else:
+                epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
+
+        with roles.consumers(thread):
+            emit_consumer(shared, mainloop, accumulators, epilogue)
+        loaders = [lambda: emit_operand_loader(shared, mainloop, operand_maps, problem, config)]
+        if isinstance(epilogue, TmaEpilogue):
+            loaders += make_residual_loaders(shared, roles, epilogue)
+        roles.emit_producers(thread, loaders)
+        if not epilogue:
+            reduction, tile = make_reduction(mainloop, shape, config), shared.tiles.tile_at(cta.index)
+            reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
+        elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
+            emit_call(T.cuda.cluster_sync())
+
+
+def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffer, epilogue: Epilogue | None) -> None:
+    """Multiply and store work tiles; run by all threads of a consumer warpgroup.
+
+    In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others.
+    """
+    thread, state, k_range, order = shared.cta.thread, shared.state, shared.k_range, shared.order
+    descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
+    first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
+    if order:
+        with if_(thread.warpgroup > 0):
+            state.skip(k_range.count)
+    with shared.tiles.work_tiles(shared.cta.index, first, step) as tile:
+        if epilogue:
+            epilogue.channels.prefetch(tile, thread)
+        mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
+        if order:
+            state.skip(k_range.count)
+        if epilogue:
+            epilogue.store(accumulators, tile, shared.epilogue_state, thread, warpgroup)
+    if isinstance(epilogue, TmaEpilogue):
+        with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
+            tma_store_wait(0)
+
+
+def emit_operand_loader(
+    shared: CtaState,
+    mainloop: WgmmaMainloop,
+    operand_maps: tuple[Expr, Expr],
+    problem: ConvProblem,
+    config: HopperTileConfig,
+) -> None:
+    """Load the operands of all work tiles; run by one thread."""
+    k = TapIterator(problem.taps, int(config.k_tiles_per_tap(problem.shape)), mainloop.block_k)
+    with shared.tiles.work_tiles(shared.cta.index) as tile:
+        mainloop.produce(tile, shared.k_range, operand_maps, shared.pipeline, shared.state, k)
+
+
+def make_residual_loaders(shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue) -> list[Callable[[], None]]:
+    """Return what loads the residual of work tiles; in ping-pong each warpgroup has a thread that loads its tiles."""
+
+    def emit_loader(first: int) -> None:
+        with shared.tiles.work_tiles(shared.cta.index, first, roles.residual_warps) as tile:
+            epilogue.load_residual(tile, shared.epilogue_state, first_warpgroup=first)
+
+    return [functools.partial(emit_loader, i) for i in range(roles.residual_warps)]
 
 
 @contextmanager
@@ -266,7 +369,7 @@ def make_pipelines(
     boxes = ((a, a.copies * cluster.n), (b, cluster.m))
     tx_bytes = sum(copies * each.copy_rows * each.layout.row_bytes * each.layout.boxes for each, copies in boxes)
     stage_bytes = a.layout.nbytes + b.layout.nbytes
-    pipeline = TmaPipeline(smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups, cluster)
+    pipeline = TmaPipeline(smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups_per_tile, cluster)
     epilogue_bytes = epilogue_tile.layout.nbytes
     epilogue_pipeline = TmaPipeline(
         smem + to_uint32(int(config.mainloop_smem_bytes())),
@@ -278,6 +381,46 @@ def make_pipelines(
         first_barrier=2 * config.stages,
     )
     return pipeline, epilogue_pipeline
+
+
+def make_cta_state(
+    cta: Cta,
+    shape: ImplicitGemmShape,
+    w: Conv,
+    config: HopperTileConfig,
+    num_ctas: int,
+    pipeline: TmaPipeline,
+    epilogue_tile: EpilogueTile,
+) -> CtaState:
+    """Return what the warps share: their tiles, the pipeline, and where they are in it."""
+    extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
+    tiles = TileScheduler.of_product(extents, block, shape.groups, num_ctas, cta.cluster, config.raster_order)
+    k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
+    state, epilogue_state = PipelineState("mainloop", config.stages), PipelineState("epilogue", epilogue_tile.stages)
+    order = None
+    if config.is_pingpong:
+        first_barrier = int(config.num_barriers(w)) - OrderedSequenceBarrier.num_warpgroups
+        order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
+    return CtaState(cta, tiles, k_range, pipeline, state, epilogue_state, order)
+
+
+def make_channels_first_epilogue(
+    epilogue_tile: EpilogueTile,
+    ops: EpilogueOps,
+    channels: ChannelArguments,
+    pipeline: TmaPipeline,
+    output: ChannelsFirstOutput,
+    shape: ImplicitGemmShape,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+) -> ChannelsFirstEpilogue:
+    """Return the epilogue of a channels-first output, which uses the buffers of the epilogue's pipeline."""
+    is_exact = (
+        shape.m % (config.block_m * config.cluster_m) == 0,
+        shape.n % (config.block_n * config.cluster_n) == 0,
+    )
+    smem = pipeline.buffers, pipeline.stage_bytes
+    return ChannelsFirstEpilogue(epilogue_tile, output, ops, channels, arguments, *smem, is_exact)
 
 
 def make_channel_arguments(
@@ -301,7 +444,11 @@ def declare_operand_map(tile: OperandTile, arguments: dict[str, Buffer]) -> Expr
 
 
 def emit_prologue(
-    pipelines: list[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, prefetching_thread: int
+    pipelines: list[TmaPipeline],
+    order: OrderedSequenceBarrier | None,
+    tensor_maps: Sequence[Expr],
+    thread: ThreadPosition,
+    prefetching_thread: int,
 ) -> None:
     """Initialize the barriers and wait for the results of the previous launch."""
     with if_(thread.thread == prefetching_thread):  # the producer prefetches during the initialization
@@ -309,6 +456,8 @@ def emit_prologue(
     with if_(thread.thread == 0):
         for pipeline in pipelines:
             pipeline.init_barriers()
+        if order:
+            order.init_barriers()
         fence_barrier_init()
     emit_call(T.cuda.cluster_sync() if pipelines[0].cluster.size > 1 else T.cuda.cta_sync())
     emit_ptx("griddepcontrol.wait")

@@ -10,11 +10,23 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .constraints import isa_constraints, resource_constraints
+from .constraints import count_equal_registers, isa_constraints, resource_constraints
 from .latency import estimate_latency_us, min_latency_us, select_default_config
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
+from .tile_config import (
+    COOPERATIVE_SETMAXNREG,
+    KERNEL_SCHEDULES,
+    KNOB_NAMES,
+    KNOB_OPTIONS,
+    NUM_MULTIPROCESSORS,
+    RASTER_ORDERS,
+    REALLOCATED_WGMMA_M_TILES_CHOICES,
+    STAGES_CHOICES,
+    HopperTileConfig,
+)
 from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
 
+MIN_OUTPUTS_PER_SM = 128 * 64  # minimum number of outputs with which a CTA may compute several tiles of useful size
+MIN_TILES_PER_MODE = 4  # minimum number of tiles along both modes for which their order matters
 MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best estimate
 
 
@@ -50,14 +62,36 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
-    """Declare the knobs, with defaults that suit the workload, and return their values."""
+    """Declare the knobs, with defaults that suit the workload, and return their values.
+
+    Large outputs have two further knobs, whose defaults are the first values, and `wgmma_m_tiles` of 3:
+
+    | knob | value | meaning |
+    | --- | --- | --- |
+    | kernel_schedule | "cooperative" | all consumer warpgroups compute one tile together |
+    | | "cooperative_setmaxnreg" | so do they, and `setmaxnreg` gives them registers of the producer warpgroup |
+    | | "pingpong" | two warpgroups compute tiles in turn, one stores while the other multiplies; with `setmaxnreg` |
+    | raster_order | "n" | consecutive tiles have the same pixels and neighbouring channels |
+    | | "m" | consecutive tiles have the same channels and neighbouring pixels |
+    """
     default = select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
+    if can_compute_several_tiles(w):
+        options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
     values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
+    if can_compute_several_tiles(w):
+        values["kernel_schedule"] = k.choice("kernel_schedule", KERNEL_SCHEDULES, default.kernel_schedule)
+        values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
     _add_constraints(k, w)
     return tiles
+
+
+def can_compute_several_tiles(w: Conv) -> bool:
+    """Return whether outputs are so many that a CTA may compute several tiles of useful size."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    return gemm.m * gemm.n * gemm.groups > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
 
 
 def _add_constraints(k: Knobs, w: Conv) -> None:
@@ -94,6 +128,27 @@ def pruning_constraints(w: Conv) -> list[Rule]:
         (
             "CTAs share the input only if channels fill several tiles",
             lambda t: (t.cluster_n == 1) | (gemm.n > t.block_n),
+        ),
+        (
+            "warpgroups take turns only if some CTA computes several tiles",
+            lambda t: np.logical_not(t.is_pingpong) | (t.num_tiles(gemm) > t.max_active_ctas),
+        ),
+        (
+            "registers are reallocated only if an equal share does not suffice",
+            lambda t: (
+                (t.kernel_schedule != COOPERATIVE_SETMAXNREG) | (t.estimate_registers() > count_equal_registers(t, w))
+            ),
+        ),
+        (
+            "the order of tiles changes only if CTAs compute several, and tiles along both modes are many",
+            lambda t: (
+                (t.raster_order == RASTER_ORDERS[0])
+                | (
+                    (t.num_tiles(gemm) > t.max_active_ctas)
+                    & (t.num_tiles_m(gemm) >= MIN_TILES_PER_MODE)
+                    & (t.num_tiles_n(gemm) >= MIN_TILES_PER_MODE)
+                )
+            ),
         ),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.fitted_latency import H200_FIT
+from tvmconv.fitted_latency import H200_FIT, HopperCoefficients
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
@@ -21,9 +21,9 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
-    CTAs run in waves. Each k-tile takes the time of its bottleneck: tensor cores, shared memory, TMA (which processes
-    row by row) or the fixed cost. A stage is full again `stage_reuse_k_tiles` k-tiles after its use; with fewer stages
-    the CTA waits.
+    CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
+    bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
+    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits.
     """
     params, gemm = H200_FIT.hopper, ImplicitGemmShape.from_workload(w)
     ctas_per_sm = config.ctas_per_sm(w)
@@ -34,7 +34,8 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
         config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
         + config.block_n * config.taps_per_copy / config.cluster_m
     )
-    num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * config.wgmma_m_tiles * config.warpgroups * config.taps_per_copy
+    wgmmas_m = config.wgmma_m_tiles * config.warpgroups_per_tile
+    num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * wgmmas_m * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
     tma_us, macs = ctas_per_sm * tma_rows / params.tma_rows_per_us, macs_per_k_tile * config.taps_per_copy
     k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
@@ -45,11 +46,22 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n
     )
-    total_us = params.launch_us + waves * (
-        config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us) + ctas_per_sm * epilogue_us
-    )
+    mainloop_us = config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us)
+    total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
-    return bound_by_memory(total_us, gemm, params)
+    pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params)
+    return bound_by_memory(np.where(config.is_pingpong, pingpong_us, total_us), gemm, params)
+
+
+def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, params: HopperCoefficients) -> Any:
+    """Return the latency of a CTA whose two warpgroups compute tiles in turn.
+
+    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one, which
+    hides this time unless it is longer than the mainloop. The last tile is stored alone.
+    """
+    mainloop_us = params.pingpong_mainloop_ratio * mainloop_us
+    other_us = epilogue_us + params.tile_start_us
+    return waves * np.maximum(mainloop_us, (mainloop_us + other_us) / 2) + other_us
 
 
 @functools.lru_cache(maxsize=256)

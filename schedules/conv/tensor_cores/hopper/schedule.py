@@ -16,6 +16,8 @@ and signal full and empty stages by mbarriers in shared memory:
 
 - The grid is persistent: as many CTAs as the GPU runs at a time process work tiles in turn, and the next tile's
   operands are loaded while a tile is stored.
+- Two warpgroups may compute tiles of their own in turn (ping-pong): one stores while the other multiplies. Producers
+  then leave registers to consumers (`setmaxnreg`).
 - CTAs of a cluster with neighbouring tiles share operands: each loads a slice, and TMA multicasts it to all of them.
 - If tiles are few, the CTAs of a cluster split the reduction of one tile instead, and reduce partial sums through
   distributed shared memory.
@@ -39,10 +41,11 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
+from .constraints import MAX_ACCUMULATORS
 from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
 from .knobs import compute_usage, declare_knobs
 from .tile_config import HopperTileConfig
-from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, is_promising
+from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -71,6 +74,11 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
     config = declare_knobs(viewed_workload, k)
+    if w.layout == CHANNELS_FIRST and find_residual(w):
+        k.require(
+            f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
+            lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
+        )
     access = _choose_access(w, viewed_workload, config)
     return build_channels_last_schedule(
         w,

@@ -26,12 +26,19 @@ BARRIER_BYTES = 8
 
 WARPGROUP_CHOICES = (1, 2, 3)
 WGMMA_M_TILES_CHOICES = (1, 2)
+REALLOCATED_WGMMA_M_TILES_CHOICES = (*WGMMA_M_TILES_CHOICES, 3)  # with `setmaxnreg`
 BLOCK_N_CHOICES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BLOCK_K_BYTES_CHOICES = (32, 64, 128, 256)
 MAX_SWIZZLE_BYTES = 128  # the widest swizzle
 STAGES_CHOICES = (2, 3, 4, 5, 6, 8)
 SPLIT_K_CHOICES = (1, 2, 3, 4, 5, 6, 8)
 CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
+COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setmaxnreg", "pingpong"
+KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
+RASTER_ORDERS = ("n", "m")
+# Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
+# Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
+REALLOCATED_REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 # Maximum number of active CTAs, one per SM, on an H100 SXM or H200, by cluster size. A cluster stays within a GPC of 16
 # or 18 SMs, some of which remain unused. The values for 2, 4 and 8 are those of cuOccupancyMaxActiveClusters; with one
@@ -48,9 +55,9 @@ class HopperTileConfig(TileConfig):
     """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster.
 
     Attributes:
-        warpgroups: Consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels.
+        warpgroups: Consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels of a tile.
         wgmma_m_tiles: Number of wgmma tiles of a warpgroup along the pixels.
-        block_n: Output channels per CTA.
+        block_n: Output channels per tile.
         block_k_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a
             swizzle.
         stages: Pipeline stages in shared memory.
@@ -59,6 +66,10 @@ class HopperTileConfig(TileConfig):
         cluster_n: CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice.
         taps_per_copy: Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
         halo_width: Distance in pixels from the first to the last of these taps.
+        kernel_schedule: How the warpgroups share the work. In "cooperative" they compute one tile together, and in
+            "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
+            compute tiles of their own in turn, with the same registers.
+        raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
     """
 
     warpgroups: Any
@@ -71,6 +82,8 @@ class HopperTileConfig(TileConfig):
     cluster_n: Any
     taps_per_copy: Any = 1
     halo_width: Any = 0
+    kernel_schedule: Any = COOPERATIVE
+    raster_order: Any = RASTER_ORDERS[0]
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
@@ -78,9 +91,24 @@ class HopperTileConfig(TileConfig):
         return cls.from_columns(columns, halo_width=compute_halo_width(w))
 
     @property
+    def is_pingpong(self) -> Any:
+        """Whether each warpgroup computes tiles of its own."""
+        return self.kernel_schedule == PINGPONG
+
+    @property
+    def reallocates_registers(self) -> Any:
+        """Whether the consumers receive registers of the producer, which is a whole warpgroup then."""
+        return self.kernel_schedule != COOPERATIVE
+
+    @property
+    def warpgroups_per_tile(self) -> Any:
+        """Consumer warpgroups that compute a tile together."""
+        return self.warpgroups - self.is_pingpong * (self.warpgroups - 1)
+
+    @property
     def block_m(self) -> Any:
-        """Pixels per CTA."""
-        return self.warpgroups * self.wgmma_m_tiles * WGMMA_M
+        """Pixels per tile."""
+        return self.warpgroups_per_tile * self.wgmma_m_tiles * WGMMA_M
 
     @property
     def multicast_size(self) -> Any:
@@ -104,12 +132,14 @@ class HopperTileConfig(TileConfig):
 
     @property
     def num_threads(self) -> Any:
-        """Threads per CTA without the residual warp: the warpgroups and the producer warp."""
-        return self.warpgroups * WARPGROUP_THREADS + WARP_SIZE
+        """Threads per CTA without the residual warp: the consumer warpgroups, and a producer warp or warpgroup."""
+        idle_threads = self.reallocates_registers * (WARPGROUP_THREADS - WARP_SIZE)
+        return self.warpgroups * WARPGROUP_THREADS + WARP_SIZE + idle_threads
 
     def threads_with_residual_warp(self, w: Conv) -> Any:
-        """Return the threads per CTA, including the warp that loads a residual by TMA."""
-        return self.num_threads + np.where(self.uses_smem_reduction(w), 0, WARP_SIZE if find_residual(w) else 0)
+        """Return the threads per CTA, including the warp that loads a residual by TMA; a producer warpgroup has it."""
+        has_no_further_warp = self.uses_smem_reduction(w) | self.reallocates_registers
+        return self.num_threads + np.where(has_no_further_warp, 0, WARP_SIZE if find_residual(w) else 0)
 
     def block_k(self, itemsize: int) -> Any:
         """Return the elements of the reduction per k-tile."""
@@ -206,8 +236,12 @@ class HopperTileConfig(TileConfig):
         )
 
     def num_barriers(self, w: Conv) -> Any:
-        """Return the number of mbarriers: two per mainloop stage, and two per epilogue stage with a residual."""
-        return 2 * self.stages + (2 * self.warpgroups * self.epilogue_stages(w) if find_residual(w) else 0)
+        """Return the number of mbarriers.
+
+        There are two per mainloop stage, two per epilogue stage with a residual, and in ping-pong two for the turns.
+        """
+        residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_residual(w) else 0
+        return 2 * self.stages + residual_barriers + 2 * self.is_pingpong
 
     def mainloop_smem_bytes(self) -> Any:
         """Return the shared memory of all mainloop stages in bytes, aligned for the epilogue stages that follow."""
@@ -233,7 +267,7 @@ class HopperTileConfig(TileConfig):
         return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes(w) + self.num_barriers(w) * BARRIER_BYTES
 
     def estimate_registers(self) -> Any:
-        """Return the estimated registers per thread."""
+        """Return the estimated registers per thread of a consumer."""
         return self.num_accumulators + OVERHEAD_REGISTERS
 
     def ctas_per_sm(self, w: Conv) -> Any:

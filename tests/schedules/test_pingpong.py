@@ -1,0 +1,124 @@
+"""Ping-pong, register reallocation and raster order of `hopper`, in the emulator on a GPU of two multiprocessors."""
+
+import re
+from unittest import mock
+
+import emulate
+import pytest
+from cubins import needs_nvrtc
+from small_tiles import SMALL, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.gemm import pipelines
+from tvmconv.builtin.conv.tensor_cores.hopper import knobs
+
+import tvmconv as tc
+from tvmconv.compiler import sass
+from tvmconv.emulator.errors import ExecutionError
+
+PINGPONG = {**SMALL, "warpgroups": 2, "kernel_schedule": "pingpong"}
+COOPERATIVE = {**SMALL, "warpgroups": 2, "kernel_schedule": "cooperative_setmaxnreg"}
+
+
+@pytest.fixture(autouse=True)
+def _knobs_for_small_outputs(monkeypatch):
+    monkeypatch.setattr(knobs, "MIN_OUTPUTS_PER_SM", 0)
+
+
+def check(text, config):
+    w = tc.parse(text)
+    with few_multiprocessors():
+        kernel = built(w, config)
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance, config
+    return kernel
+
+
+WORKLOADS = {
+    "1x1": "conv2d:2x128x7x11,40x128x1x1,s1,p0,f16,nhwc",
+    "3x3": "conv2d:2x32x19x17,16x32x3x3,s1,p1,f16,nhwc",
+    "stride": "conv2d:2x40x23x17,24x40x3x3,s2,p1x0x1x2,f16,nhwc,bias,silu",
+    "residual": "conv2d:2x64x13x15,24x64x1x1,s1,p0,f16,nhwc,bias,add,relu",
+    "residual, bf16": "conv2d:2x32x17x15,80x32x3x3,s1,p1,bf16,nhwc,add",
+    "residual, tf32": "conv2d:2x32x9x15,24x32x1x1,s1,p0,tf32,nhwc,bias,add",
+    "one tile": "conv2d:1x64x7x7,16x64x3x3,s1,p1,f16,nhwc,bias",
+    "one tile with a residual": "conv2d:1x64x7x7,16x64x1x1,s1,p0,f16,nhwc,add",
+    "two tiles": "conv2d:2x64x8x8,16x64x1x1,s1,p0,f16,nhwc,add",
+    "a signal": "conv1d:1x64x441,16x64x3,s1,p1,f16,nhwc,add,bias",
+    "groups": "conv2d:2x64x9x9,64x32x3x3,s1,p1,g2,f16,nhwc,bias",
+    "shared taps": "conv2d:2x32x5x64,16x32x3x3,s1,p1,f16,nhwc,bias",
+    "channels first": "conv2d:2x64x8x16,24x64x1x1,s1,p0,f16,bias,add",
+    "channels first, 3x3": "conv2d:2x32x9x11,24x32x3x3,s1,p1,f16,bias",
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_warpgroups_in_turn_compute_every_workload(name):
+    config = {**PINGPONG, "raster_order": "m"}
+    if name == "shared taps":
+        config |= {"taps_per_copy": 3}
+    kernel = check(WORKLOADS[name], config)
+    assert (384, 1, 1) in [step.launch.block for step in kernel.kernels]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5, 8])
+@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 5, 9])
+def test_stages_of_the_other_warpgroup_are_skipped(tiles, stages):
+    """Turns of three K tiles begin at any stage and in either phase, also where a warpgroup has one tile less."""
+    config = {**PINGPONG, "wgmma_m_tiles": 3, "stages": stages}
+    check(f"conv1d:1x32x{tiles * 192 - 7},16x32x3,s1,p1,f16,nhwc,add", config)
+
+
+@pytest.mark.parametrize("name", ["3x3", "residual", "one tile", "channels first"])
+def test_consumers_with_registers_of_the_producer_share_a_tile(name):
+    check(WORKLOADS[name], {**COOPERATIVE, "cluster_m": 2})
+    check(WORKLOADS[name], {**COOPERATIVE, "warpgroups": 3, "raster_order": "m"})
+
+
+FAULTS = {
+    "no wait for the turn": (pipelines.OrderedSequenceBarrier, "wait", lambda self: None),
+    "no end of the turn": (pipelines.OrderedSequenceBarrier, "arrive", lambda self: None),
+    "no skip": (pipelines.PipelineState, "skip", lambda self, count: None),
+    "early release": (pipelines.PipelineState, "previous_index", property(lambda self: self.index)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_emulator_finds_faults_of_turns(fault):
+    w = tc.parse(WORKLOADS["3x3"])
+    with mock.patch.object(*FAULTS[fault]), few_multiprocessors():
+        kernel = built(w, PINGPONG)
+    with pytest.raises(ExecutionError):
+        emulate.error(kernel.lowered_module, w)
+
+
+LARGE = "conv2d:32x256x14x14,256x256x3x3,s1,p1,f16,nhwc"
+WIDE = {"block_k_bytes": 128, "stages": 2, "raster_order": "m"}
+SETMAXNREG = re.compile(r"USETMAXREG\S*(?: UP0,)? ")
+REGISTER = re.compile(r"\bR(\d+)\b")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("config", "epilogue", "registers"),
+    [
+        ({**PINGPONG, "wgmma_m_tiles": 2, "block_n": 128}, "bias,add,silu", (40, 232)),
+        ({**PINGPONG, "wgmma_m_tiles": 2, "block_n": 192}, "bias,silu", (40, 232)),
+        ({**PINGPONG, "wgmma_m_tiles": 3, "block_n": 128}, "bias,silu", (40, 232)),
+        ({**PINGPONG, "wgmma_m_tiles": 3, "block_n": 112}, "bias,add,relu", (40, 232)),
+        ({**COOPERATIVE, "wgmma_m_tiles": 2, "block_n": 192}, "bias,silu", (40, 232)),
+        ({**COOPERATIVE, "warpgroups": 3, "wgmma_m_tiles": 2, "block_n": 128}, "bias,silu", (32, 160)),
+        ({**COOPERATIVE, "wgmma_m_tiles": 2, "block_n": 160}, "bias,add,silu", (40, 232)),
+    ],
+)
+def test_registers_are_moved_between_producer_and_consumers(config, epilogue, registers):
+    """ptxas obeys, and neither role uses more registers than it has."""
+    kernel = built(tc.parse(f"{LARGE},{epilogue}"), {**config, **WIDE})
+    assert "setmaxnreg' ignored" not in kernel.cubin.log
+    assert "serialized" not in kernel.cubin.log
+    assert kernel.resources.spills == 0
+    assert kernel.resources.registers * (config["warpgroups"] + 1) >= registers[0] + config["warpgroups"] * registers[1]
+    _, consumer, producer = SETMAXNREG.split(sass.disassemble(kernel.cubin.image))
+    producer_registers, consumer_registers = registers
+    producer = producer[: producer.rindex("UTMALDG")]  # loops of consumers that wait may follow
+    assert f"{producer_registers:#x} ;" in producer[:20]
+    assert f"{consumer_registers:#x} ;" in consumer[:20]
+    assert max(int(number) for number in REGISTER.findall(producer)) < producer_registers
+    assert max(int(number) for number in REGISTER.findall(consumer)) < consumer_registers
