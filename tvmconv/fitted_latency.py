@@ -41,7 +41,6 @@ class HopperCoefficients(GemmCoefficients):
         reduction_us_per_element: Cost of a cluster reduction per element of the tile.
         tile_start_us: Cost of starting a tile in a CTA that computes several.
         split_k_cluster_us: Cost of a split-K cluster.
-        pingpong_mainloop_ratio: Time of a mainloop in ping-pong relative to a cooperative one.
     """
 
     tma_rows_per_us: float
@@ -50,7 +49,6 @@ class HopperCoefficients(GemmCoefficients):
     reduction_us_per_element: float
     tile_start_us: float
     split_k_cluster_us: float
-    pingpong_mainloop_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +128,6 @@ FITTED = {
             tile_start_us=0.158,
             split_k_cluster_us=0.654,
             launch_us=1.49,
-            pingpong_mainloop_ratio=0.92,
         ),
         # Fitted to 3,824 timings in float16 on one H200: layers of ResNet-50, YOLOv8s, ConvNeXt-T and d2l-tvm, at batch
         # sizes 1 and 32. Half of all estimates are within 10 % of the measurement. Among the measured configs of a

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.fitted_latency import H200_FIT, HopperCoefficients
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
@@ -49,18 +49,17 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     mainloop_us = config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us)
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
-    pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params)
+    pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
     return bound_by_memory(np.where(config.is_pingpong, pingpong_us, total_us), gemm, params)
 
 
-def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, params: HopperCoefficients) -> Any:
+def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:
     """Return the latency of a CTA whose two warpgroups compute tiles in turn.
 
     The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one, which
     hides this time unless it is longer than the mainloop. The last tile is stored alone.
     """
-    mainloop_us = params.pingpong_mainloop_ratio * mainloop_us
-    other_us = epilogue_us + params.tile_start_us
+    other_us = epilogue_us + tile_start_us
     return waves * np.maximum(mainloop_us, (mainloop_us + other_us) / 2) + other_us
 
 
