@@ -34,21 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """One device function with its launch parameters.
+    """One device function with its launch parameters."""
 
-    Attributes:
-        function: Device function as TIR.
-        launch: Launch shape in the function.
-        parameters: Pointers and tensor maps in the order of the function.
-        shared_bytes: Static shared memory per block.
-        dynamic_shared_bytes: Dynamic shared memory per block.
-    """
-
-    function: PrimFunc
-    launch: LaunchConfig
-    parameters: tuple[KernelParameter, ...]
-    shared_bytes: int
-    dynamic_shared_bytes: int
+    function: PrimFunc  # device function as TIR
+    launch: LaunchConfig  # launch shape in the function
+    parameters: tuple[KernelParameter, ...]  # pointers and tensor maps in the order of the function
+    shared_bytes: int  # static shared memory per block
+    dynamic_shared_bytes: int  # dynamic shared memory per block
 
     @property
     def name(self) -> str:
@@ -73,27 +65,16 @@ class LoweredKernel:
 
 @dataclass(frozen=True)
 class LoweredModule:
-    """Device functions of a schedule with the data that are needed to run them.
+    """Device functions of a schedule with the data that are needed to run them."""
 
-    Attributes:
-        target: TVM target.
-        kernels: Device functions in launch order, at least one.
-        arrays: Arguments of the PrimFunc: the inputs, then the output.
-        workspace: Memory between device functions.
-        memory_scopes: Memory scope of each array by name.
-        num_prepack_kernels: Number of leading device functions that read only constant arguments.
-        host_module: Host code, which checks arguments, allocates the workspace and launches.
-        device_module: Module of the device functions.
-    """
-
-    target: Target
-    kernels: tuple[LoweredKernel, ...]
-    arrays: tuple[ArrayType, ...]
-    workspace: tuple[ArrayType, ...]
-    memory_scopes: Mapping[str, MemoryScope]
-    num_prepack_kernels: int
-    host_module: IRModule
-    device_module: IRModule
+    target: Target  # TVM target
+    kernels: tuple[LoweredKernel, ...]  # device functions in launch order, at least one
+    arrays: tuple[ArrayType, ...]  # arguments of the PrimFunc: the inputs, then the output
+    workspace: tuple[ArrayType, ...]  # memory between device functions
+    memory_scopes: Mapping[str, MemoryScope]  # memory scope of each array by name
+    num_prepack_kernels: int  # number of leading device functions that read only constant arguments
+    host_module: IRModule  # host code, which checks arguments, allocates the workspace and launches
+    device_module: IRModule  # module of the device functions
     _compile_lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _cubins: list[Cubin] = field(default_factory=list, init=False, repr=False, compare=False)
 

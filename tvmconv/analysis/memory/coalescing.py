@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 

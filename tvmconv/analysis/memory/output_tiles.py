@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import count_lanes
-from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.emulator.threads import count_lanes
 from tvmconv.kernel import Kernel
 from tvmconv.workloads import layout
 

@@ -9,27 +9,24 @@ import numpy as np
 
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions import (  # noqa: F401  they register their instructions
-    async_copies,
     barriers,
-    conversions,
+    data_movement,
     intrinsics,
-    loads_stores,
     matrices,
-    shuffles,
     tma,
     wgmma,
 )
 from tvmconv.emulator.instructions.operands import PTX_PREFIX, TRANSLATORS, Instruction, PtxCall
-from tvmconv.emulator.lane_code import (
+from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.state import (
     CompiledStatement,
     ExpressionCode,
+    Mask,
     Pointer,
     TirTranslator,
     compose_statement,
     run_statement,
 )
-from tvmconv.emulator.memory.shared_memory import SharedMemory
-from tvmconv.emulator.state import Mask
 from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -94,7 +91,7 @@ def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode
 
         return add_offset
     if name == "tirx.cuda.elect_sync":
-        return lambda mask: shuffles.elect_lanes(translator.state, mask)
+        return lambda mask: data_movement.elect_lanes(translator.state, mask)
     if name.startswith("tirx.cuda.__shfl"):
-        return shuffles.translate_shuffle(node, translator)
+        return data_movement.translate_shuffle(node, translator)
     return None

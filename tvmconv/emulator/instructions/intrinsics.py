@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions import barriers
-from tvmconv.emulator.instructions.async_copies import start_async_copy
+from tvmconv.emulator.instructions.data_movement import start_async_copy
 from tvmconv.emulator.instructions.matrices import (
     decode_elements,
     find_shape,
@@ -19,10 +19,9 @@ from tvmconv.emulator.instructions.matrices import (
     notify_arithmetic,
 )
 from tvmconv.emulator.instructions.operands import Instruction, PtxCall, bind, write_bits
-from tvmconv.emulator.lane_code import CompiledStatement, StatementCode, TirTranslator
 from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress
-from tvmconv.emulator.state import Mask
+from tvmconv.emulator.state import CompiledStatement, Mask, StatementCode, TirTranslator
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import get_numpy_dtype
 

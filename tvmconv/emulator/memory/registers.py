@@ -65,22 +65,15 @@ class DeferredLoad:
 
 @dataclass
 class RegisterBuffer:
-    """Buffer of registers; each thread has its own.
+    """Buffer of registers; each thread has its own."""
 
-    Attributes:
-        name: Name of the buffer.
-        data: Elements, of shape (elements, lanes).
-        is_written: Whether each element has been written, of the same shape.
-        depends_on_memory: Whether each element depends on memory contents, of shape (elements,).
-        accumulators: Usage as accumulators of wgmma; None if wgmma does not write them.
-        deferred_loads: Load of each element whose notification is deferred.
-    """
-
-    name: str
-    data: NDArray[Any]
-    is_written: NDArray[np.bool_]
-    depends_on_memory: NDArray[np.bool_]
+    name: str  # name of the buffer
+    data: NDArray[Any]  # elements, of shape (elements, lanes)
+    is_written: NDArray[np.bool_]  # whether each element has been written, of the same shape
+    depends_on_memory: NDArray[np.bool_]  # whether each element depends on memory contents, of shape (elements,)
+    # usage as accumulators of wgmma; None if wgmma does not write them
     accumulators: AccumulatorRegisters | None = None
+    # load of each element whose notification is deferred
     deferred_loads: dict[int, DeferredLoad] = field(default_factory=dict)
 
     @classmethod

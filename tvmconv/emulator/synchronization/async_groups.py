@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.emulator.memory.access_history import AsyncReader
 from tvmconv.emulator.memory.commit_groups import AsyncOps, CommitGroups
 from tvmconv.emulator.memory.registers import AccumulatorRegisters, RegisterBuffer
+from tvmconv.emulator.memory.shared_memory import AsyncReader
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.memory.arrays import check_aligned
 from tvmconv.emulator.memory.vector_clocks import GENERIC_PROXY
 from tvmconv.emulator.synchronization.fibers import WaitCondition
+from tvmconv.emulator.threads import SHARED_BASE_ADDRESS
 
 if TYPE_CHECKING:
     from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
@@ -29,35 +29,22 @@ MAX_ARRIVALS, MAX_TX_COUNT = (1 << 20) - 1, (1 << 20) - 1
 
 @dataclass
 class Mbarrier:
-    """One mbarrier in the shared memory of a block.
-
-    Attributes:
-        num_expected_arrivals: Number of arrivals per phase.
-        writer_agent: Agent of the vector clocks that stands for the copies of this mbarrier.
-        arrival_clock: Union of the clocks of the arrivals in the current phase.
-        phase_clock: Union of the clocks of the arrivals in the last complete phase.
-        is_fenced: Whether fence.mbarrier_init has made it visible to other blocks and the async proxy.
-        phase: Number of complete phases.
-        pending_arrivals: Number of arrivals that the current phase lacks.
-        tx_count: Number of bytes that the current phase lacks; negative if bytes came before they were expected.
-        copies_in_flight: Number of copies that have not completed.
-        last_copy_time: Time at which the last copy completed.
-    """
+    """One mbarrier in the shared memory of a block."""
 
     name: str
     block: int
-    num_expected_arrivals: int
-    writer_agent: int
+    num_expected_arrivals: int  # number of arrivals per phase
+    writer_agent: int  # agent of the vector clocks that stands for the copies of this mbarrier
     init_lane: int
     init_time: int
-    arrival_clock: NDArray[np.int32]
-    phase_clock: NDArray[np.int32]
-    is_fenced: bool = False
-    phase: int = 0
-    pending_arrivals: int = 0
-    tx_count: int = 0
-    copies_in_flight: int = 0
-    last_copy_time: int = 0
+    arrival_clock: NDArray[np.int32]  # union of the clocks of the arrivals in the current phase
+    phase_clock: NDArray[np.int32]  # union of the clocks of the arrivals in the last complete phase
+    is_fenced: bool = False  # whether fence.mbarrier_init has made it visible to other blocks and the async proxy
+    phase: int = 0  # number of complete phases
+    pending_arrivals: int = 0  # number of arrivals that the current phase lacks
+    tx_count: int = 0  # number of bytes that the current phase lacks; negative if bytes came before they were expected
+    copies_in_flight: int = 0  # number of copies that have not completed
+    last_copy_time: int = 0  # time at which the last copy completed
 
     def __str__(self) -> str:
         missing_parts = []

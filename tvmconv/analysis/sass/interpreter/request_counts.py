@@ -22,7 +22,7 @@ from tvmconv.arithmetic import round_up
 from tvmconv.compiler.executable import CompiledKernel
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import Listing
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.target import VECTOR_BYTES
