@@ -145,7 +145,6 @@ def _interpret(
     max_instructions: int,
     on_access: executed.AccessCallback | None = None,
 ) -> tuple[LinkedSources, list[InstructionCounts]]:
-    """Interpret a block's machine code, and return it with the counts of each instruction."""
     index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
     sources = link_sources(kernel)[index]
     compiled_kernel = kernel.executable.kernels[index]

@@ -58,7 +58,6 @@ def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
 
 
 def _remove_async_stages(mod: IRModule) -> IRModule:
-    """Return the module with the asynchronous copies of its pipelines made synchronous."""
     import tvm
     import tvm_ffi
     from tvm import tirx
@@ -92,7 +91,6 @@ def _lower_warp_buffers(device: IRModule) -> IRModule:
 
 
 def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext:
-    """Return TVM's current pass context with the options that a schedule needs."""
     from tvm import s_tir
     from tvm.ir.transform import PassContext
 
@@ -186,7 +184,6 @@ def _make_parameter(variable: Any, index: int, tensor_map: TensorMap | None) -> 
 
 
 def _check_tensor_maps(launch: host_side.KernelLaunch, arrays: Sequence[ArrayType], target_kind: str) -> None:
-    """Raise CompileError if the target has no tensor maps or a map exceeds its array."""
     for index, tensor_map in zip(launch.arguments, launch.tensor_maps, strict=True):
         if tensor_map and target_kind != "cuda":
             raise CompileError(f"the schedule uses tensor maps: expected the target cuda, not {target_kind}")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
+from tvmconv.compiler.nvrtc import Resources
 from tvmconv.errors import DeviceError
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.nvrtc import Resources
-    from tvmconv.target import BlockLimits
-    from tvmconv.tensor_map import TensorMap
+from tvmconv.target import BlockLimits
+from tvmconv.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)

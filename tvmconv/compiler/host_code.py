@@ -148,7 +148,6 @@ class _HostCodeVisitor:
 
 
 def _collect_calls(node: Any, name: str) -> list[Any]:
-    """Return the calls of an operator in a statement or an expression."""
     from tvm.ir import Call
 
     return [call for call in collect_nodes(node, Call) if str(call.op.name) == name]

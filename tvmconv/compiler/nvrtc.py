@@ -228,7 +228,6 @@ def _find_include_directories() -> list[str]:
 
 
 def _find_first_error(log: str) -> str:
-    """Return the first line of the log with an error, with whitespace normalized."""
     lines = [line for line in log.splitlines() if re.search(r"\berror\b", line)]
     return " ".join((lines or [log])[0].split())
 

@@ -40,6 +40,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.emulator.errors import DeadlockError
 from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
@@ -54,9 +56,6 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
-
-    from tvmconv.compiler.executable import LaunchConfig
-    from tvmconv.compiler.lowered_module import LoweredKernel
 
 
 def bind_arguments(lowered_kernel: LoweredKernel, arrays: Sequence[GlobalArray]) -> list[Argument]:
@@ -105,20 +104,10 @@ def execute(
     observer: AccessObserver | None = None,
     check_races: bool = True,
 ) -> None:
-    """Run a lowered device function on arrays, which it changes.
+    """Run the blocks of a lowered device function, all by default, extended to whole clusters, on arrays.
 
-    Args:
-        function: Lowered device function.
-        launch: Grid, block and cluster size.
-        arrays: Arguments of the function: arrays, and arrays behind tensor maps (`arguments`).
-        blocks: Indices of the blocks to run as (x, y, z), extended to whole clusters; all blocks by default.
-        observer: Observer that is notified of accesses and operations.
-        check_races: Whether to compute values and check for races. If not, `observer` is still notified of accesses,
-            and arrays do not change.
-
-    Raises:
-        ExecutionError: The function behaves illegally.
-        AnalysisError: The function has an unsupported construct.
+    The function changes the arrays. Without `check_races`, no values are computed and no races are found, but the
+    observer is notified. ExecutionError is raised for illegal behavior, AnalysisError for an unsupported construct.
     """
     blocks = expand_to_clusters(launch, blocks)
     cluster_size = math.prod(launch.cluster)
@@ -180,15 +169,8 @@ def run_with_observer(
     lowered_kernel: LoweredKernel, argument_names: Iterable[str], blocks: Sequence[BlockIndex], observer: AccessObserver
 ) -> None:
     """Execute some blocks of a device kernel on zeros and notify an observer.
-
-    Args:
-        lowered_kernel: One of a kernel's device kernels.
-        argument_names: Names of the kernel's arrays, as in `kernel.memory_scopes`.
-        blocks: Indices of the blocks in the grid as (x, y, z).
-        observer: Observer that is notified of accesses, with the arrays under these names.
-
-    Raises:
-        AnalysisError: The emulator cannot execute the device kernel.
+    The arrays have the names of the kernel's arguments, as in `kernel.memory_scopes`, in the notifications. An
+    AnalysisError is raised if the emulator cannot execute the device kernel.
     """
     arrays, names = make_zero_arguments(lowered_kernel), dict(enumerate(argument_names))
     for index, argument in zip(lowered_kernel.arguments, arrays, strict=True):

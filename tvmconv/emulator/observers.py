@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+from tvmconv.emulator.threads import EmulatedThreads, Lanes
 
 MemorySpace = Literal["global", "shared"]
 AccessKind = Literal["load", "store"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +13,14 @@ from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.memory.arrays import GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
+from tvmconv.emulator.memory.vector_clocks import VectorClocks
 from tvmconv.emulator.observers import AccessKind, AccessObserver, MemoryAccess, MemorySpace
-from tvmconv.emulator.synchronization.async_groups import BulkCopyGroups, WgmmaGroups
-from tvmconv.emulator.synchronization.barriers import BarrierTable
-from tvmconv.emulator.synchronization.mbarriers import MbarrierTable
+from tvmconv.emulator.synchronization.async_groups import AsyncReadGroups
+from tvmconv.emulator.synchronization.barriers import BarrierTable, MbarrierTable
+from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
 from tvmconv.emulator.threads import SHARED_BASE_ADDRESS, EmulatedThreads, Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.emulator.memory.vector_clocks import VectorClocks
-    from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
-
 
 Mask = NDArray[np.bool_] | None  # active lanes; None for all lanes, if blocks consist of whole warps
 
@@ -48,8 +44,8 @@ class EmulatorState:
         self._active_cache: tuple[Mask, Lanes] = (None, self.all_lanes)
         self.barriers = BarrierTable(self.shared)
         self.mbarriers = MbarrierTable(self.shared)
-        self.wgmma_groups = WgmmaGroups(self.shared)
-        self.bulk_copy_groups = BulkCopyGroups(self.shared)
+        self.wgmma_groups = AsyncReadGroups(self.shared, "wgmma")
+        self.bulk_copy_groups = AsyncReadGroups(self.shared, "bulk copy")
         self.pending_copies: list[Callable[[], None]] = []  # they complete copies to shared memory, in order of issue
 
     @property
@@ -98,10 +94,6 @@ class EmulatorState:
             raise AnalysisError("an address or a condition depends on the data in memory")
         self.depends_on_memory = previous
         return value
-
-    def evaluate_lanes(self, code: Callable[[Mask], Any], mask: Mask, lanes: Lanes) -> NDArray[Any]:
-        """Evaluate code as `evaluate_data_independent` does, and return its value in each of some lanes."""
-        return self.select_lane_values(self.evaluate_data_independent(code, mask), lanes)
 
     def sync_warps(self, mask: Mask) -> None:
         """Synchronize the warps of a mask, of which all lanes take part."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.arithmetic import round_up
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import LaunchConfig
-    from tvmconv.compiler.lowered_module import LoweredKernel
-
 
 SHARED_BASE_ADDRESS = 1024  # first address of shared memory, so that address 0 is invalid
 CLUSTER_WINDOW_BYTES = 1 << 24  # size of each block's window in the shared addresses of a cluster

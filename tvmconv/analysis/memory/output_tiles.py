@@ -71,8 +71,6 @@ def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Itera
 
 
 class _FirstBlockStores(AccessObserver):
-    """Observer that records the stores of the first executed block to an array."""
-
     def __init__(self, name: str, lanes_per_block: int) -> None:
         self._name, self._lanes_per_block, self.wants_async_proxy = name, lanes_per_block, True
         self.stores: list[tuple[NDArray[Any], NDArray[Any]]] = []

@@ -87,7 +87,6 @@ def _iterate_copy_accesses(
 
 
 def _split_vector_index(index: Any) -> tuple[Any, int]:
-    """Return the index of the first element, and the number of elements."""
     if type(index).__name__ != "Ramp":
         return index, 1
     if int(index.stride) != 1:

@@ -216,7 +216,6 @@ def execute_scope(
 
 
 def _evaluate_axes(scope: Scope, launch: LaunchConfig, block: tuple[int, int, int]) -> dict[Any, Values]:
-    """Return the value of each thread and block axis, by its variable."""
     thread = np.arange(launch.threads_per_block)
     x, y, _ = launch.block
     values: dict[str, Values] = {f"blockIdx.{name}": index for name, index in zip("xyz", block, strict=True)}

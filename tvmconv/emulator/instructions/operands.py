@@ -72,12 +72,7 @@ class PtxCall:
 
 
 class Instruction:
-    """A call whose operands are translated; operands are selected by their index.
-
-    Args:
-        call: PTX, or an intrinsic of TVM with its operands.
-        translator: Translator of the operands.
-    """
+    """A call of PTX or an intrinsic of TVM, whose translated operands are selected by their index."""
 
     def __init__(self, call: PtxCall, translator: TirTranslator) -> None:
         self.call, self.state, self._translator = call, translator.state, translator

@@ -61,11 +61,8 @@ def _select_pixels(tensor_map: TensorMap, coordinates: NDArray[np.int64], offset
 
     Pixels are counted in strides within the bounding box along each spatial axis. After its end they continue along the
     next axis, and in the next image.
-
-    Args:
-        tensor_map: Layout of the images and the bounding box.
-        coordinates: Channel, filter position along each spatial axis, and image, of shape (copies, axes).
-        offsets: Offsets of the filter tap from the filter position, of shape (copies, spatial axes).
+    `coordinates` are the channel, the filter position along each spatial axis and the image, of shape (copies, axes).
+    `offsets` are those of the filter tap from the filter position, of shape (copies, spatial axes).
     """
     pixel_index = np.broadcast_to(np.arange(tensor_map.box[1]), (len(coordinates), tensor_map.box[1]))
     row_offsets, is_inside = np.zeros(pixel_index.shape, np.int64), np.ones(pixel_index.shape, bool)
@@ -123,10 +120,8 @@ TILE_ALIGNMENT_BYTES = 128  # alignment of a tile in shared memory
 class _BoxCopy:
     """Copy between shared memory and a box of an array.
 
-    Args:
-        op: Instruction.
-        map_operand: Index of the tensor map operand, which the coordinates follow.
-        offsets_operand: Index of the first im2col offset after the coordinates; None in tiled mode.
+    The coordinates follow the operand of the tensor map. `offsets_operand` is the index of the first im2col offset
+    after the coordinates, and None in tiled mode.
     """
 
     def __init__(self, op: Instruction, map_operand: int, offsets_operand: int | None = None) -> None:

@@ -185,7 +185,7 @@ def _translate_multiply(op: Instruction) -> StatementCode:
             previous = _collect_accumulators(data[rows[:, None], lanes])
             sums = sums + np.where(keeps[:, :1, None], previous, np.float32(0))
         data[rows[:, None], lanes] = _distribute_accumulators(sums)
-        state.wgmma_groups.issue(warpgroups, np.concatenate(chunks, axis=1), accumulators, rows)
+        state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (accumulators, rows))
         notify_arithmetic(lanes)
 
     return multiply
@@ -198,9 +198,9 @@ def _fence(op: Instruction, mask: Mask) -> None:
 
 @executes("wgmma_commit_group")
 def _commit_group(op: Instruction, mask: Mask) -> None:
-    op.state.wgmma_groups.commit_group(op.state.require_whole_warpgroups(mask))
+    op.state.wgmma_groups.commit_group(op.state.require_whole_warpgroups(mask)[:, 0])
 
 
 @executes("wgmma_wait_group")
 def _wait_group(op: Instruction, mask: Mask) -> None:
-    op.state.wgmma_groups.wait_group(op.state.require_whole_warpgroups(mask), op.constant(0))
+    op.state.wgmma_groups.wait_group(op.state.require_whole_warpgroups(mask)[:, 0], op.constant(0))

@@ -15,19 +15,13 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 class AccumulatorRegisters:
-    """Usage of the registers of a buffer that wgmma writes.
-
-    Attributes:
-        in_flight: Whether a pending wgmma writes the registers, of shape (elements, warps).
-        has_in_flight: Whether any of them is being written.
-        needs_fence: Whether each warp accessed them otherwise since its last wgmma.fence.
-    """
+    """Usage of the registers of a buffer that wgmma writes."""
 
     def __init__(self, name: str, elements: int, lanes: int) -> None:
         self.name = name
-        self.in_flight = np.zeros((elements, lanes // WARP_SIZE), bool)
-        self.has_in_flight = False
-        self.needs_fence = np.ones(lanes // WARP_SIZE, bool)
+        self.in_flight = np.zeros((elements, lanes // WARP_SIZE), bool)  # whether a pending wgmma writes the registers
+        self.has_in_flight = False  # whether any of them is being written
+        self.needs_fence = np.ones(lanes // WARP_SIZE, bool)  # whether a warp accessed them since its last wgmma.fence
 
     def check_access(self, element_indices: Any, lane_mask: NDArray[np.bool_] | None) -> None:
         """Note that lanes of a mask, or all, read or write elements."""

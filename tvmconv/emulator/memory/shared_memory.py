@@ -417,8 +417,6 @@ class _UncheckedClocks(VectorClocks):
 
 
 class _UncheckedReaders(AsyncReaders):
-    """Asynchronous readers that record no reads."""
-
     mark_read = _ignore
 
 

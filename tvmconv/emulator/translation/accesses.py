@@ -84,10 +84,7 @@ def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
 class AccessTranslator(ABC):
     """Translator of buffers, and of loads and stores, whose indices and values subclasses translate.
 
-    Args:
-        state: State that the functions run on.
-        layout: Layout of shared memory.
-        arrays: Argument of each of the function's parameters.
+    The functions run on `state`, and `arrays` has the argument of each of the TIR function's parameters.
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:

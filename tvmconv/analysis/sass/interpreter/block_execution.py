@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.sass.instruction_mix import ACCESSES
+from tvmconv.analysis.sass.instruction_mix import ACCESSES, find_predecessors, find_successors
 from tvmconv.analysis.sass.interpreter.operands import (
     FIRST_PREDICATE,
     FIRST_STACK_SLOT,
@@ -33,7 +33,6 @@ from tvmconv.analysis.sass.interpreter.operands import (
     parse_predicate,
 )
 from tvmconv.analysis.sass.interpreter.semantics import Array, SassSemantics, make_semantics
-from tvmconv.analysis.sass.loops import find_predecessors, find_successors
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
@@ -250,8 +249,6 @@ class SassInterpreter:
 
 
 class _BlockExecutor:
-    """State of the execution of some blocks."""
-
     def __init__(
         self,
         instructions: Sequence[DecodedInstruction],

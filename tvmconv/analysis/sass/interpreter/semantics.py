@@ -451,7 +451,6 @@ def _find_stack_slot(address: str) -> int | None:
 
 
 def _find_byte_bit(modifiers: Iterable[str]) -> int:
-    """Return the first bit of the byte that a modifier such as B1 names."""
     return next((8 * int(modifier[1]) for modifier in modifiers if modifier in ("B1", "B2", "B3")), 0)
 
 
