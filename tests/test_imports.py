@@ -61,14 +61,13 @@ ANALYSIS = (
     ("occupancy",),
 )
 EMULATOR = (
-    ("", "execution", "observation"),
+    ("", "execution"),
     ("translation",),
     ("instructions",),
-    ("lane_code",),
     ("state",),
-    ("arguments", "synchronization", "observers"),
+    ("synchronization", "observers"),
     ("memory",),
-    ("addresses", "blocks", "errors", "threads"),
+    ("errors", "threads"),
 )
 FOLDERS = {"tvmconv": LAYERS, "tvmconv.analysis": ANALYSIS, "tvmconv.emulator": EMULATOR}
 LEVELS = {
@@ -76,9 +75,7 @@ LEVELS = {
 }
 # The emulator's public modules; other packages import no other module of it.
 EMULATOR_PACKAGE = "tvmconv.emulator"
-EMULATOR_PUBLIC = {
-    *("addresses", "arguments", "blocks", "errors", "execution", "memory.arrays", "observation", "threads", "observers")
-}
+EMULATOR_PUBLIC = {"errors", "execution", "memory.arrays", "observers", "threads", "translation.arithmetic"}
 
 
 def module_name(file: Path) -> str:

@@ -6,7 +6,7 @@ import pytest
 import tvmconv as tc
 from tvmconv.analysis.memory.output_tiles import map_output_tile
 from tvmconv.analysis.memory.swizzles import SwizzledSmemTile, count_core_wavefronts, inspect_tiles
-from tvmconv.emulator.instructions.tma_boxes import swizzle_addresses
+from tvmconv.emulator.instructions.tma import swizzle_addresses
 from tvmconv.reports.explanation import format_tiles
 
 LAYER = "conv2d:1x16x16x16,32x16x3x3,s1,p1"

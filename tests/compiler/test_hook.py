@@ -3,19 +3,19 @@ import threading
 import pytest
 import tvm_ffi
 
-from tvmconv.compiler import compile_override
-from tvmconv.compiler.compile_override import override_cuda_compiler
+from tvmconv.compiler import lowered_module
+from tvmconv.compiler.lowered_module import override_cuda_compiler
 
 
 @pytest.fixture
 def compile_cuda():
     """What TVM's CUDA runtime calls, with b"own" as the outcome of TVM's own compiler."""
-    original = tvm_ffi.get_global_func(compile_override._CALLBACK_NAME)
-    tvm_ffi.register_global_func(compile_override._CALLBACK_NAME, lambda text: b"own", override=True)
-    compile_override._install_callback.cache_clear()
-    yield lambda: tvm_ffi.get_global_func(compile_override._CALLBACK_NAME)("text")
-    tvm_ffi.register_global_func(compile_override._CALLBACK_NAME, original, override=True)
-    compile_override._install_callback.cache_clear()
+    original = tvm_ffi.get_global_func(lowered_module._CALLBACK_NAME)
+    tvm_ffi.register_global_func(lowered_module._CALLBACK_NAME, lambda text: b"own", override=True)
+    lowered_module._install_callback.cache_clear()
+    yield lambda: tvm_ffi.get_global_func(lowered_module._CALLBACK_NAME)("text")
+    tvm_ffi.register_global_func(lowered_module._CALLBACK_NAME, original, override=True)
+    lowered_module._install_callback.cache_clear()
 
 
 def test_the_compiler_is_ours_within_the_block(compile_cuda):

@@ -1,7 +1,11 @@
-"""Lowering reads launch shape, parameter order and shared memory off the device function."""
+"""Lowering reads launches and parameters off device functions; the executable runs where there is no TVM."""
 
+import pickle
 import re
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from tvm.s_tir import Schedule
 
@@ -44,3 +48,19 @@ def test_shared_arrays_fill_their_alignment_in_cuda():
     assert len(sizes) == 2
     assert all(size % 16 == 0 for size in sizes)
     assert 4 * sum(sizes) >= kernel.shared_bytes
+
+
+def test_it_runs_in_a_process_without_tvm(tmp_path):
+    x, k = W.inputs(0)
+    (tmp_path / "program").write_bytes(pickle.dumps((lowered("opencl:0").executable, x, k)))
+    code = f"""
+import pickle, sys
+from pathlib import Path
+from tvmconv.devices import find_device
+folder = Path({str(tmp_path)!r})
+program, x, k = pickle.loads((folder / "program").read_bytes())
+(folder / "output").write_bytes(pickle.dumps(find_device("opencl:0").load(program).run((x, k))))
+sys.exit("tvm" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    np.testing.assert_allclose(pickle.loads((tmp_path / "output").read_bytes()), W.reference(x, k), atol=1e-5)

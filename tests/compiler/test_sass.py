@@ -1,4 +1,4 @@
-"""Disassembly, and counting instructions in it."""
+"""Disassembly, counts of its instructions, its instructions by line, and the code sections of a cubin."""
 
 import shutil
 import sys
@@ -6,7 +6,10 @@ import tempfile
 
 import pytest
 
+import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
+from tvmconv.compiler.sass import extract_code_sections
+from tvmconv.compiler.sass_listing import SassInstruction, parse_disassembly
 from tvmconv.errors import CompileError
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
@@ -87,3 +90,54 @@ def test_without_a_disassembler_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(CompileError, match=r"pip install -e '\.\[cuda\]'\)$"):
         sass.disassemble(b"")
+
+
+TEXT = """
+.text.main_kernel:
+	//## File "/a/kernel.cu", line 171
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+	//## File "/a/kernel.cu", line 150 inlined at "/a/kernel.cu", line 336
+        /*0010*/              @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;
+	//## File "/a/cuda_fp16.hpp", line 12
+        /*0020*/               @P1 BRA `(.L_x_1) ;
+.text.main_kernel_1:
+        /*0000*/                   EXIT ;
+"""
+CASES = [
+    ("conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling"),
+    ("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc", "hopper"),
+    pytest.param("conv2d:1x512x7x7,512x512x3x3,s1,p1,f16,nhwc", "mma_sync", marks=pytest.mark.slow),  # in two steps
+]
+
+
+def test_an_instruction_has_its_parts():
+    found = parse_disassembly(TEXT)["main_kernel"][1]
+    assert found == SassInstruction(0x10, "@!P0", "LDG", ("E", "128"), "R4, desc[UR6][R2.64]", None, 336)
+
+
+def test_a_branch_has_the_address_of_its_label():
+    assert parse_disassembly(TEXT)["main_kernel"][2].target_address == 0x10
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("workload", "schedule"), CASES)
+def test_telling_lines_changes_no_instruction(workload, schedule):
+    kernel = tc.build(tc.parse(workload), schedule, arch="sm_90")
+    without = parse_disassembly(kernel.sass)
+    assert {name: [e.text for e in each] for name, each in kernel.listings.items()} == {
+        name: [e.text for e in each] for name, each in without.items()
+    }
+
+
+def test_a_kernel_has_its_code_in_a_section_of_its_name():
+    kernel = tc.build(tc.parse("conv2d:1x4x8x8,16x4x3x3,p1"), "tiling", arch="sm_90")
+    (found,) = [name for name in extract_code_sections(kernel.cubin.image) if name.endswith(kernel.kernels[0].name)]
+    instructions = kernel.listings[kernel.kernels[0].name]
+    assert len(extract_code_sections(kernel.cubin.image)[found]) == 16 * len(instructions)
+
+
+@pytest.mark.parametrize("image", [b"", b"\x7fELF\x02", b"no cubin", b"\x7fELF\x01" + bytes(100)])
+def test_what_is_no_cubin_is_refused(image):
+    with pytest.raises(CompileError, match=r"expected a [\w-]+ ELF file"):
+        extract_code_sections(image)

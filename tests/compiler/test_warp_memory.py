@@ -6,8 +6,7 @@ import pytest
 from tvmconv.builtin.conv.tensor_cores import tensorized_config
 
 import tvmconv as tc
-from tvmconv.compiler import passes
-from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.compiler.device_lowering import list_warp_buffers, lower_module
 from tvmconv.devices import find_device
 from tvmconv.registry import find_schedule as find_schedule
 
@@ -20,12 +19,12 @@ def scheduled(name):
 
 def test_no_buffer_of_a_warp_is_left():
     (step,) = lower_module(scheduled("tensor_core"), find_device("sm_80").make_target()).kernels
-    assert passes.list_warp_buffers(step.function) == []
+    assert list_warp_buffers(step.function) == []
 
 
 def test_a_kernel_in_which_one_is_left_is_refused(monkeypatch):
     """TVM's own pipeline spreads one of them."""
-    monkeypatch.setattr("tvmconv.compiler.passes._lower_warp_buffers", lambda device: device)
+    monkeypatch.setattr("tvmconv.compiler.device_lowering._lower_warp_buffers", lambda device: device)
     with pytest.raises(
         tc.CompileError, match=r"^TVM cannot distribute [\w.]+, with the scope warp, over the lanes of a"
     ):

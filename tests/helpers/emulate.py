@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvmconv.compiler.lowered_module import LoweredModule
-from tvmconv.emulator.arguments import bind_arguments
-from tvmconv.emulator.execution import execute
+from tvmconv.emulator.execution import bind_arguments, execute
 from tvmconv.emulator.memory.arrays import GlobalArray
 from tvmconv.emulator.observers import AccessObserver
 from tvmconv.workloads.dtypes import get_numpy_dtype

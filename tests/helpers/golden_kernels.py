@@ -26,18 +26,23 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
 
 @dataclass(frozen=True)
 class GoldenKernel:
-    """A kernel and its inputs.
+    """A kernel and its inputs."""
 
-    Attributes:
-        inputs: Values of the arguments but the output.
-        lower: Function that makes the kernel.
-        tolerance: Absolute difference that the order and precision of sums or approximate functions explain, relative
-            to the largest output; 0 where the emulator has to agree bit by bit.
-    """
-
-    inputs: tuple[np.ndarray, ...]
+    inputs: tuple[np.ndarray, ...]  # values of the arguments but the output
     lower: Callable[[], LoweredModule]
+    # absolute difference that the order and precision of sums or approximate functions explain, relative to the largest
+    # output; 0 where the emulator has to agree bit by bit
     tolerance: float = 0
+
+
+def lower_arrays(arrays: dict[str, tuple[tuple[int, ...], str]], emit: Callable[[dict[str, Any]], None]):
+    """Lower a kernel of arrays, (shape, dtype) by name, that a function emits from the buffers by name."""
+    signature = SimpleNamespace(
+        argument_names=list(arrays),
+        argument_shapes=[shape for shape, _ in arrays.values()],
+        argument_dtypes=[dtype for _, dtype in arrays.values()],
+    )
+    return lower_module(p.build_schedule(signature, emit).mod, devices.find_device("sm_90a").make_target())
 
 
 def emitted(
@@ -46,26 +51,10 @@ def emitted(
     emit: Callable[[dict[str, Any]], None],
     tolerance: float = 0,
 ) -> GoldenKernel:
-    """A kernel of the input X, and of W if it is given, to the output Y, that a function emits.
-
-    Args:
-        inputs: Values of X and W.
-        output: Shape and dtype of Y.
-        emit: Function that emits the kernel; it receives the buffers by name.
-        tolerance: See `GoldenKernel`.
-    """
+    """A kernel of the values of X, and of W if they are given, to Y of a shape and dtype, that a function emits."""
     arrays = {name: (values.shape, values.dtype.name) for name, values in zip("XW", inputs, strict=False)}
     arrays["Y"] = output
-    signature = SimpleNamespace(
-        argument_names=list(arrays),
-        argument_shapes=[shape for shape, _ in arrays.values()],
-        argument_dtypes=[dtype for _, dtype in arrays.values()],
-    )
-
-    def lower() -> LoweredModule:
-        return lower_module(p.build_schedule(signature, emit).mod, devices.find_device("sm_90a").make_target())
-
-    return GoldenKernel(inputs, lower, tolerance)
+    return GoldenKernel(inputs, lambda: lower_arrays(arrays, emit), tolerance)
 
 
 KERNELS: dict[str, GoldenKernel] = {}
@@ -834,12 +823,17 @@ def cluster_exchange(size: int, direction: str, *, before: bool = True, behind: 
     return emitted((hash_words(blocks * 32),), ((blocks * 32,), "uint32"), emit)
 
 
-def multicast(size: int, mask: int) -> GoldenKernel:
-    """Blocks that each copy a part of a row to the blocks of a mask, twice, with arrivals at mbarriers of all."""
+def multicast(size: int, mask: int, *, synchronized=True, released=True, end=True, receiving=None) -> GoldenKernel:
+    """Blocks that each copy a part of a row to the blocks of a mask, twice, with arrivals at mbarriers of all.
+
+    The kernel is wrong unless the blocks are `synchronized` after the initialization, all stages are `released`, and
+    the blocks end together. By default, the blocks of the mask are those that receive the copies.
+    """
     steps, part = 2, 32
     words = part * size
     tiles = make_tiled_map("float32", 4, (words, steps * 2), (words,), (part, 1), 0)
-    receiving = [rank for rank in range(size) if mask >> rank & 1]
+    receiving = mask if receiving is None else receiving
+    num_receiving = receiving.bit_count()
 
     def emit(buffers):
         x_map = p.declare_tensor_map("X_map", buffers["X"], tiles)
@@ -848,9 +842,9 @@ def multicast(size: int, mask: int) -> GoldenKernel:
             block, peer = Block(2048), p.allocate("peer", 1, "uint32")
             full, empty = block.address(1024), block.address(1032)
             with p.if_(thread == 0):
-                init_mbarriers((full, 1), (empty, len(receiving)))
-            p.emit_call(T.cuda.cluster_sync())
-            is_receiving = T.shift_right(T.int32(mask), rank) % 2 == 1
+                init_mbarriers((full, 1), (empty, num_receiving))
+            p.emit_call(T.cuda.cluster_sync() if synchronized else T.cuda.cta_sync())
+            is_receiving = T.shift_right(T.int32(receiving), rank) % 2 == 1
             with p.ir.If(thread < 32):
                 with p.ir.Then(), p.if_(thread == 0), p.serial_loop(steps, "step") as step:
                     p.emit_call(T.cuda.mbarrier_wait(empty, step % 2 ^ 1))
@@ -865,10 +859,11 @@ def multicast(size: int, mask: int) -> GoldenKernel:
                         at = e * 32 + thread - 32
                         p.store(buffers["Y"], (block_index * steps + step) * words + at, load_word(block, at * 4))
                     p.emit_call(T.cuda.warp_sync())
-                    with p.if_(thread - 32 < size):
+                    with p.if_(thread - 32 < (size if released else 1)):
                         p.emit_ptx("mapa.shared::cluster.u32", peer[0], empty, T.Cast("uint32", thread - 32))
                         p.emit_ptx("mbarrier.arrive.shared::cluster.b64", peer[0])
-            p.emit_call(T.cuda.cluster_sync())
+            if end:
+                p.emit_call(T.cuda.cluster_sync())
 
     x = small_integers((2 * steps * words,), "float32", limit=100)
     return emitted((x,), ((2 * size * steps * words,), "uint32"), emit)

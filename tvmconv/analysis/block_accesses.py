@@ -40,9 +40,9 @@ from tvmconv.analysis.tir.accesses import (
 from tvmconv.analysis.tir.scopes import has_instructions
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import SassInstruction
-from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters
-from tvmconv.emulator.observation import run_with_observer
-from tvmconv.emulator.observers import AccessSite, CompositeObserver, MemorySpace
+from tvmconv.emulator.execution import run_with_observer
+from tvmconv.emulator.observers import AccessSite, ForwardingObserver, MemorySpace
+from tvmconv.emulator.threads import BlockIndex, count_lanes, expand_to_clusters
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
 
@@ -102,7 +102,7 @@ def _count_by_execution(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockC
     totals = AccessTotals({"shared": make_wavefront_counter(), "global": make_sector_counter()})
     requests = RequestObserver(lanes_per_block, ("shared", "global"), totals.add)
     traffic = TrafficObserver(len(blocks), lanes_per_block, kernel.memory_scopes, wants_async_proxy=False)
-    run_with_observer(lowered_kernel, kernel.memory_scopes, blocks, CompositeObserver(requests, traffic))
+    run_with_observer(lowered_kernel, kernel.memory_scopes, blocks, ForwardingObserver(requests, traffic))
     busiest = traffic.select_busiest(lowered_kernel.launch.threads_per_block)
     return BlockCounts(list_shared_accesses(totals), list_global_accesses(totals), busiest)
 
@@ -145,7 +145,6 @@ def _interpret(
     max_instructions: int,
     on_access: executed.AccessCallback | None = None,
 ) -> tuple[LinkedSources, list[InstructionCounts]]:
-    """Interpret a block's machine code, and return it with the counts of each instruction."""
     index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
     sources = link_sources(kernel)[index]
     compiled_kernel = kernel.executable.kernels[index]

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvmconv.emulator.arguments import make_zero_arguments
-from tvmconv.emulator.blocks import BlockIndex, sample_blocks
 from tvmconv.emulator.errors import RaceError
-from tvmconv.emulator.execution import execute
+from tvmconv.emulator.execution import execute, make_zero_arguments
 from tvmconv.emulator.memory.arrays import TensorMapArray
+from tvmconv.emulator.threads import BlockIndex, sample_blocks
 from tvmconv.kernel import Kernel
 
 

@@ -52,8 +52,6 @@ class UnitLowerBound:
 
 
 class _BlockWork(NamedTuple):
-    """Work of one block for each unit."""
-
     lane_clocks: float  # clocks of float32 arithmetic, summed over all lanes
     flops: float  # float32 multiplications and additions
     matrix_flops: float  # tensor-core multiplications and additions

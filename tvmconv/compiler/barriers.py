@@ -118,7 +118,6 @@ def _merge_branches(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
 
 
 def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
-    """Summarize statements that run in sequence."""
     accesses_before: set[_Access] = set()
     accesses_after: set[_Access] = set()
     races: set[_SharedElement] = set()
@@ -137,7 +136,6 @@ def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
 
 
 def _summarize_loads(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _AccessSummary:
-    """Summarize the loads of expressions."""
     from tvm.ir import TensorLoad
 
     loads = [(load.source, load.indices[0]) for node in expressions for load in collect_nodes(node, TensorLoad)]

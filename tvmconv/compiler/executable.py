@@ -5,31 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
+from tvmconv.compiler.nvrtc import Resources
 from tvmconv.errors import DeviceError
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.nvrtc import Resources
-    from tvmconv.target import BlockLimits
-    from tvmconv.tensor_map import TensorMap
+from tvmconv.target import BlockLimits
+from tvmconv.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Launch shape of a kernel; all extents are (x, y, z).
+    """Launch shape of a kernel; all extents are (x, y, z)."""
 
-    Attributes:
-        grid: Blocks per grid.
-        block: Threads per block.
-        cluster: Blocks per cluster, which the code fixes, so that a launch need not specify them.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: tuple[int, int, int]  # blocks per grid
+    block: tuple[int, int, int]  # threads per block
+    # blocks per cluster, which the code fixes, so that a launch need not specify them
     cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
@@ -62,55 +55,39 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One device function, compiled as far as possible without the device.
+    """One device function, compiled as far as possible without the device."""
 
-    Attributes:
-        code: Cubin for CUDA, source for OpenCL; device functions of one module share it.
-        name: Symbol of the function in the code.
-        launch: Launch shape.
-        arguments: Buffer index of each parameter, in the order of the function. Indices below the number of `arrays`
-            of the executable denote those, and larger ones its `workspace`.
-        shared_bytes: Static shared memory per block.
-        dynamic_shared_bytes: Dynamic shared memory per block.
-        constants: Arrays that CUDA code reads from constant memory, as pairs of an index into `arrays` and the symbol.
-        textures: Indices of `arrays` that the function reads through texture objects of float elements, with the first
-            axis as height and the others as width.
-        tensor_maps: Parameters that are tensor maps instead of addresses, as pairs of a position in `arguments` and the
-            map.
-        uses_pdl: Whether the function may be launched before its predecessor has ended, because it waits for that end
-            by itself. It must read the predecessor's results with instructions that compilers do not move before the
-            wait.
-        resources: Resource usage by ptxas; None for OpenCL.
-    """
-
-    code: bytes
-    name: str
-    launch: LaunchConfig
+    code: bytes  # cubin for CUDA, source for OpenCL; device functions of one module share it
+    name: str  # symbol of the function in the code
+    launch: LaunchConfig  # launch shape
+    # buffer index of each parameter, in the order of the function. Indices below the number of `arrays` of the
+    # executable denote those, and larger ones its `workspace`
     arguments: tuple[int, ...]
-    shared_bytes: int
-    dynamic_shared_bytes: int = 0
+    shared_bytes: int  # static shared memory per block
+    dynamic_shared_bytes: int = 0  # dynamic shared memory per block
+    # arrays that CUDA code reads from constant memory, as pairs of an index into `arrays` and the symbol
     constants: tuple[tuple[int, str], ...] = ()
+    # indices of `arrays` that the function reads through texture objects of float elements, with the first axis as
+    # height and the others as width
     textures: tuple[int, ...] = ()
+    # parameters that are tensor maps instead of addresses, as pairs of a position in `arguments` and the map
     tensor_maps: tuple[tuple[int, TensorMap], ...] = ()
+    # whether the function may be launched before its predecessor has ended, because it waits for that end by itself.
+    # It must read the predecessor's results with instructions that compilers do not move before the wait
     uses_pdl: bool = False
-    resources: Resources | None = None
+    resources: Resources | None = None  # resource usage by ptxas; None for OpenCL
 
 
 @dataclass(frozen=True)
 class Executable:
-    """Device functions that are launched one after another.
+    """Device functions that are launched one after another."""
 
-    Attributes:
-        kernels: Device functions in launch order, at least one.
-        arrays: Arguments of the PrimFunc: the inputs, then the output.
-        workspace: Memory between device functions, which the caller allocates without initializing it.
-        num_prepack_kernels: Number of leading device functions that read only constant arguments such as weights.
-            Further launches with the same arguments and workspace can skip them. Timings exclude them.
-    """
-
-    kernels: tuple[CompiledKernel, ...]
-    arrays: tuple[ArrayType, ...]
+    kernels: tuple[CompiledKernel, ...]  # device functions in launch order, at least one
+    arrays: tuple[ArrayType, ...]  # arguments of the PrimFunc: the inputs, then the output
+    # memory between device functions, which the caller allocates without initializing it
     workspace: tuple[ArrayType, ...] = ()
+    # number of leading device functions that read only constant arguments such as weights. Further launches with the
+    # same arguments and workspace can skip them. Timings exclude them
     num_prepack_kernels: int = 0
 
     @property

@@ -26,20 +26,15 @@ _PACKED_CALL_OP, _SET_DEVICE = "tirx.tvm_call_packed", "__tvm_set_device"
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of a device function.
+    """One launch of a device function."""
 
-    Attributes:
-        function: Symbol of the device function.
-        arguments: Buffer index of each parameter. Indices below the number of host arguments denote those, and larger
-            ones the workspace.
-        tensor_maps: Tensor map of each parameter over its buffer; None for a parameter that is an address.
-        dynamic_shared_bytes: Dynamic shared memory per block.
-    """
-
-    function: str
+    function: str  # symbol of the device function
+    # buffer index of each parameter. Indices below the number of host arguments denote those, and larger ones the
+    # workspace
     arguments: tuple[int, ...]
+    # tensor map of each parameter over its buffer; None for a parameter that is an address
     tensor_maps: tuple[TensorMap | None, ...]
-    dynamic_shared_bytes: int
+    dynamic_shared_bytes: int  # dynamic shared memory per block
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,6 @@ class _HostCodeVisitor:
 
 
 def _collect_calls(node: Any, name: str) -> list[Any]:
-    """Return the calls of an operator in a statement or an expression."""
     from tvm.ir import Call
 
     return [call for call in collect_nodes(node, Call) if str(call.op.name) == name]

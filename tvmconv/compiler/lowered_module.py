@@ -1,16 +1,24 @@
-"""Lowered modules: the device functions of a schedule, their source and their machine code."""
+"""Lowered modules: the device functions of a schedule, their source and their machine code.
+
+TVM's CUDA runtime compiles the source of each module during code generation with the global function
+`tvm_callback_cuda_compile`. That function is process-wide; `override_cuda_compiler` selects its implementation per
+thread and task.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.annotations import MemoryScope
 from tvmconv.compiler import memory_scopes, nvrtc
-from tvmconv.compiler.compile_override import override_cuda_compiler
 from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
+from tvmconv.compiler.nvrtc import Cubin
 from tvmconv.compiler.source import (
     KernelParameter,
     declare_cluster,
@@ -30,26 +38,49 @@ if TYPE_CHECKING:
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
-    from tvmconv.compiler.nvrtc import Cubin
+
+CudaCompiler = Callable[[str], bytes]
+
+_CALLBACK_NAME = "tvm_callback_cuda_compile"
+_active_compiler: ContextVar[CudaCompiler | None] = ContextVar("_chosen", default=None)
+
+
+@contextmanager
+def override_cuda_compiler(compiler: CudaCompiler) -> Iterator[None]:
+    """Use a compiler to cubins for all CUDA sources that TVM generates in this thread or task within the block.
+
+    An empty cubin is sufficient for a module that is inspected but not run.
+    """
+    _install_callback()
+    token = _active_compiler.set(compiler)
+    try:
+        yield
+    finally:
+        _active_compiler.reset(token)
+
+
+@functools.cache
+def _install_callback() -> None:
+    import tvm  # noqa: F401  registers the original function
+    import tvm_ffi
+
+    default_compiler = tvm_ffi.get_global_func(_CALLBACK_NAME)
+
+    def compile_cuda(text: str) -> bytes:
+        return (_active_compiler.get() or default_compiler)(text)
+
+    tvm_ffi.register_global_func(_CALLBACK_NAME, compile_cuda, override=True)
 
 
 @dataclass(frozen=True)
 class LoweredKernel:
-    """One device function with its launch parameters.
+    """One device function with its launch parameters."""
 
-    Attributes:
-        function: Device function as TIR.
-        launch: Launch shape in the function.
-        parameters: Pointers and tensor maps in the order of the function.
-        shared_bytes: Static shared memory per block.
-        dynamic_shared_bytes: Dynamic shared memory per block.
-    """
-
-    function: PrimFunc
-    launch: LaunchConfig
-    parameters: tuple[KernelParameter, ...]
-    shared_bytes: int
-    dynamic_shared_bytes: int
+    function: PrimFunc  # device function as TIR
+    launch: LaunchConfig  # launch shape in the function
+    parameters: tuple[KernelParameter, ...]  # pointers and tensor maps in the order of the function
+    shared_bytes: int  # static shared memory per block
+    dynamic_shared_bytes: int  # dynamic shared memory per block
 
     @property
     def name(self) -> str:
@@ -74,27 +105,16 @@ class LoweredKernel:
 
 @dataclass(frozen=True)
 class LoweredModule:
-    """Device functions of a schedule with the data that are needed to run them.
+    """Device functions of a schedule with the data that are needed to run them."""
 
-    Attributes:
-        target: TVM target.
-        kernels: Device functions in launch order, at least one.
-        arrays: Arguments of the PrimFunc: the inputs, then the output.
-        workspace: Memory between device functions.
-        memory_scopes: Memory scope of each array by name.
-        num_prepack_kernels: Number of leading device functions that read only constant arguments.
-        host_module: Host code, which checks arguments, allocates the workspace and launches.
-        device_module: Module of the device functions.
-    """
-
-    target: Target
-    kernels: tuple[LoweredKernel, ...]
-    arrays: tuple[ArrayType, ...]
-    workspace: tuple[ArrayType, ...]
-    memory_scopes: Mapping[str, MemoryScope]
-    num_prepack_kernels: int
-    host_module: IRModule
-    device_module: IRModule
+    target: Target  # TVM target
+    kernels: tuple[LoweredKernel, ...]  # device functions in launch order, at least one
+    arrays: tuple[ArrayType, ...]  # arguments of the PrimFunc: the inputs, then the output
+    workspace: tuple[ArrayType, ...]  # memory between device functions
+    memory_scopes: Mapping[str, MemoryScope]  # memory scope of each array by name
+    num_prepack_kernels: int  # number of leading device functions that read only constant arguments
+    host_module: IRModule  # host code, which checks arguments, allocates the workspace and launches
+    device_module: IRModule  # module of the device functions
     _compile_lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _cubins: list[Cubin] = field(default_factory=list, init=False, repr=False, compare=False)
 

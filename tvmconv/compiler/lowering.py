@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.compiler.executable import check_block_limits
 from tvmconv.compiler.lowered_module import LoweredModule
+from tvmconv.registry import Schedule
+from tvmconv.space import Config, Value
+from tvmconv.target import BlockLimits
 from tvmconv.user_code import translate_user_errors
+from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.target import Target
-
-    from tvmconv.registry import Schedule
-    from tvmconv.space import Config, Value
-    from tvmconv.target import BlockLimits
-    from tvmconv.workloads import Workload
 
 TimePhase = Callable[[str], AbstractContextManager[Any]]  # context manager around a phase with a name
 

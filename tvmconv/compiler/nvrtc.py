@@ -59,38 +59,24 @@ template <bool C, class A, class B> struct conditional;
 
 @dataclass(frozen=True)
 class Resources:
-    """Resource usage of a kernel as ptxas reports it.
+    """Resource usage of a kernel as ptxas reports it."""
 
-    Attributes:
-        registers: Number of 32-bit registers per thread.
-        spills: Bytes of spill stores and spill loads in the code of one thread; ideally 0.
-        stack_bytes: Stack frame in local memory per thread, including spilled registers.
-        shared_bytes: Static shared memory per block.
-        constant_bytes: Constant banks with parameters and literals; None from sm_90 on, where ptxas does not report it.
-    """
-
-    registers: int
-    spills: int
-    stack_bytes: int
-    shared_bytes: int
+    registers: int  # number of 32-bit registers per thread
+    spills: int  # bytes of spill stores and spill loads in the code of one thread; ideally 0
+    stack_bytes: int  # stack frame in local memory per thread, including spilled registers
+    shared_bytes: int  # static shared memory per block
+    # constant banks with parameters and literals; None from sm_90 on, where ptxas does not report it
     constant_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code for one architecture: an ELF file, and the resource usage of each kernel by name.
+    """Machine code for one architecture: an ELF file, and the resource usage of each kernel by name."""
 
-    Attributes:
-        image: ELF file that the CUDA driver loads.
-        kernels: Resource usage of each kernel by name.
-        log: Output of NVRTC and ptxas.
-        has_lines: Whether the image includes source lines of instructions.
-    """
-
-    image: bytes
-    kernels: Mapping[str, Resources]
-    log: str
-    has_lines: bool = False
+    image: bytes  # ELF file that the CUDA driver loads
+    kernels: Mapping[str, Resources]  # resource usage of each kernel by name
+    log: str  # output of NVRTC and ptxas
+    has_lines: bool = False  # whether the image includes source lines of instructions
 
     @property
     def resources(self) -> Resources:
@@ -242,7 +228,6 @@ def _find_include_directories() -> list[str]:
 
 
 def _find_first_error(log: str) -> str:
-    """Return the first line of the log with an error, with whitespace normalized."""
     lines = [line for line in log.splitlines() if re.search(r"\berror\b", line)]
     return " ".join((lines or [log])[0].split())
 

@@ -50,7 +50,6 @@ def count_instructions(sass: str) -> dict[str, int]:
 
 
 def _find_disassembler(*, with_lines: bool) -> list[str]:
-    """Return the disassembler command without the path of the cubin."""
     if nvdisasm := _find_packaged_nvdisasm() or _find_system_tool("nvdisasm"):
         line_options = ["--print-line-info-inline"] if with_lines else []
         return [nvdisasm, "--print-code", "--no-dataflow", *line_options]  # equal text, faster

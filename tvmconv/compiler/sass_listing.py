@@ -26,21 +26,15 @@ _BRANCH_TARGET = re.compile(r"`\((\.\w+)\)")
 
 @dataclass(frozen=True)
 class SassInstruction:
-    """One machine instruction, such as predicate `@!P0`, opcode `LDG`, modifiers `E` and `128`, and operands.
+    """One machine instruction, such as predicate `@!P0`, opcode `LDG`, modifiers `E` and `128`, and operands."""
 
-    Attributes:
-        address: Offset from the start of the kernel in bytes.
-        target_address: Address of the label in the operands; None without one.
-        source_line: Line of the CUDA source, from 1; None if unknown.
-    """
-
-    address: int
+    address: int  # offset from the start of the kernel in bytes
     predicate: str
     opcode: str
     modifiers: tuple[str, ...]
     operands: str
-    target_address: int | None = None
-    source_line: int | None = None
+    target_address: int | None = None  # address of the label in the operands; None without one
+    source_line: int | None = None  # line of the CUDA source, from 1; None if unknown
 
     @property
     def name(self) -> str:

@@ -32,19 +32,12 @@ _POINTER_FORMAT = {"cuda": "{}* __restrict__ {}", "opencl": "__global {}* restri
 
 @dataclass(frozen=True)
 class KernelParameter:
-    """A parameter of a device function: a pointer, or a tensor map over the buffer.
+    """A parameter of a device function: a pointer, or a tensor map over the buffer."""
 
-    Attributes:
-        name: Name in the source.
-        dtype: Dtype of the elements in the function, which may replace a dtype that the device does not support.
-        index: Buffer index in the arrays and workspace of the executable.
-        tensor_map: Tensor map over the buffer; None for its address.
-    """
-
-    name: str
-    dtype: str
-    index: int
-    tensor_map: TensorMap | None = None
+    name: str  # name in the source
+    dtype: str  # dtype of the elements in the function, which may replace a dtype that the device does not support
+    index: int  # buffer index in the arrays and workspace of the executable
+    tensor_map: TensorMap | None = None  # tensor map over the buffer; None for its address
 
 
 def get_type_name(dtype: str, target_kind: str) -> str:

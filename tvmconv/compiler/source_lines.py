@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.compiler.lowered_module import LoweredModule
+
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
-
-    from tvmconv.compiler.lowered_module import LoweredModule
 
 StatementLines = tuple[range, ...]  # lines of each statement, from 1; an empty range for a statement without lines
 
@@ -48,7 +48,6 @@ def map_source_lines(lowered: LoweredModule) -> tuple[StatementLines, ...] | Non
 
 
 def _insert_markers(function: PrimFunc, kernel_index: int) -> tuple[PrimFunc, int]:
-    """Return a function with markers around each statement, and the number of statements."""
     import tvm_ffi
     from tvm import tirx
 

@@ -174,7 +174,6 @@ def _find_copied_stage(name: str, names: Container[str]) -> str | None:
 
 
 def _split_loop_nests(function: PrimFunc) -> list[_LoopGroup]:
-    """Return the root loop nests of a function."""
     body = function.body
     while type(body).__name__ in ("SBlockRealize", "SBlock"):
         body = body.block if type(body).__name__ == "SBlockRealize" else body.body
@@ -187,8 +186,6 @@ def _split_loop_nests(function: PrimFunc) -> list[_LoopGroup]:
 
 
 class _StatementNumberer:
-    """Visitor that collects and numbers statements."""
-
     def __init__(self) -> None:
         self._num_statements = 0
         self._buffer_aliases: dict[Any, Any] = {}  # source buffers of matched regions

@@ -8,7 +8,7 @@ that are read before they are written. Unwritten memory is NaN.
 The two sides of a branch run in turns as fibers if threads wait in them at barriers or mbarriers
 (`synchronization.fibers`). If lock step itself prevents progress, everything is executed again with each warpgroup in
 lock step, and then with each warp, except warpgroups that execute wgmma. If no thread can continue even so, a
-`DeadlockError` lists the waiting threads and their barriers. Tensor maps are passed as `TensorMapArray` (`arguments`).
+`DeadlockError` lists the waiting threads and their barriers. Tensor maps are passed as `TensorMapArray`.
 
 TMA copies complete in order of issue, and only when no thread can continue without them. The results of wgmma are in
 the registers at once. The following raise a `RaceError`:
@@ -34,29 +34,62 @@ waits between threads of one warp.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.arithmetic import round_up
-from tvmconv.compiler.tir_nodes import collect_nodes
-from tvmconv.emulator.blocks import BlockIndex, expand_to_clusters
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.emulator.errors import DeadlockError
-from tvmconv.emulator.memory.arrays import Argument, TensorMapArray
-from tvmconv.emulator.memory.shared_memory import SharedMemory
-from tvmconv.emulator.memory.unchecked_memory import UncheckedSharedMemory
-from tvmconv.emulator.observers import AccessObserver, EventRecorder
+from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
+from tvmconv.emulator.memory.shared_memory import SharedMemory, UncheckedSharedMemory
+from tvmconv.emulator.observers import AccessObserver, ForwardingObserver
 from tvmconv.emulator.state import EmulatorState
-from tvmconv.emulator.threads import EmulatedThreads
-from tvmconv.emulator.translation.layout import SharedMemoryLayout, plan_shared_memory
+from tvmconv.emulator.threads import BlockIndex, EmulatedThreads, expand_to_clusters
+from tvmconv.emulator.translation.accesses import SharedMemoryLayout, plan_shared_memory
 from tvmconv.emulator.translation.statements import StatementTranslator
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-    from tvmconv.compiler.executable import LaunchConfig
+
+def bind_arguments(lowered_kernel: LoweredKernel, arrays: Sequence[GlobalArray]) -> list[Argument]:
+    """Return the arguments of a device kernel, from the arrays that `LoweredKernel.arguments` indexes."""
+    return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])
+
+
+def _apply_tensor_maps(lowered_kernel: LoweredKernel, arguments: Sequence[GlobalArray]) -> list[Argument]:
+    tensor_maps = dict(lowered_kernel.tensor_maps)
+    return [
+        TensorMapArray(array, tensor_maps[position]) if position in tensor_maps else array
+        for position, array in enumerate(arguments)
+    ]
+
+
+def make_zero_arguments(lowered_kernel: LoweredKernel) -> list[Argument]:
+    """Return zero-filled arguments of a device kernel, of the sizes that its TIR and its tensor maps declare."""
+    from tvm import tirx
+
+    sizes: dict[Any, int] = {}
+    for node in collect_nodes(lowered_kernel.function.body, tirx.DeclBuffer):
+        sizes[node.data] = max(sizes.get(node.data, 0), count_elements(node.buffer))
+    tensor_maps = dict(lowered_kernel.tensor_maps)
+    arrays: dict[int, GlobalArray] = {}
+    parameters = zip(lowered_kernel.parameters, lowered_kernel.function.params, strict=True)
+    for position, (parameter, variable) in enumerate(parameters):
+        dtype = get_numpy_dtype(parameter.dtype)
+        size = sizes.get(variable, 0)
+        if position in tensor_maps:
+            size = ceil_div(tensor_maps[position].nbytes, dtype.itemsize)
+        if parameter.index not in arrays or arrays[parameter.index].size < size:
+            arrays[parameter.index] = GlobalArray.allocate_zeros(parameter.name, dtype, size)
+    return _apply_tensor_maps(lowered_kernel, [arrays[index] for index in lowered_kernel.arguments])
+
 
 MAX_LANES = 1 << 15  # number of lanes that are executed together
 MAX_SHARED_BYTES = 1 << 26  # shared memory of the blocks that are executed together
@@ -71,20 +104,10 @@ def execute(
     observer: AccessObserver | None = None,
     check_races: bool = True,
 ) -> None:
-    """Run a lowered device function on arrays, which it changes.
+    """Run the blocks of a lowered device function, all by default, extended to whole clusters, on arrays.
 
-    Args:
-        function: Lowered device function.
-        launch: Grid, block and cluster size.
-        arrays: Arguments of the function: arrays, and arrays behind tensor maps (`arguments`).
-        blocks: Indices of the blocks to run as (x, y, z), extended to whole clusters; all blocks by default.
-        observer: Observer that is notified of accesses and operations.
-        check_races: Whether to compute values and check for races. If not, `observer` is still notified of accesses,
-            and arrays do not change.
-
-    Raises:
-        ExecutionError: The function behaves illegally.
-        AnalysisError: The function has an unsupported construct.
+    The function changes the arrays. Without `check_races`, no values are computed and no races are found, but the
+    observer is notified. ExecutionError is raised for illegal behavior, AnalysisError for an unsupported construct.
     """
     blocks = expand_to_clusters(launch, blocks)
     cluster_size = math.prod(launch.cluster)
@@ -119,7 +142,7 @@ def _execute_batch(
     for lockstep_lanes in (None, WARPGROUP_SIZE, WARP_SIZE) if has_synchronization else (None,):
         active_observer = observer
         if observer is not None and has_synchronization and not observer.immediate:
-            active_observer = EventRecorder(observer)
+            active_observer = ForwardingObserver(observer, is_deferred=True)
         state = EmulatorState(threads, memory_class(threads, layout.nbytes, layout.unit_bytes), active_observer)
         translator = StatementTranslator(state, layout, dict(zip(function.params, arrays, strict=True)))
         statement = translator.translate_statement(function.body)
@@ -137,6 +160,20 @@ def _execute_batch(
         if check_races:
             state.mbarriers.check_block_exit()
             state.shared.check_block_exit()
-        if isinstance(active_observer, EventRecorder):
+        if isinstance(active_observer, ForwardingObserver):
             active_observer.replay()
         return
+
+
+def run_with_observer(
+    lowered_kernel: LoweredKernel, argument_names: Iterable[str], blocks: Sequence[BlockIndex], observer: AccessObserver
+) -> None:
+    """Execute some blocks of a device kernel on zeros and notify an observer.
+    The arrays have the names of the kernel's arguments, as in `kernel.memory_scopes`, in the notifications. An
+    AnalysisError is raised if the emulator cannot execute the device kernel.
+    """
+    arrays, names = make_zero_arguments(lowered_kernel), dict(enumerate(argument_names))
+    for index, argument in zip(lowered_kernel.arguments, arrays, strict=True):
+        array = argument.array if isinstance(argument, TensorMapArray) else argument
+        array.name = names.get(index, array.name)
+    execute(lowered_kernel.function, lowered_kernel.launch, arrays, blocks=blocks, observer=observer, check_races=False)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+from tvmconv.emulator.threads import EmulatedThreads, Lanes
 
 MemorySpace = Literal["global", "shared"]
 AccessKind = Literal["load", "store"]
@@ -18,21 +17,13 @@ SITES_PER_STATEMENT = 1 << 20  # size of the range of site numbers of one statem
 
 @dataclass(frozen=True, order=True)
 class AccessSite:
-    """Properties that all executions of one access share.
+    """Properties that all executions of one access share."""
 
-    Attributes:
-        site: Number of the access, in ascending order of the TIR.
-        space: "global" or "shared".
-        kind: "load" or "store".
-        name: Name of the array or buffer.
-        nbytes: Bytes per access.
-    """
-
-    site: int
-    space: MemorySpace
-    kind: AccessKind
-    name: str
-    nbytes: int
+    site: int  # number of the access, in ascending order of the TIR
+    space: MemorySpace  # "global" or "shared"
+    kind: AccessKind  # "load" or "store"
+    name: str  # name of the array or buffer
+    nbytes: int  # bytes per access
 
     @property
     def statement_index(self) -> int:
@@ -42,24 +33,16 @@ class AccessSite:
 
 @dataclass(frozen=True, eq=False)
 class MemoryAccess(AccessSite):
-    """One access to memory by some lanes at once.
+    """One access to memory by some lanes at once."""
 
-    Attributes:
-        lanes: Lanes that take part.
-        addresses: Address of each lane in bytes.
-        itemsize: Bytes per element.
-        source_addresses: Source address of each lane in bytes for a copy from global to shared memory; -1 where the
-            copy stores zeros.
-        swizzle_bytes: Swizzle width of an access of the async proxy to shared memory in bytes; 0 without a swizzle.
-        global_array: Name of the array on the other side of a TMA copy.
-    """
-
-    lanes: Lanes
-    addresses: NDArray[np.int64]
-    itemsize: int
+    lanes: Lanes  # lanes that take part
+    addresses: NDArray[np.int64]  # address of each lane in bytes
+    itemsize: int  # bytes per element
+    # source address of each lane in bytes for a copy from global to shared memory; -1 where the copy stores zeros
     source_addresses: NDArray[np.int64] | None = None
+    # swizzle width of an access of the async proxy to shared memory in bytes; 0 without a swizzle
     swizzle_bytes: int = 0
-    global_array: str = ""
+    global_array: str = ""  # name of the array on the other side of a TMA copy
 
     @property
     def access_site(self) -> AccessSite:
@@ -95,15 +78,11 @@ class StopEmulationError(Exception):
 
 
 class AccessObserver:
-    """Base class of observers; this one ignores all notifications.
+    """Base class of observers; this one ignores all notifications."""
 
-    Attributes:
-        wants_async_proxy: Whether the observer is notified of accesses of the async proxy.
-        immediate: Whether the observer is notified during the execution, although an execution that ends in a deadlock
-            is repeated. By default notifications are recorded and replayed.
-    """
-
-    wants_async_proxy: bool = False
+    wants_async_proxy: bool = False  # whether the observer is notified of accesses of the async proxy
+    # whether the observer is notified during the execution, although an execution that ends in a deadlock is
+    # repeated. By default notifications are recorded and replayed
     immediate: bool = False
 
     def wants_site(self, site: int) -> bool:
@@ -123,11 +102,17 @@ class AccessObserver:
         """Handle an arithmetic operation of some lanes on `elements` elements each."""
 
 
-class _ForwardingObserver(AccessObserver):
-    """Observer that handles each notification with `_forward`, which has the name of the method and its arguments."""
+class ForwardingObserver(AccessObserver):
+    """Observer that forwards notifications to several observers, at once or only on `replay`."""
 
-    def _forward(self, name: str, *arguments: Any) -> None:
-        raise NotImplementedError
+    def __init__(self, *observers: AccessObserver, is_deferred: bool = False) -> None:
+        self._observers, self._is_deferred = observers, is_deferred
+        self.wants_async_proxy = any(observer.wants_async_proxy for observer in observers)
+        self._events: list[tuple[str, tuple[Any, ...]]] = []  # name and arguments of the methods to call
+
+    def wants_site(self, site: int) -> bool:
+        """Return whether one of the observers wants the access."""
+        return any([observer.wants_site(site) for observer in self._observers])
 
     def on_blocks_start(self, threads: EmulatedThreads) -> None:
         """Forward the notification."""
@@ -145,39 +130,15 @@ class _ForwardingObserver(AccessObserver):
         """Forward the notification."""
         self._forward("on_operation", name, lanes, elements, itemsize)
 
-
-class CompositeObserver(_ForwardingObserver):
-    """Observer that forwards notifications to several observers."""
-
-    def __init__(self, *observers: AccessObserver) -> None:
-        self._observers = observers
-        self.wants_async_proxy = any(observer.wants_async_proxy for observer in observers)
-
-    def wants_site(self, site: int) -> bool:
-        """Return whether one of the observers wants the access."""
-        return any([observer.wants_site(site) for observer in self._observers])
-
-    def _forward(self, name: str, *arguments: Any) -> None:
-        for observer in self._observers:
-            if name != "on_async_proxy_access" or observer.wants_async_proxy:
-                getattr(observer, name)(*arguments)
-
-
-class EventRecorder(_ForwardingObserver):
-    """Observer that records notifications, to replay them to `target`, which decides which sites are of interest."""
-
-    def __init__(self, target: AccessObserver) -> None:
-        self.wants_async_proxy, self._target = target.wants_async_proxy, target
-        self._events: list[tuple[str, tuple[Any, ...]]] = []
-
-    def wants_site(self, site: int) -> bool:
-        """Return whether the target wants the access."""
-        return self._target.wants_site(site)
-
     def _forward(self, name: str, *arguments: Any) -> None:
         self._events.append((name, arguments))
+        if not self._is_deferred:
+            self.replay()
 
     def replay(self) -> None:
-        """Send the recorded notifications to the target."""
+        """Send the notifications that have not been sent."""
         for name, arguments in self._events:
-            getattr(self._target, name)(*arguments)
+            for observer in self._observers:
+                if name != "on_async_proxy_access" or observer.wants_async_proxy:
+                    getattr(observer, name)(*arguments)
+        self._events.clear()

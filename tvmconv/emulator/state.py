@@ -1,51 +1,40 @@
-"""State of the executed code: lanes in lock step, their masks, and observed memory accesses."""
+"""State of the executed code: lanes in lock step, their masks, observed accesses, and types of translated TIR."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.memory.arrays import GlobalArray
+from tvmconv.emulator.memory.arrays import GlobalArray, TensorMapArray
+from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
+from tvmconv.emulator.memory.vector_clocks import VectorClocks
 from tvmconv.emulator.observers import AccessKind, AccessObserver, MemoryAccess, MemorySpace
-from tvmconv.emulator.synchronization.async_groups import BulkCopyGroups, WgmmaGroups
-from tvmconv.emulator.synchronization.barriers import BarrierTable
-from tvmconv.emulator.synchronization.mbarriers import MbarrierTable
-from tvmconv.emulator.threads import EmulatedThreads, Lanes
+from tvmconv.emulator.synchronization.async_groups import AsyncReadGroups
+from tvmconv.emulator.synchronization.barriers import BarrierTable, MbarrierTable
+from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
+from tvmconv.emulator.threads import SHARED_BASE_ADDRESS, EmulatedThreads, Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.emulator.memory.vector_clocks import VectorClocks
 
 Mask = NDArray[np.bool_] | None  # active lanes; None for all lanes, if blocks consist of whole warps
 
 
 @dataclass
 class EmulatorState:
-    """Lanes and their memory, of blocks that are executed together.
+    """Lanes and their memory, of blocks that are executed together."""
 
-    Attributes:
-        threads: Threads that are executed together.
-        shared: Shared memory of all blocks.
-        observer: Observer that is notified of accesses and operations.
-        buffers: Start address and name of each shared buffer.
-        site: Site number of the next access.
-        depends_on_memory: Whether the value that is being evaluated depends on memory contents.
-    """
-
-    threads: EmulatedThreads
-    shared: SharedMemory
-    observer: AccessObserver | None = None
-    buffers: list[tuple[int, str]] = field(default_factory=list)
-    site: int = 0
-    depends_on_memory: bool = False
+    threads: EmulatedThreads  # threads that are executed together
+    shared: SharedMemory  # shared memory of all blocks
+    observer: AccessObserver | None = None  # observer that is notified of accesses and operations
+    buffers: list[tuple[int, str]] = field(default_factory=list)  # start address and name of each shared buffer
+    site: int = 0  # site number of the next access
+    depends_on_memory: bool = False  # whether the value that is being evaluated depends on memory contents
 
     def __post_init__(self) -> None:
         self.is_checked = self.shared.is_checked  # whether values are computed and races are checked
@@ -55,8 +44,8 @@ class EmulatorState:
         self._active_cache: tuple[Mask, Lanes] = (None, self.all_lanes)
         self.barriers = BarrierTable(self.shared)
         self.mbarriers = MbarrierTable(self.shared)
-        self.wgmma_groups = WgmmaGroups(self.shared)
-        self.bulk_copy_groups = BulkCopyGroups(self.shared)
+        self.wgmma_groups = AsyncReadGroups(self.shared, "wgmma")
+        self.bulk_copy_groups = AsyncReadGroups(self.shared, "bulk copy")
         self.pending_copies: list[Callable[[], None]] = []  # they complete copies to shared memory, in order of issue
 
     @property
@@ -105,10 +94,6 @@ class EmulatorState:
             raise AnalysisError("an address or a condition depends on the data in memory")
         self.depends_on_memory = previous
         return value
-
-    def evaluate_lanes(self, code: Callable[[Mask], Any], mask: Mask, lanes: Lanes) -> NDArray[Any]:
-        """Evaluate code as `evaluate_data_independent` does, and return its value in each of some lanes."""
-        return self.select_lane_values(self.evaluate_data_independent(code, mask), lanes)
 
     def sync_warps(self, mask: Mask) -> None:
         """Synchronize the warps of a mask, of which all lanes take part."""
@@ -244,3 +229,60 @@ class EmulatorState:
         """Return the name of the shared buffer that contains an address."""
         preceding_buffers = [(start, name) for start, name in self.buffers if start <= address]
         return max(preceding_buffers)[1] if preceding_buffers else f"address {address - SHARED_BASE_ADDRESS}"
+
+
+ExpressionCode = Callable[[Mask], Any]  # evaluates an expression: a number, an array with one per lane, or a Pointer
+StatementCode = Callable[[Mask], None]  # executes a statement for the lanes of a mask
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Memory object and byte offset that a pointer refers to; the offset is a number or an array with one per lane."""
+
+    memory: GlobalArray | TensorMapArray | RegisterBuffer | SharedMemory
+    byte_offset: Any
+    name: str
+
+
+@dataclass(frozen=True)
+class SuspendableStatement:
+    """Statement at which lanes may wait: `run` yields a condition, and continues once that is ready."""
+
+    run: Callable[[Mask], Iterator[WaitCondition | Fork]]
+
+
+CompiledStatement: TypeAlias = StatementCode | SuspendableStatement
+
+
+def run_statement(code: CompiledStatement, mask: Mask) -> Iterator[WaitCondition | Fork]:
+    """Execute a statement, and yield what its lanes wait for."""
+    if isinstance(code, SuspendableStatement):
+        yield from code.run(mask)
+    else:
+        code(mask)
+
+
+def compose_statement(
+    run: Callable[[Mask], Iterator[WaitCondition | Fork]], parts: Sequence[CompiledStatement]
+) -> CompiledStatement:
+    """Return a statement that a generator executes; only if one of its parts may suspend, it may."""
+    if any(isinstance(part, SuspendableStatement) for part in parts):
+        return SuspendableStatement(run)
+
+    def run_to_end(mask: Mask) -> None:
+        for _ in run(mask):
+            pass
+
+    return run_to_end
+
+
+class TirTranslator(Protocol):
+    """Interface of the TIR translator that the instructions use."""
+
+    state: EmulatorState
+
+    def translate_expression(self, node: Any) -> ExpressionCode:
+        """Return the function that evaluates an expression."""
+
+    def find_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode] | None:
+        """Return the register buffer of an operand such as `acc[3]`, and the code of its index; None for others."""

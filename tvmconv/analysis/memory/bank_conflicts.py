@@ -30,7 +30,7 @@ from tvmconv.analysis.memory.coalescing import count_distinct
 from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.kernel import Kernel
 from tvmconv.target import BANK_BYTES, LINE_BYTES, NUM_BANKS, VECTOR_BYTES, WARP_SIZE
 

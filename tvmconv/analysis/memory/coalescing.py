@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 
@@ -120,7 +120,6 @@ def _count_by_quarter(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, 
 def _count_touched_pieces(
     addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, piece_bytes: int
 ) -> NDArray[np.int64]:
-    """Return how many pieces of `piece_bytes` bytes each request touches."""
     first_pieces, last_pieces = addresses // piece_bytes, (addresses + nbytes - 1) // piece_bytes
     spans = int((last_pieces - first_pieces)[active].max(initial=0)) + 1
     piece_indices = np.minimum(first_pieces[:, :, None] + np.arange(spans), last_pieces[:, :, None])

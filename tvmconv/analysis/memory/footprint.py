@@ -24,7 +24,7 @@ from tvmconv.analysis.tir.accesses import Access, is_global, iterate_accesses, s
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.target import SECTOR_BYTES, find_architecture

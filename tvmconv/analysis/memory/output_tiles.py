@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import iterate_accesses, select_middle_block
 from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import count_lanes
-from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.emulator.threads import count_lanes
 from tvmconv.kernel import Kernel
 from tvmconv.workloads import layout
 
@@ -71,8 +71,6 @@ def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Itera
 
 
 class _FirstBlockStores(AccessObserver):
-    """Observer that records the stores of the first executed block to an array."""
-
     def __init__(self, name: str, lanes_per_block: int) -> None:
         self._name, self._lanes_per_block, self.wants_async_proxy = name, lanes_per_block, True
         self.stores: list[tuple[NDArray[Any], NDArray[Any]]] = []

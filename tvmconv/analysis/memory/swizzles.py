@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.accesses import select_middle_block
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.addresses import CHUNK_BYTES, SHARED_BASE_ADDRESS
-from tvmconv.emulator.blocks import count_lanes, expand_to_clusters
-from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess, StopEmulationError
+from tvmconv.emulator.threads import CHUNK_BYTES, SHARED_BASE_ADDRESS, count_lanes, expand_to_clusters
 from tvmconv.kernel import Kernel
 from tvmconv.target import BANK_BYTES, NUM_BANKS, WARPGROUP_SIZE
 

@@ -41,10 +41,9 @@ from tvmconv.analysis.tir.operations import (
 from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, has_instructions, iterate_statements
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.memory_scopes import MemoryScope
-from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters, sample_blocks
-from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
-from tvmconv.emulator.threads import EmulatedThreads
+from tvmconv.emulator.threads import BlockIndex, EmulatedThreads, count_lanes, expand_to_clusters, sample_blocks
 from tvmconv.kernel import Kernel
 from tvmconv.target import WARP_SIZE
 

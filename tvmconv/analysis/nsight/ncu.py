@@ -62,7 +62,6 @@ _KERNEL_FILTER = ("--clock-control", "none", "--kernel-name", f"regex:{KERNEL_NA
 
 
 def _run_ncu(arguments: Sequence[str]) -> list[str]:
-    """Run ncu and return the lines of its output."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")

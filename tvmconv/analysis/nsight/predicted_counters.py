@@ -92,7 +92,6 @@ def _predict_dram_bytes(kernel: Kernel, sources: LinkedSources, launch_counts: L
 
 
 def _find_stored_arrays(sources: LinkedSources, launch_counts: LaunchCounts) -> set[int]:
-    """Return the indices of the arrays that threads store to."""
     instructions = zip(sources.listing, launch_counts.instruction_counts, strict=True)
     stores = (counts for instruction, counts in instructions if instruction.opcode in ACCESSES["global", "store"])
     return {index for counts in stores for index in counts.array_indices}

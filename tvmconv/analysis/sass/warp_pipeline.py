@@ -19,8 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tvmconv.analysis.sass.instruction_mix import count_pending_groups
-from tvmconv.analysis.sass.loops import find_loops
+from tvmconv.analysis.sass.instruction_mix import count_pending_groups, find_loops
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
 from tvmconv.target import ARITHMETIC_CLOCKS, BARRIER_CLOCKS, INSTRUCTION_CLOCKS, ISSUE_CLOCKS
 
@@ -101,7 +100,6 @@ def _make_op(instruction: SassInstruction) -> SassOp:
 
 
 def _count_written_registers(name: str, modifiers: tuple[str, ...], num_words: int) -> int:
-    """Return the number of consecutive registers that an instruction writes."""
     if name == "HMMA" or name == "LDSM":
         return 4 if "F32" in modifiers or "4" in modifiers else 2
     return 2 if "WIDE" in modifiers else num_words
@@ -152,7 +150,6 @@ class WarpPipeline:
         self.clocks = issue_cycle + ISSUE_CLOCKS.get(op.name, 1)
 
     def _advance(self, clocks: float) -> None:
-        """Shift the clock and all pending results by `clocks`."""
         self.clocks += clocks
         self._ready_cycle = {register: ready + clocks for register, ready in self._ready_cycle.items()}
         self._group_done_cycle += clocks

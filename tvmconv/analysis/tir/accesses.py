@@ -24,9 +24,9 @@ from tvmconv.analysis.tir.scopes import (
     iterate_statements,
 )
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.blocks import BlockIndex, count_lanes
-from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import SITES_PER_STATEMENT, AccessObserver, AccessSite, MemoryAccess, MemorySpace
+from tvmconv.emulator.threads import BlockIndex, count_lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, WARP_SIZE
@@ -87,7 +87,6 @@ def _iterate_copy_accesses(
 
 
 def _split_vector_index(index: Any) -> tuple[Any, int]:
-    """Return the index of the first element, and the number of elements."""
     if type(index).__name__ != "Ramp":
         return index, 1
     if int(index.stride) != 1:

@@ -69,7 +69,6 @@ def _iterate_call_ops(call: Any, scope: Scope) -> Iterator[TirOp]:
 
 
 def _is_fetch(node: Any) -> bool:
-    """Return whether an expression is a texture fetch."""
     return type(node).__name__ == "Call" and node.op.name == _EXTERN and str(node.args[0].value).startswith(_FETCH)
 
 
@@ -80,6 +79,5 @@ def find_memory_scope(buffer: Any, memory_scopes: Mapping[str, MemoryScope]) -> 
 
 
 def _find_vector_width(expression: Any) -> tuple[int, int]:
-    """Return the number of elements of an expression, and the bytes per element."""
     dtype = expression.ty.dtype
     return dtype.lanes, dtype.itemsize // dtype.lanes

@@ -14,13 +14,68 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.tir.expressions import IF_THEN_ELSE, Values, evaluate_expression, find_variables, list_children
 from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.tir_nodes import collect_nodes
+from tvmconv.emulator.translation.arithmetic import ARITHMETIC, COMPARISONS
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
+
+
+Values = Any  # array of integers or booleans that broadcasts over (iterations, lanes), or a scalar
+
+_BINARY: dict[str, Callable[[Values, Values], Values]] = {
+    **{name: compute_integers for name, (_, compute_integers) in ARITHMETIC.items()},
+    **COMPARISONS,
+    **{"And": np.logical_and, "Or": np.logical_or},
+}
+IF_THEN_ELSE = "prim.if_then_else"
+
+
+def evaluate_expression(expression: Any, values: Mapping[Any, Values]) -> Values:
+    """Return the value of an integer or boolean expression."""
+    kind = type(expression).__name__
+    if kind == "IntImm":
+        return int(expression.value)
+    if kind == "Var":
+        return values[expression]
+    if kind in _BINARY:
+        return _BINARY[kind](evaluate_expression(expression.a, values), evaluate_expression(expression.b, values))
+    if kind == "Not":
+        return np.logical_not(evaluate_expression(expression.a, values))
+    if kind == "Cast":
+        return evaluate_expression(expression.value, values)
+    if kind == "Select" or (kind == "Call" and expression.op.name == IF_THEN_ELSE):
+        return np.where(*(evaluate_expression(child, values) for child in list_children(expression)))
+    raise AnalysisError(f"index arithmetic cannot have a node of kind {kind}: {expression}")
+
+
+def list_children(expression: Any) -> Sequence[Any]:
+    """Return the operands of an expression; a selection's condition comes first."""
+    kind = type(expression).__name__
+    if kind in _BINARY:
+        return (expression.a, expression.b)
+    match kind:
+        case "Select":
+            return (expression.condition, expression.true_value, expression.false_value)
+        case "Call":
+            return tuple(expression.args)
+        case "TensorLoad":
+            return tuple(expression.indices)
+        case "Ramp":
+            return (expression.base, expression.stride)
+        case "Cast" | "Broadcast":
+            return (expression.value,)
+        case "Shuffle":
+            return (*expression.vectors, *expression.indices)
+        case "Not":
+            return (expression.a,)
+        case "IntImm" | "FloatImm" | "StringImm" | "Var":
+            return ()
+    raise AnalysisError(f"expressions with a node of kind {kind} are not supported: {expression}")
+
 
 ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # TVM's own intrinsic for a copy to shared memory
 SHARED_SCOPES = ("shared", "shared.dyn")  # static and dynamic shared memory
@@ -48,10 +103,12 @@ class Scope:
 
     def find_variables(self, expressions: Iterable[Any]) -> set[Any]:
         """Return the variables of the expressions, including those of the expressions bound to them."""
-        variables = [variable for expression in expressions for variable in find_variables(expression)]
+        from tvm import tirx
+
+        variables = [variable for expression in expressions for variable in collect_nodes(expression, tirx.Var)]
         for variable in variables:  # the loop also visits the variables that it appends
             if variable in self.bindings:
-                variables += find_variables(self.bindings[variable])
+                variables += collect_nodes(self.bindings[variable], tirx.Var)
         return set(variables)
 
 
@@ -150,7 +207,6 @@ def execute_scope(
             values[variable] = first + counter
         for variable, value in bindings:
             values[variable] = evaluate_expression(value, values)
-            values[variable] = evaluate_expression(value, values)
         shape = (len(samples), launch.threads_per_block)
         active = np.ones(shape, bool)
         for condition, outcome in scope.conditions:
@@ -160,7 +216,6 @@ def execute_scope(
 
 
 def _evaluate_axes(scope: Scope, launch: LaunchConfig, block: tuple[int, int, int]) -> dict[Any, Values]:
-    """Return the value of each thread and block axis, by its variable."""
     thread = np.arange(launch.threads_per_block)
     x, y, _ = launch.block
     values: dict[str, Values] = {f"blockIdx.{name}": index for name, index in zip("xyz", block, strict=True)}
@@ -173,12 +228,9 @@ INSTRUCTION_PREFIXES = ("tirx.ptx.", "tirx.ptx_legacy.", "tirx.mma_")  # of the 
 
 def has_instructions(function: PrimFunc) -> bool:
     """Return whether a function uses GPU instructions by name, whose addresses may lie in registers."""
-    import tvm_ffi
     from tvm.ir import Call
 
-    op_names: list[str] = []
-    tvm_ffi.structural_walk(function.body, (Call, lambda call: op_names.append(str(call.op.name))), order="post")
-    return any(name.startswith(INSTRUCTION_PREFIXES) for name in op_names)
+    return any(str(call.op.name).startswith(INSTRUCTION_PREFIXES) for call in collect_nodes(function.body, Call))
 
 
 def group_by_warp(threads: NDArray[Any]) -> NDArray[Any]:

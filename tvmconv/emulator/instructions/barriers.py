@@ -6,17 +6,14 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.state import Mask
 from tvmconv.emulator.synchronization.barriers import CLUSTER_BARRIER
+from tvmconv.emulator.synchronization.fibers import WaitCondition
 from tvmconv.target import WARPGROUP_SIZE
-
-if TYPE_CHECKING:
-    from tvmconv.emulator.synchronization.fibers import WaitCondition
 
 
 @executes("fence", "setmaxnreg", "griddepcontrol", "prefetch", "cp_async_bulk_prefetch")
@@ -30,13 +27,11 @@ def _do_nothing(op: Instruction, mask: Mask) -> None:
 
 @executes("mbarrier_init")
 def _init(op: Instruction, mask: Mask) -> None:
-    """mbarrier.init address, count."""
     op.state.mbarriers.initialize(op.address(0, mask), op.state.find_lanes(mask), op.values(1, mask))
 
 
 @executes("mbarrier_inval")
 def _invalidate(op: Instruction, mask: Mask) -> None:
-    """mbarrier.inval address."""
     op.state.mbarriers.invalidate(op.address(0, mask), op.state.find_lanes(mask))
 
 

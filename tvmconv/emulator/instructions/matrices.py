@@ -104,17 +104,11 @@ def _stmatrix(op: Instruction, mask: Mask) -> None:
 
 @dataclass(frozen=True)
 class MmaShape:
-    """Shape of an mma instruction, which computes D = A · B + C with one warp; m is 16 and n is 8.
+    """Shape of an mma instruction, which computes D = A · B + C with one warp; m is 16 and n is 8."""
 
-    Attributes:
-        k: Length of the reduction.
-        dtype: Type of the operands in the multiplication.
-        elements_per_register: Number of operand elements per 32-bit register.
-    """
-
-    k: int
-    dtype: str
-    elements_per_register: int
+    k: int  # length of the reduction
+    dtype: str  # type of the operands in the multiplication
+    elements_per_register: int  # number of operand elements per 32-bit register
 
     @property
     def num_a_registers(self) -> int:

@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.emulator.addresses import CLUSTER_WINDOW_BYTES
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.lane_code import CompiledStatement, ExpressionCode, Pointer, SuspendableStatement, TirTranslator
 from tvmconv.emulator.memory.arrays import GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import DeferredLoad, RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress
-from tvmconv.emulator.state import Mask
-from tvmconv.emulator.threads import Lanes
+from tvmconv.emulator.state import CompiledStatement, ExpressionCode, Mask, Pointer, SuspendableStatement, TirTranslator
+from tvmconv.emulator.threads import CLUSTER_WINDOW_BYTES, Lanes
 from tvmconv.errors import AnalysisError
 
 PTX_PREFIX = "tirx.ptx."
@@ -74,12 +72,7 @@ class PtxCall:
 
 
 class Instruction:
-    """A call whose operands are translated; operands are selected by their index.
-
-    Args:
-        call: PTX, or an intrinsic of TVM with its operands.
-        translator: Translator of the operands.
-    """
+    """A call of PTX or an intrinsic of TVM, whose translated operands are selected by their index."""
 
     def __init__(self, call: PtxCall, translator: TirTranslator) -> None:
         self.call, self.state, self._translator = call, translator.state, translator

@@ -12,14 +12,13 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.emulator.addresses import CHUNK_BYTES
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.emulator.instructions.operands import Instruction, executes, require_uniform, translates
-from tvmconv.emulator.instructions.tma_boxes import swizzle_addresses
-from tvmconv.emulator.lane_code import StatementCode
+from tvmconv.emulator.instructions.tma import swizzle_addresses
 from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.observers import MemoryAccess
-from tvmconv.emulator.state import Mask
+from tvmconv.emulator.state import Mask, StatementCode
+from tvmconv.emulator.threads import CHUNK_BYTES
 from tvmconv.errors import AnalysisError
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
@@ -30,36 +29,15 @@ _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _ADDRESS_FIELD_MASK = 0x3FFF  # a descriptor has addresses and distances in units of 16 bytes
 
 
-def _find_row_chunks(descriptor: NDArray[np.uint64], num_rows: int, description: str) -> tuple[NDArray[np.int64], int]:
-    """Return the addresses of the two 16-byte chunks of each row of a K-major operand, and the swizzle in bytes.
-
-    The addresses have the shape (warpgroups, rows, 2), for the descriptor of each warpgroup.
-    """
-
-    def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
-        return ((descriptor >> np.uint64(shift)) & np.uint64(bits)).astype(np.int64)
-
-    fields = (extract_field(shift)[:, None, None] for shift in (0, 16, 32))
-    start_addresses, leading_bytes, stride_bytes = (field * CHUNK_BYTES for field in fields)
-    swizzle_modes = np.unique(extract_field(62, 3))
-    if len(swizzle_modes) > 1 or extract_field(49, 7).any():
-        raise AnalysisError(f"{description} has operands of several swizzles or with a base offset, not supported")
-    swizzle = _SWIZZLES[int(swizzle_modes[0])]
-    row, chunk = np.arange(num_rows)[:, None], np.arange(K_BYTES // CHUNK_BYTES)
-    if swizzle == 0:  # core matrices of 8 rows of 16 bytes
-        return start_addresses + row // 8 * stride_bytes + row % 8 * CHUNK_BYTES + chunk * leading_bytes, swizzle
-    addresses = start_addresses + row // 8 * stride_bytes + row % 8 * swizzle + chunk * CHUNK_BYTES
-    return swizzle_addresses(addresses, swizzle), swizzle
-
-
-def _find_column_chunks(
-    descriptor: NDArray[np.uint64], num_columns: int, description: str
+def _find_chunks(
+    descriptor: NDArray[np.uint64], count: int, is_mn_major: bool, description: str
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the addresses of the 16-byte chunks of an MN-major operand of 16-bit elements.
+    """Return the addresses of the 16-byte chunks of an operand with `count` rows along M or N, and the swizzle bytes.
 
-    A chunk is 8 elements along M or N. A row of shared memory is one element of K, as wide as the swizzle. The leading
-    byte offset leads to the next swizzle width along M or N, and the stride byte offset to the next 8 rows along K.
-    The addresses have the shape (warpgroups, columns / 8, 16 rows).
+    For the descriptor of each warpgroup, the addresses of a K-major operand have the shape (warpgroups, rows, 2). An
+    MN-major operand has 16-bit elements and the shape (warpgroups, rows / 8, 16), because a chunk is 8 elements along M
+    or N. A row of shared memory is then one element of K, as wide as the swizzle. The leading byte offset leads to the
+    next swizzle width along M or N, and the stride byte offset to the next 8 rows along K.
     """
 
     def extract_field(shift: int, bits: int = _ADDRESS_FIELD_MASK) -> NDArray[np.int64]:
@@ -68,11 +46,18 @@ def _find_column_chunks(
     start, leading_bytes, stride_bytes = (extract_field(shift)[:, None, None] * CHUNK_BYTES for shift in (0, 16, 32))
     swizzle_modes = np.unique(extract_field(62, 3))
     swizzle = _SWIZZLES[int(swizzle_modes[0])]
-    if len(swizzle_modes) > 1 or extract_field(49, 7).any() or swizzle == 0:
-        raise AnalysisError(f"{description} has MN-major operands without a swizzle, of several, or with a base offset")
-    chunk, k, chunks_per_row = np.arange(num_columns // 8)[:, None], np.arange(16), swizzle // CHUNK_BYTES
-    addresses = start + chunk // chunks_per_row * leading_bytes + chunk % chunks_per_row * CHUNK_BYTES
-    return swizzle_addresses(addresses + k // 8 * stride_bytes + k % 8 * swizzle, swizzle), swizzle
+    if len(swizzle_modes) > 1 or extract_field(49, 7).any() or (is_mn_major and not swizzle):
+        reason = "operands of several swizzles, with a base offset, or MN-major without a swizzle"
+        raise AnalysisError(f"{description} has {reason}, which is not supported")
+    if is_mn_major:
+        column, k, chunks_per_row = np.arange(count // 8)[:, None], np.arange(16), swizzle // CHUNK_BYTES
+        addresses = start + column // chunks_per_row * leading_bytes + column % chunks_per_row * CHUNK_BYTES
+        return swizzle_addresses(addresses + k // 8 * stride_bytes + k % 8 * swizzle, swizzle), swizzle
+    row, chunk = np.arange(count)[:, None], np.arange(K_BYTES // CHUNK_BYTES)
+    if not swizzle:  # core matrices of 8 rows of 16 bytes
+        return start + row // 8 * stride_bytes + row % 8 * CHUNK_BYTES + chunk * leading_bytes, swizzle
+    addresses = start + row // 8 * stride_bytes + row % 8 * swizzle + chunk * CHUNK_BYTES
+    return swizzle_addresses(addresses, swizzle), swizzle
 
 
 def _decode_elements(row_bytes: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:
@@ -147,8 +132,7 @@ def _translate_multiply(op: Instruction) -> StatementCode:
         descriptors = op.values(index, mask).astype(np.uint64).reshape(warpgroups.shape)
         if (descriptors != descriptors[:, :1]).any():
             raise ExecutionError(f"{op} has descriptors that differ within a warpgroup")
-        find_chunks = _find_column_chunks if is_mn_major else _find_row_chunks
-        addresses, swizzle = find_chunks(descriptors[:, 0], count, str(op))
+        addresses, swizzle = _find_chunks(descriptors[:, 0], count, is_mn_major, str(op))
         if state.observer is not None:
             itemsize, flat = get_numpy_dtype(_DTYPES[kind]).itemsize, addresses.reshape(len(warpgroups), -1)
             name, lanes = state.find_buffer_name(int(flat[0, 0])), np.repeat(warpgroups[:, 0], flat.shape[1])
@@ -201,7 +185,7 @@ def _translate_multiply(op: Instruction) -> StatementCode:
             previous = _collect_accumulators(data[rows[:, None], lanes])
             sums = sums + np.where(keeps[:, :1, None], previous, np.float32(0))
         data[rows[:, None], lanes] = _distribute_accumulators(sums)
-        state.wgmma_groups.issue(warpgroups, np.concatenate(chunks, axis=1), accumulators, rows)
+        state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (accumulators, rows))
         notify_arithmetic(lanes)
 
     return multiply
@@ -214,9 +198,9 @@ def _fence(op: Instruction, mask: Mask) -> None:
 
 @executes("wgmma_commit_group")
 def _commit_group(op: Instruction, mask: Mask) -> None:
-    op.state.wgmma_groups.commit_group(op.state.require_whole_warpgroups(mask))
+    op.state.wgmma_groups.commit_group(op.state.require_whole_warpgroups(mask)[:, 0])
 
 
 @executes("wgmma_wait_group")
 def _wait_group(op: Instruction, mask: Mask) -> None:
-    op.state.wgmma_groups.wait_group(op.state.require_whole_warpgroups(mask), op.constant(0))
+    op.state.wgmma_groups.wait_group(op.state.require_whole_warpgroups(mask)[:, 0], op.constant(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from tvmconv.arithmetic import round_up
 from tvmconv.emulator.errors import ExecutionError, RaceError
 from tvmconv.target import VECTOR_BYTES
-
-if TYPE_CHECKING:
-    from tvmconv.tensor_map import TensorMap
+from tvmconv.tensor_map import TensorMap
 
 Bytes = NDArray[np.uint8]
 

@@ -16,19 +16,12 @@ from tvmconv.emulator.threads import Lanes
 
 @dataclass(frozen=True)
 class AsyncOps:
-    """Operations of one instruction.
+    """Operations of one instruction."""
 
-    Attributes:
-        lanes: Lane that issued each operation.
-        group_indices: Commit group of each operation among those of its lane.
-        values: Arrays with a row for each operation.
-        context: What the operations share.
-    """
-
-    lanes: Lanes
-    group_indices: NDArray[np.int64]
-    values: tuple[NDArray[Any], ...]
-    context: Any = None
+    lanes: Lanes  # lane that issued each operation
+    group_indices: NDArray[np.int64]  # commit group of each operation among those of its lane
+    values: tuple[NDArray[Any], ...]  # arrays with a row for each operation
+    context: Any = None  # what the operations share
 
 
 class CommitGroups:

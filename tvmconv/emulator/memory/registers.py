@@ -15,19 +15,13 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 class AccumulatorRegisters:
-    """Usage of the registers of a buffer that wgmma writes.
-
-    Attributes:
-        in_flight: Whether a pending wgmma writes the registers, of shape (elements, warps).
-        has_in_flight: Whether any of them is being written.
-        needs_fence: Whether each warp accessed them otherwise since its last wgmma.fence.
-    """
+    """Usage of the registers of a buffer that wgmma writes."""
 
     def __init__(self, name: str, elements: int, lanes: int) -> None:
         self.name = name
-        self.in_flight = np.zeros((elements, lanes // WARP_SIZE), bool)
-        self.has_in_flight = False
-        self.needs_fence = np.ones(lanes // WARP_SIZE, bool)
+        self.in_flight = np.zeros((elements, lanes // WARP_SIZE), bool)  # whether a pending wgmma writes the registers
+        self.has_in_flight = False  # whether any of them is being written
+        self.needs_fence = np.ones(lanes // WARP_SIZE, bool)  # whether a warp accessed them since its last wgmma.fence
 
     def check_access(self, element_indices: Any, lane_mask: NDArray[np.bool_] | None) -> None:
         """Note that lanes of a mask, or all, read or write elements."""
@@ -65,22 +59,15 @@ class DeferredLoad:
 
 @dataclass
 class RegisterBuffer:
-    """Buffer of registers; each thread has its own.
+    """Buffer of registers; each thread has its own."""
 
-    Attributes:
-        name: Name of the buffer.
-        data: Elements, of shape (elements, lanes).
-        is_written: Whether each element has been written, of the same shape.
-        depends_on_memory: Whether each element depends on memory contents, of shape (elements,).
-        accumulators: Usage as accumulators of wgmma; None if wgmma does not write them.
-        deferred_loads: Load of each element whose notification is deferred.
-    """
-
-    name: str
-    data: NDArray[Any]
-    is_written: NDArray[np.bool_]
-    depends_on_memory: NDArray[np.bool_]
+    name: str  # name of the buffer
+    data: NDArray[Any]  # elements, of shape (elements, lanes)
+    is_written: NDArray[np.bool_]  # whether each element has been written, of the same shape
+    depends_on_memory: NDArray[np.bool_]  # whether each element depends on memory contents, of shape (elements,)
+    # usage as accumulators of wgmma; None if wgmma does not write them
     accumulators: AccumulatorRegisters | None = None
+    # load of each element whose notification is deferred
     deferred_loads: dict[int, DeferredLoad] = field(default_factory=dict)
 
     @classmethod

@@ -11,13 +11,12 @@ writes only after it. Source: PTX ISA, "Memory Consistency Model", "Causality or
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+from tvmconv.emulator.threads import EmulatedThreads, Lanes
 
 GENERIC_PROXY, ASYNC_PROXY = 0, 1
 _AGENTS_PER_GROWTH = 16  # number of agent columns that are added at a time
@@ -115,7 +114,6 @@ class VectorClocks:
             self._set_clock(row_lanes, clock)
 
     def _group_by_row(self, lanes: Lanes) -> list[Lanes]:
-        """Return the lanes of each clock row."""
         clock_rows = self._lane_rows[lanes]
         return [lanes[clock_rows == row] for row in np.unique(clock_rows)]
 

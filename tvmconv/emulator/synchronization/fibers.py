@@ -56,12 +56,8 @@ def run_fibers(
 ) -> None:
     """Execute root fibers to their ends; raises `DeadlockError` if none can continue.
 
-    Pending copies complete as late as possible, when no fiber can continue without them.
-
-    Args:
-        roots: Root fibers.
-        switch_root: Function that is called with the index of the root whose fiber runs next.
-        complete_copy: Function that completes the oldest pending copy, and returns whether there was one.
+    `switch_root` is called with the index of the root whose fiber runs next. `complete_copy` completes the oldest
+    pending copy if no fiber can continue without it, and returns whether there was one.
     """
     fibers = [_Fiber(generator, root_index) for root_index, generator in enumerate(roots)]
     idle_rounds = 0

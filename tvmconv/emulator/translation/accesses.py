@@ -1,28 +1,65 @@
-"""Translation of buffers of TIR, and of loads and stores, to Python functions."""
+"""Translation of buffers of TIR, with the layout of shared memory, and of loads and stores, to Python functions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.arithmetic import round_up
 from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
-from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
 from tvmconv.emulator.errors import ExecutionError
-from tvmconv.emulator.lane_code import ExpressionCode, Pointer
+from tvmconv.emulator.instructions import dispatch
 from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
 from tvmconv.emulator.memory.registers import RegisterBuffer
 from tvmconv.emulator.memory.shared_memory import MemoryAddress, SharedMemory
 from tvmconv.emulator.observers import SITES_PER_STATEMENT
-from tvmconv.emulator.state import EmulatorState, Mask
+from tvmconv.emulator.state import EmulatorState, ExpressionCode, Mask, Pointer
+from tvmconv.emulator.threads import SHARED_BASE_ADDRESS
 from tvmconv.emulator.translation.arithmetic import Value, select_integer_type
-from tvmconv.emulator.translation.layout import SharedMemoryLayout
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import get_numpy_dtype
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+
+@dataclass(frozen=True)
+class SharedMemoryLayout:
+    """Layout of a function's shared buffers."""
+
+    offsets: Mapping[Any, int]  # offset of each allocated buffer in bytes
+    nbytes: int  # bytes of all buffers
+    unit_bytes: int  # bytes of the smallest element that is accessed
+
+
+def plan_shared_memory(function: PrimFunc) -> SharedMemoryLayout:
+    """Place the shared buffers of a function one after the other, each aligned to 1,024 bytes."""
+    from tvm import tirx
+    from tvm.ir import Call
+
+    def list_buffers(kind: type) -> list[tuple[Any, np.dtype[Any]]]:
+        buffers = [node.buffer for node in collect_nodes(function.body, kind)]
+        shared_buffers = [buffer for buffer in buffers if str(buffer.scope()).startswith("shared")]
+        return [(buffer, get_numpy_dtype(str(buffer.dtype))) for buffer in shared_buffers]
+
+    offsets: dict[Any, int] = {}
+    nbytes = 0
+    element_sizes = [4]
+    for buffer, dtype in list_buffers(tirx.AllocBuffer):
+        offsets[buffer] = round_up(nbytes, SHARED_BASE_ADDRESS)
+        nbytes = offsets[buffer] + count_elements(buffer) * dtype.itemsize
+        element_sizes += [dtype.itemsize] if dtype != np.uint8 else []
+    element_sizes += [dtype.itemsize for _, dtype in list_buffers(tirx.DeclBuffer)]
+    element_sizes += [dispatch.smallest_access_bytes(call) for call in collect_nodes(function.body, Call)]
+    unit_bytes = min(element_sizes)
+    if unit_bytes < 2:
+        raise AnalysisError("the emulator does not support accesses of single bytes to shared memory")
+    return SharedMemoryLayout(offsets, nbytes, unit_bytes)
 
 
 @dataclass(frozen=True)
@@ -47,10 +84,7 @@ def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
 class AccessTranslator(ABC):
     """Translator of buffers, and of loads and stores, whose indices and values subclasses translate.
 
-    Args:
-        state: State that the functions run on.
-        layout: Layout of shared memory.
-        arrays: Argument of each of the function's parameters.
+    The functions run on `state`, and `arrays` has the argument of each of the TIR function's parameters.
     """
 
     def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.emulator.instructions import dispatch
-from tvmconv.emulator.lane_code import ExpressionCode, Pointer
-from tvmconv.emulator.state import Mask
+from tvmconv.emulator.state import ExpressionCode, Mask, Pointer
 from tvmconv.emulator.translation.accesses import AccessTranslator, reads_memory
 from tvmconv.emulator.translation.arithmetic import (
     ARITHMETIC,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.emulator.instructions import dispatch
-from tvmconv.emulator.lane_code import CompiledStatement, SuspendableStatement, compose_statement, run_statement
-from tvmconv.emulator.state import Mask
+from tvmconv.emulator.state import CompiledStatement, Mask, SuspendableStatement, compose_statement, run_statement
 from tvmconv.emulator.synchronization.fibers import POLL, FiberGenerator, Fork, run_fibers
 from tvmconv.emulator.translation.arithmetic import Value, is_uniform
 from tvmconv.emulator.translation.expressions import ExpressionTranslator, StaticCode

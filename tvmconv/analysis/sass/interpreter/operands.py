@@ -41,6 +41,21 @@ class OperandReader:
     read: Callable[[Values], Value]  # function that returns its value; None if the value is unknown
 
 
+def combine_operands(function: Callable[..., NDArray[Any]], *operands: OperandReader) -> OperandReader:
+    """Return the reader of a function of operands, whose value is unknown if that of an operand is."""
+
+    def read(values: Values) -> Value:
+        operand_values = [operand.read(values) for operand in operands]
+        return None if any(value is None for value in operand_values) else function(*operand_values)
+
+    return OperandReader(reduce(operator.or_, (operand.register_bits for operand in operands), 0), read)
+
+
+def make_register_reader(register_number: int) -> OperandReader:
+    """Return the reader of a register, a predicate or a word of the stack by its number."""
+    return OperandReader(1 << register_number, operator.itemgetter(register_number))
+
+
 def parse_register(text: str) -> int | None:
     """Return the number of a register such as `UR4`; None for RZ, PT and operands that are not registers."""
     if match := _REGISTER.fullmatch(text.lstrip("-~|!").rstrip("|")):
@@ -62,14 +77,9 @@ def parse_predicate(text: str) -> OperandReader:
         return _UNKNOWN
     is_negated, register_number = bool(match[1]), parse_register(match[0].lstrip("!"))
     if register_number is None:
-        constant = np.array([not is_negated])
-        return OperandReader(0, lambda values: constant)
-
-    def read(values: Values) -> Value:
-        value = values[register_number]
-        return value if value is None or not is_negated else ~value
-
-    return OperandReader(1 << register_number, read)
+        return _make_constant(not is_negated, bool)
+    reader = make_register_reader(register_number)
+    return combine_operands(np.invert, reader) if is_negated else reader
 
 
 def parse_word(text: str, constants: Constants) -> OperandReader:
@@ -86,7 +96,7 @@ def parse_word(text: str, constants: Constants) -> OperandReader:
     register_number = parse_register(match[1] + "R" + match[2])
     if register_number is None:
         return _apply_sign(_make_constant(0), sign)
-    return _apply_sign(OperandReader(1 << register_number, operator.itemgetter(register_number)), sign)
+    return _apply_sign(make_register_reader(register_number), sign)
 
 
 def parse_pair(text: str, constants: Constants) -> OperandReader:
@@ -121,66 +131,33 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
         terms[registers[-1]] += ".64"
     is_wide = any(term.endswith(".64") for term in terms)
     term_readers = [_parse_address_term(term, constants) for term in terms]
-
-    def read(values: Values) -> Value:
-        total: Value = np.zeros(1, np.uint64)
-        for term_reader in term_readers:
-            value = term_reader.read(values)
-            if value is None or total is None:
-                return None
-            total = total + value
-        return total if is_wide else total & np.uint64(0xFFFFFFFF)
-
-    return OperandReader(reduce(operator.or_, (reader.register_bits for reader in term_readers), 0), read)
-
-
-def make_stack_operands(first_slot: int, count: int) -> tuple[OperandReader, ...]:
-    """Return readers of consecutive words of the stack."""
-    slots = range(first_slot, first_slot + count)
-    return tuple(OperandReader(1 << slot, operator.itemgetter(slot)) for slot in slots)
+    address_mask = np.uint64(0xFFFFFFFF_FFFFFFFF if is_wide else 0xFFFFFFFF)
+    return combine_operands(lambda *terms: reduce(operator.add, terms) & address_mask, *term_readers)
 
 
 def _parse_address_term(text: str, constants: Constants) -> OperandReader:
     if _NUMBER.fullmatch(text):
-        constant = np.array([int(text, 16)], np.int64).astype(np.uint64)
-        return OperandReader(0, lambda values: constant)
+        return _make_constant(int(text, 16), np.uint64)
     if text.endswith(".64"):
         return parse_pair(text.removesuffix(".64"), constants)
     register_text, _, scale = text.partition(".X")
     register_reader, multiplier = parse_word(register_text, constants), np.uint64(_SCALES.get("X" + scale, 1))
-
-    def read(values: Values) -> Value:
-        value = register_reader.read(values)
-        return None if value is None else value.astype(np.uint64) * multiplier
-
-    return OperandReader(register_reader.register_bits, read)
+    return combine_operands(lambda value: value.astype(np.uint64) * multiplier, register_reader)
 
 
-def _make_constant(number: int) -> OperandReader:
-    value = np.array([number & 0xFFFFFFFF], np.uint32)
+def _make_constant(number: int, dtype: type[Any] = np.uint32) -> OperandReader:
+    value = np.array([number & 0xFFFFFFFF_FFFFFFFF], np.uint64).astype(dtype)
     return OperandReader(0, lambda values: value)
 
 
 def _apply_sign(operand: OperandReader, sign: str) -> OperandReader:
-    if not sign:
-        return operand
-    apply_sign = np.negative if sign == "-" else np.invert
-
-    def read(values: Values) -> Value:
-        value = operand.read(values)
-        return None if value is None else apply_sign(value)
-
-    return OperandReader(operand.register_bits, read)
+    return combine_operands(np.negative if sign == "-" else np.invert, operand) if sign else operand
 
 
-def _join_words(low_reader: OperandReader, high_reader: OperandReader) -> OperandReader:
-    def read(values: Values) -> Value:
-        low_words, high_words = low_reader.read(values), high_reader.read(values)
-        if low_words is None or high_words is None:
-            return None
-        return low_words.astype(np.uint64) | high_words.astype(np.uint64) << np.uint64(WORD_BITS)
-
-    return OperandReader(low_reader.register_bits | high_reader.register_bits, read)
+def _join_words(low_word: OperandReader, high_word: OperandReader) -> OperandReader:
+    return combine_operands(
+        lambda low, high: low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(WORD_BITS), low_word, high_word
+    )
 
 
 _UNKNOWN = OperandReader(0, lambda values: None)

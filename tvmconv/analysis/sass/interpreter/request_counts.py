@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +23,16 @@ from tvmconv.arithmetic import round_up
 from tvmconv.compiler.executable import CompiledKernel
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import Listing
-from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.emulator.threads import BlockIndex
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.target import VECTOR_BYTES
 
 
-@dataclass(frozen=True)
-class _ConstantBankLayout:
-    """Offsets of the launch parameters in constant bank 0 in bytes."""
+class _ConstantBankLayout(NamedTuple):
+    """Offsets of the launch parameters in constant bank 0 in bytes, from an architecture on."""
 
+    min_architecture: int
     arguments_offset: int
     block_offset: int
     grid_offset: int
@@ -41,15 +42,12 @@ class _ConstantBankLayout:
 
 ARRAY_ADDRESS_BITS = 40  # low bits of an address; the bits above are the number of the argument that contains it
 _ARRAY_START = 1 << 32  # offset of an argument's array, so that addresses slightly below it belong to it, too
-# Layout of constant bank 0 by the first architecture that has it: the arguments, the sizes of block and grid, the end
-# of the stack, and descriptors of global memory, whose contents do not matter. Source: machine code (docs/tvm.md).
+# The arguments, the sizes of block and grid, the end of the stack, and descriptors of global memory, whose contents do
+# not matter. Source: machine code (docs/tvm.md).
 _CONSTANT_BANKS = (
-    (
-        100,
-        _ConstantBankLayout(0x380, block_offset=0x360, grid_offset=0x370, stack_offset=0x37C, descriptors_offset=0x358),
-    ),
-    (90, _ConstantBankLayout(0x210, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x208)),
-    (0, _ConstantBankLayout(0x160, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x118)),
+    _ConstantBankLayout(100, 0x380, 0x360, 0x370, 0x37C, 0x358),
+    _ConstantBankLayout(90, 0x210, 0x0, 0xC, 0x28, 0x208),
+    _ConstantBankLayout(0, 0x160, 0x0, 0xC, 0x28, 0x118),
 )
 _STACK_END_ADDRESS = 0xFFFF00
 _THREADS_PER_BATCH = 16384  # threads that are executed together, at which NumPy's overhead is small
@@ -77,12 +75,8 @@ class InstructionCounts:
 
     def add(self, counts: InstructionCounts) -> None:
         """Add the requests of another instruction of the same access."""
-        self.num_requests += counts.num_requests
-        self.num_sectors += counts.num_sectors
-        self.min_sectors += counts.min_sectors
-        self.num_lines += counts.num_lines
-        self.num_wavefronts += counts.num_wavefronts
-        self.min_wavefronts += counts.min_wavefronts
+        for name in ("num_requests", "num_sectors", "min_sectors", "num_lines", "num_wavefronts", "min_wavefronts"):
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
         self.access_bytes = max(self.access_bytes, counts.access_bytes)
 
 
@@ -145,8 +139,6 @@ def sample_grid(grid: BlockIndex, max_blocks: int) -> list[BlockIndex]:
 
 
 class _RequestCounter:
-    """Counter of the memory requests of a device kernel's instructions."""
-
     def __init__(
         self, compiled_kernel: CompiledKernel, listing: Listing, arch: str, on_access: AccessCallback | None = None
     ) -> None:
@@ -223,7 +215,7 @@ class _RequestCounter:
 def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int, int]:
     """Return the known words of constant bank 0 by offset: launch parameters, stack and arguments."""
     architecture = int("".join(filter(str.isdigit, arch)))
-    layout = next(layout for min_architecture, layout in _CONSTANT_BANKS if architecture >= min_architecture)
+    layout = next(layout for layout in _CONSTANT_BANKS if architecture >= layout.min_architecture)
     launch = compiled_kernel.launch
     words = {layout.stack_offset: _STACK_END_ADDRESS, layout.descriptors_offset: 0, layout.descriptors_offset + 4: 0}
     for offset, extents in ((layout.block_offset, launch.block), (layout.grid_offset, launch.grid)):

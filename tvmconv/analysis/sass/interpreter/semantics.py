@@ -25,7 +25,7 @@ from tvmconv.analysis.sass.interpreter.operands import (
     Constants,
     OperandReader,
     is_predicate,
-    make_stack_operands,
+    make_register_reader,
     parse_pair,
     parse_predicate,
     parse_register,
@@ -143,29 +143,24 @@ def _register(*opcodes: str) -> Callable[[SemanticsFactory], SemanticsFactory]:
     return register_factory
 
 
-def to_uint64(value: Array) -> Array:
-    """Zero-extend words to 64 bits."""
+def _zero_extend(value: Array) -> Array:
     return value.astype(np.uint64)
 
 
-def to_int64(value: Array) -> Array:
-    """Sign-extend words to 64 bits."""
+def _sign_extend(value: Array) -> Array:
     return value.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
-def low_words(value: Array) -> Array:
-    """Return the lower words of 64-bit values."""
+def _low_words(value: Array) -> Array:
     return value.astype(np.uint32)
 
 
-def high_words(value: Array) -> Array:
-    """Return the upper words of 64-bit values."""
+def _high_words(value: Array) -> Array:
     return (value.astype(np.uint64) >> np.uint64(32)).astype(np.uint32)
 
 
-def split_words(value: Array) -> Sequence[Array]:
-    """Return the lower and the upper words of 64-bit values."""
-    return [low_words(value), high_words(value)]
+def _split_words(value: Array) -> Sequence[Array]:
+    return [_low_words(value), _high_words(value)]
 
 
 # Integer arithmetic.
@@ -178,7 +173,7 @@ def _make_add(op: Operands) -> SassSemantics | None:
         if carry_texts:
             return None
         pairs = tuple(parse_pair(text, op.constants) for text in input_texts)
-        return SassSemantics(op.register_pair(0), pairs, lambda *terms: split_words(reduce(operator.add, terms)))
+        return SassSemantics(op.register_pair(0), pairs, lambda *terms: _split_words(reduce(operator.add, terms)))
     value_texts = [text for text in input_texts if not is_predicate(text)]
     carries = [parse_predicate(text) for text in input_texts if is_predicate(text)] if "X" in op.modifiers else []
     # The carry of a subtraction is that of the addition of the complement.
@@ -190,11 +185,11 @@ def _make_add(op: Operands) -> SassSemantics | None:
         if not carry_texts and not carries and not is_negated.any():
             return [reduce(operator.add, inputs)]
         terms = [
-            word_range - to_uint64(value) if negated else to_uint64(value)
+            word_range - _zero_extend(value) if negated else _zero_extend(value)
             for value, negated in zip(inputs[: len(value_texts)], is_negated, strict=True)
         ]
-        total = reduce(operator.add, [*terms, *map(to_uint64, inputs[len(value_texts) :])])
-        return [low_words(total), *(total >> np.uint64(32 + index) != 0 for index in range(len(carry_texts)))]
+        total = reduce(operator.add, [*terms, *map(_zero_extend, inputs[len(value_texts) :])])
+        return [_low_words(total), *(total >> np.uint64(32 + index) != 0 for index in range(len(carry_texts)))]
 
     results = op.register(0), *map(parse_register, carry_texts)
     return SassSemantics(results, (*op.parse_words(unsigned_texts), *carries), add)
@@ -212,11 +207,11 @@ def _make_multiply_add(op: Operands) -> SassSemantics | None:
             return [reduce(operator.add, (carry_value.astype(np.uint32) for carry_value in carry), a * b + c)]
 
         return SassSemantics((op.register(0),), (*op.words(1, 4), *carries), multiply_low)
-    widen = to_uint64 if "U32" in op.modifiers else to_int64
+    widen = _zero_extend if "U32" in op.modifiers else _sign_extend
 
     def multiply_wide(a: Array, b: Array, c: Array) -> Sequence[Array]:
         product = (widen(a) * widen(b)).astype(np.uint64) + c
-        return split_words(product) if is_wide else [high_words(product)]
+        return _split_words(product) if is_wide else [_high_words(product)]
 
     results = op.register_pair(0) if is_wide else (op.register(0),)
     return SassSemantics(results, (*op.words(1, 3), parse_pair(op.texts[3], op.constants)), multiply_wide)
@@ -233,13 +228,13 @@ def _make_shift_add(op: Operands) -> SassSemantics:
     def shift_and_add(*inputs: Array) -> Sequence[Array]:
         a, b = inputs[0], inputs[1]
         if not is_high:
-            shifted = to_uint64(low_words(to_uint64(a) << shift))
+            shifted = _zero_extend(_low_words(_zero_extend(a) << shift))
         elif is_signed:
-            shifted = to_uint64(high_words(to_int64(a).astype(np.uint64) << shift))
+            shifted = _zero_extend(_high_words(_sign_extend(a).astype(np.uint64) << shift))
         else:
-            shifted = to_uint64(high_words((to_uint64(a) | to_uint64(inputs[2]) << np.uint64(32)) << shift))
-        total = reduce(operator.add, (to_uint64(value) for value in inputs[count:]), shifted + to_uint64(b))
-        return [low_words(total), *(total >> np.uint64(32) != 0 for _ in carry_texts)]
+            shifted = _zero_extend(_high_words((_zero_extend(a) | _zero_extend(inputs[2]) << np.uint64(32)) << shift))
+        total = reduce(operator.add, (_zero_extend(value) for value in inputs[count:]), shifted + _zero_extend(b))
+        return [_low_words(total), *(total >> np.uint64(32) != 0 for _ in carry_texts)]
 
     results = op.register(0), *map(parse_register, carry_texts)
     return SassSemantics(results, (*op.parse_words(input_texts), *carries), shift_and_add)
@@ -250,35 +245,35 @@ def _make_shift(op: Operands) -> SassSemantics:
     is_left, is_high, is_signed = "L" in op.modifiers, "HI" in op.modifiers, bool({"S32", "S64"} & {*op.modifiers})
 
     def shift(low_half: Array, shift_counts: Array, high_half: Array) -> Sequence[Array]:
-        wide_value = to_uint64(low_half) | to_uint64(high_half) << np.uint64(32)
-        counts = to_uint64(shift_counts & np.uint32(63))
+        wide_value = _zero_extend(low_half) | _zero_extend(high_half) << np.uint64(32)
+        counts = _zero_extend(shift_counts & np.uint32(63))
         if is_left:
             shifted = wide_value << counts
         elif is_signed:
             shifted = (wide_value.view(np.int64) >> counts.view(np.int64)).view(np.uint64)
         else:
             shifted = wide_value >> counts
-        return [high_words(shifted) if is_high else low_words(shifted)]
+        return [_high_words(shifted) if is_high else _low_words(shifted)]
 
     return SassSemantics((op.register(0),), op.words(1, 4), shift)
 
 
 @_register("VIMNMX", "IMNMX", "VIADDMNMX")
 def _make_min_or_max(op: Operands) -> SassSemantics:
-    widen = to_uint64 if "U32" in op.modifiers else to_int64
+    widen = _zero_extend if "U32" in op.modifiers else _sign_extend
     values = [text for text in op.texts[1:-1] if not is_predicate(text)]
 
     def clamp(*inputs: Array) -> Sequence[Array]:
         *terms, bound, takes_min = inputs
         a, b = widen(reduce(operator.add, terms)), widen(bound)
-        return [low_words(np.where(takes_min, np.minimum(a, b), np.maximum(a, b)))]
+        return [_low_words(np.where(takes_min, np.minimum(a, b), np.maximum(a, b)))]
 
     return SassSemantics((op.register(0),), (*op.parse_words(values), parse_predicate(op.texts[-1])), clamp)
 
 
 @_register("IABS")
 def _make_absolute(op: Operands) -> SassSemantics:
-    return SassSemantics((op.register(0),), op.words(1, 2), lambda a: [low_words(np.abs(to_int64(a)))])
+    return SassSemantics((op.register(0),), op.words(1, 2), lambda a: [_low_words(np.abs(_sign_extend(a)))])
 
 
 @_register("IDP")
@@ -357,7 +352,7 @@ def _make_compare(op: Operands) -> SassSemantics | None:
     join = next((_COMBINERS[modifier] for modifier in op.modifiers if modifier in _COMBINERS), None)
     if compare is None or join is None or {"EX", "64"} & {*op.modifiers}:
         return None
-    widen = to_uint64 if "U32" in op.modifiers else to_int64
+    widen = _zero_extend if "U32" in op.modifiers else _sign_extend
 
     def setp(a: Array, b: Array, accumulated: Array) -> Sequence[Array]:
         result = compare(widen(a), widen(b))
@@ -381,14 +376,14 @@ def _make_permute(op: Operands) -> SassSemantics | None:
         return None
 
     def permute(a: Array, selector: Array, c: Array) -> Sequence[Array]:
-        wide_value = to_uint64(a) | to_uint64(c) << np.uint64(32)
+        wide_value = _zero_extend(a) | _zero_extend(c) << np.uint64(32)
         result = np.zeros(1, np.uint64)
         for byte_index in range(4):
-            selection = to_uint64(selector) >> np.uint64(4 * byte_index)
+            selection = _zero_extend(selector) >> np.uint64(4 * byte_index)
             byte = wide_value >> ((selection & np.uint64(7)) << np.uint64(3)) & np.uint64(0xFF)
             sign = (byte >> np.uint64(7)) * np.uint64(0xFF)
             result = result | np.where(selection & np.uint64(8), sign, byte) << np.uint64(8 * byte_index)
-        return [low_words(result)]
+        return [_low_words(result)]
 
     return SassSemantics((op.register(0),), op.words(1, 4), permute)
 
@@ -399,7 +394,7 @@ def _make_permute(op: Operands) -> SassSemantics | None:
 @_register("MOV")
 def _make_mov(op: Operands) -> SassSemantics:
     if "64" in op.modifiers:
-        return SassSemantics(op.register_pair(0), (parse_pair(op.texts[1], op.constants),), split_words)
+        return SassSemantics(op.register_pair(0), (parse_pair(op.texts[1], op.constants),), _split_words)
     return SassSemantics((op.register(0),), op.words(1, 2), lambda a: [a])
 
 
@@ -446,7 +441,7 @@ def _make_fill(op: Operands) -> SassSemantics | None:
         return None
     count = count_registers(op.instruction)
     results = tuple(range(first_register, first_register + count))
-    return SassSemantics(results, make_stack_operands(slot, count), lambda *values: values)
+    return SassSemantics(results, tuple(map(make_register_reader, range(slot, slot + count))), lambda *values: values)
 
 
 def _find_stack_slot(address: str) -> int | None:
@@ -456,7 +451,6 @@ def _find_stack_slot(address: str) -> int | None:
 
 
 def _find_byte_bit(modifiers: Iterable[str]) -> int:
-    """Return the first bit of the byte that a modifier such as B1 names."""
     return next((8 * int(modifier[1]) for modifier in modifiers if modifier in ("B1", "B2", "B3")), 0)
 
 
