@@ -27,10 +27,9 @@ MAX_LOW_PRIORITY_SCHEDULES = 3  # schedules outside the default search that are 
 
 
 def default_candidate_schedules(workload: Workload, device: Device, *, will_be_timed: bool = True) -> list[Schedule]:
-    """Return the schedules whose default config may be the fastest, beginning with those that a search tries.
-
-    The naive schedule is never among them. Most low-priority schedules are left out for large workloads, for which they
-    run long. They are also left out when nothing is timed, because the analysis of their long loops is slow.
+    """Return the schedules whose default config may be the fastest, beginning with those that a search tries. The naive
+    schedule is never among them. Most low-priority schedules are left out for large workloads, for which they run long.
+    They are also left out when nothing is timed, because the analysis of their long loops is slow.
     """
     primary = registry.schedules_to_tune(workload, device.kind, device.arch)
     low_priority = registry.low_priority_schedules(workload, device.kind, device.arch)
@@ -41,9 +40,8 @@ def default_candidate_schedules(workload: Workload, device: Device, *, will_be_t
 def build_default_kernels(
     workload: Workload, device: Device, schedules: Sequence[Schedule], max_seconds: float = math.inf
 ) -> list[Kernel]:
-    """Build schedules with their default knob values and return the kernels that compile.
-
-    The first schedule is always built; after `max_seconds` no further build begins.
+    """Build schedules with their default knob values and return the kernels that compile. The first schedule is always
+    built; after `max_seconds` no further build begins.
     """
     started_at, builds = perf_counter(), []
     with ThreadPoolExecutor() as pool:  # NVRTC compiles while TVM lowers the next schedule
@@ -57,9 +55,8 @@ def build_default_kernels(
 
 
 def build_fastest_default(workload: Workload, device: Device) -> Kernel:
-    """Build the default kernel with the shortest predicted time.
-
-    If no time can be predicted, the result is the default kernel of the first schedule that a search tries.
+    """Build the default kernel with the shortest predicted time. If no time can be predicted, the result is the default
+    kernel of the first schedule that a search tries.
     """
     if cost_model := cost_model_for(device.arch):
         machine, candidates = cost_model.device_spec, default_candidate_schedules(workload, device, will_be_timed=False)
@@ -69,9 +66,8 @@ def build_fastest_default(workload: Workload, device: Device) -> Kernel:
 
 
 def estimate_kernel_seconds(kernel: Kernel, machine: Target) -> float:
-    """Return the seconds that a kernel takes, predicted from its code or else by its schedule's estimate.
-
-    The result is infinite if neither gives a time. Code is analysed up to `MAX_EXECUTED_INSTRUCTIONS` per block.
+    """Return the seconds that a kernel takes, predicted from its code or else by its schedule's estimate. The result is
+    infinite if neither gives a time. Code is analysed up to `MAX_EXECUTED_INSTRUCTIONS` per block.
     """
     try:
         return predict_kernel_time(kernel, machine, MAX_EXECUTED_INSTRUCTIONS).seconds

@@ -47,7 +47,6 @@ MAX_DEFAULT_BUILD_SECONDS = 5.0  # time after which no further default kernel is
 
 def build_predicted(workload: Workload, device: Device, *, time_candidates: bool = True) -> Kernel:
     """Build the kernel that the cost model predicts to be the fastest, or the best default kernel if that is faster.
-
     The `prediction` of a default kernel is None.
     """
     cost_model = cost_model_for(device.arch)

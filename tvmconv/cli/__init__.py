@@ -50,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> NoReturn:
-    """Run the command line of this process, and end the process with its exit status.
-
-    An interrupted process ends at once, without waiting for its threads.
+    """Run the command line of this process, and end the process with its exit status. An interrupted process ends at
+    once, without waiting for its threads.
     """
     status = main()
     if status == INTERRUPTED_STATUS:

@@ -103,9 +103,8 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
 
 
 def find_device_spec(device: Device) -> Target | None:
-    """Return the peak rates of a device, or None if they are unknown.
-
-    An architecture has the rates of the GPU whose records trained its cost model.
+    """Return the peak rates of a device, or None if they are unknown. An architecture has the rates of the GPU whose
+    records trained its cost model.
     """
     if isinstance(device, devices.Arch):
         cost_model = cost_model_for(device.arch)

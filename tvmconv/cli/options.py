@@ -311,9 +311,8 @@ def parse_positive(text: str) -> float:
 
 
 def make_integer_parser(min_value: int, max_value: int, max_reason: str = "") -> Callable[[str], int]:
-    """Return a function for argparse that parses an integer from `min_value`, 0 or 1, to `max_value`.
-
-    The message for larger integers has `max_reason` behind the maximum.
+    """Return a function for argparse that parses an integer from `min_value`, 0 or 1, to `max_value`. The message for
+    larger integers has `max_reason` behind the maximum.
     """
 
     def parse_integer(text: str) -> int:

@@ -86,10 +86,9 @@ class PreparedExperiment:
 
 
 def select_schedules(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
-    """Return the schedules to run, with the naive schedule first.
-
-    Without names, all schedules run that support the device. A naive schedule that was not named and takes too long is
-    left out if other schedules run (`tvmconv.naive_cost`).
+    """Return the schedules to run, with the naive schedule first. Without names, all schedules run that support the
+    device. A naive schedule that was not named and takes too long is left out if other schedules run
+    (`tvmconv.naive_cost`).
     """
     available = registry.schedules(workload)
     if not available:

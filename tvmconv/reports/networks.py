@@ -22,7 +22,6 @@ OUR_ROWS = (PREDICTED, UNTUNED, TUNED)
 
 def compute_roofline_headroom(result: Result, library: str) -> float | None:
     """Return the speed-up over a library of a direct convolution that takes the minimum time; None if it is unknown.
-
     The minimum is a roofline with measured rates instead of the data sheet's. It is an optimistic bound: kernels near
     the ridge reach neither rate, and the rates are those of short bursts, while a GPU under load lowers its clock.
     """
@@ -127,7 +126,6 @@ def _format_network_time(name: str, row: tuple[_Network, dict[str, list[float]],
 
 def make_slower_layers_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
     """Return a table with one row per layer whose tuned kernel is slower than a library, of networks with predictions.
-
     A layer counts as slower below `SLOWER_RATIO` of the library's speed.
     """
     rows = [

@@ -20,10 +20,9 @@ from tvmconv.target import Target
 def make_sensitivity_report(
     kernel: Kernel, device_spec: Target, on_progress: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Return a table of the effect of changing each knob by one step; the kernel itself is the first row.
-
-    `on_progress` receives the name and value of the changed knob. If the kernel's operations cannot be counted,
-    AnalysisError is raised.
+    """Return a table of the effect of changing each knob by one step; the kernel itself is the first row. `on_progress`
+    receives the name and value of the changed knob. If the kernel's operations cannot be counted, AnalysisError is
+    raised.
     """
     has_prediction = isinstance(try_predict_time(kernel, device_spec), PredictedTime)
     seconds, bottleneck = _estimate_time(kernel, device_spec, has_prediction)

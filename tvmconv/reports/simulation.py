@@ -120,9 +120,8 @@ def compute_panels(comparisons: Sequence[TunerComparison]) -> Mapping[str, list[
 
 
 def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> None:
-    """Draw relative throughput over trials: lines for means, bands between the quartiles.
-
-    The panels are those of `compute_panels`. The file's suffix, one of `charts.FORMATS`, selects the format.
+    """Draw relative throughput over trials: lines for means, bands between the quartiles. The panels are those of
+    `compute_panels`. The file's suffix, one of `charts.FORMATS`, selects the format.
     """
     columns = math.ceil(math.sqrt(len(curves_by_title)))
     rows = math.ceil(len(curves_by_title) / columns)

@@ -16,9 +16,8 @@ HEADERS = (
 
 
 def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with one row per network, and the geometric mean in the last row.
-
-    The results are those that `tvmconv bench torch-models` writes; others raise KeyError.
+    """Return a table with one row per network, and the geometric mean in the last row. The results are those that
+    `tvmconv bench torch-models` writes; others raise KeyError.
     """
     lines, time_ratios = [], []
     for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):

@@ -122,7 +122,6 @@ def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
 
 def draw_winners(layers: Sequence[LayerComparison], kinds: Sequence[str], path: Path) -> None:
     """Draw one panel per range of batches: channels on the x axis, side of the output on the y axis, markers by winner.
-
     The number at each marker is the ratio of the second-fastest kind's time; several layers at one position show the
     least. The file's suffix, one of `charts.FORMATS`, selects the format.
     """

@@ -18,9 +18,8 @@ from tvmconv.workloads import Conv, Workload
 
 
 def drop_environment_failures(records: Sequence[Record], naive_name: str | None) -> list[Record]:
-    """Return the records without failures that the host or the device caused, so that their configs are tried again.
-
-    A failure is left out if its message names the environment, or if it is part of a streak in which even the naive
+    """Return the records without failures that the host or the device caused, so that their configs are tried again. A
+    failure is left out if its message names the environment, or if it is part of a streak in which even the naive
     schedule failed, which is correct on every device. If the log has other records, a lone failure of the naive
     schedule does not prove that. The records are those of one workload on one device, in the order of the log.
     """
@@ -39,9 +38,8 @@ def drop_environment_failures(records: Sequence[Record], naive_name: str | None)
 def find_nearest_workload_configs(
     logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
 ) -> list[tuple[str, Config]]:
-    """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first.
-
-    Records of other kinds of devices do not count. `max_workloads` is for each schedule.
+    """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first. Records
+    of other kinds of devices do not count. `max_workloads` is for each schedule.
     """
     if not isinstance(workload, Conv):
         return []

@@ -82,9 +82,8 @@ class RecordedSplit(SplitKnob):
 
 
 class RecordedSpaceRunner:
-    """A runner that returns recorded costs instead of measuring.
-
-    All trials have the same knobs; of several trials of one config the last one counts.
+    """A runner that returns recorded costs instead of measuring. All trials have the same knobs; of several trials of
+    one config the last one counts.
     """
 
     def __init__(self, trials: list[RecordedTrial], schedule: str | None = None):
@@ -197,10 +196,9 @@ def _parse_seconds(milliseconds: Any) -> float:
 def find_recorded_spaces(
     paths: Iterable[str | Path], min_configs: int = MIN_CONFIGS
 ) -> Iterator[tuple[str, RecordedSpaceRunner]]:
-    """Yield the recorded spaces of files and folders, with their names.
-
-    The name is that of the file; for a log, also the schedule, the workload and the device. Paths are files of Kernel
-    Tuner, logs (`.jsonl`), and folders that are searched for both.
+    """Yield the recorded spaces of files and folders, with their names. The name is that of the file; for a log, also
+    the schedule, the workload and the device. Paths are files of Kernel Tuner, logs (`.jsonl`), and folders that are
+    searched for both.
     """
     for path in map(Path, paths):
         if not path.is_dir():
@@ -237,11 +235,10 @@ def _read_file_spaces(path: Path, min_configs: int) -> Iterator[tuple[str, Recor
 
 
 def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -> dict[RecordKey, RecordedSpaceRunner]:
-    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device.
-
-    Final timings are left out, because they are not trials. If the knobs of a schedule have changed in the course of a
-    log, the space has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs
-    must have succeeded.
+    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device. Final timings
+    are left out, because they are not trials. If the knobs of a schedule have changed in the course of a log, the space
+    has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs must have
+    succeeded.
     """
     trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
     for record in read_records(path, invalid_lines):

@@ -58,9 +58,8 @@ class ScheduleSelection:
 def create_search(
     workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
 ) -> PortfolioSearch:
-    """Create the search spaces and tuners of all schedules, and enqueue the first candidates.
-
-    A schedule whose space or default config fails is skipped with a warning.
+    """Create the search spaces and tuners of all schedules, and enqueue the first candidates. A schedule whose space or
+    default config fails is skipped with a warning.
     """
     transfer_logs = list_log_files(options.transfer_logs)
     members, failures = [], []
@@ -113,9 +112,8 @@ def _iterate_enqueued(
 def _read_transfer_trials(
     schedule: registry.Schedule, workload: Workload, logs: Iterable[Path], device: Device
 ) -> Iterator[tuple[Space, list[Record]]]:
-    """Yield the search space and the trials of a schedule for each other workload and each device in the logs.
-
-    Devices of other kinds are left out, and so are workloads that the schedule does not support (any longer).
+    """Yield the search space and the trials of a schedule for each other workload and each device in the logs. Devices
+    of other kinds are left out, and so are workloads that the schedule does not support (any longer).
     """
     records_by_task: dict[tuple[Workload, str], list[Record]] = {}
     for log in logs:

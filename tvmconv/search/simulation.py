@@ -50,9 +50,8 @@ class SimulationSummary:
 def simulate_search(
     recording: RecordedSpaceRunner, tuner: str | type[Tuner], num_trials: int, seed: int
 ) -> SimulatedSearch:
-    """Simulate the search of a tuner in a recorded space, in batches of the tuner's `batch_size`.
-
-    In a smaller space, the last relative throughput is repeated.
+    """Simulate the search of a tuner in a recorded space, in batches of the tuner's `batch_size`. In a smaller space,
+    the last relative throughput is repeated.
     """
     searcher = (find_tuner(tuner) if isinstance(tuner, str) else tuner)(recording.space, seed)
     costs: list[float] = []

@@ -66,10 +66,9 @@ class Filter(FilterGeometry):
 
 
 def _correlate(x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
-    """Slide a mask (rows, columns) over each channel of an image (height, width, channels), with zeros outside.
-
-    Shifted copies of the image are added, piece by piece. Taps that only meet zeros, because they are further from the
-    mask's center than the image is long, are left out.
+    """Slide a mask (rows, columns) over each channel of an image (height, width, channels), with zeros outside. Shifted
+    copies of the image are added, piece by piece. Taps that only meet zeros, because they are further from the mask's
+    center than the image is long, are left out.
     """
     y = np.empty(x.shape, np.float64)
     middles = [size // 2 for size in k.shape]

@@ -26,9 +26,8 @@ LEGEND = (
 
 
 def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
-    """Render the pictures of one kernel, the largest excess over the minimum first.
-
-    The kernel has this number on the page, as in the ids of its statements' groups.
+    """Render the pictures of one kernel, the largest excess over the minimum first. The kernel has this number on the
+    page, as in the ids of its statements' groups.
     """
     try:
         requests = _group_requests(kernel, kernel_number)
@@ -93,10 +92,8 @@ def _render_banks(request: CostliestRequest, description: str) -> Markup:
 
 
 def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """Return the words of a request as (bank, row, lanes), and the number of rows.
-
-    An access of more than 4 bytes per lane splits the warp into parts, of which `parts_per_wavefront` are served at
-    once.
+    """Return the words of a request as (bank, row, lanes), and the number of rows. An access of more than 4 bytes per
+    lane splits the warp into parts, of which `parts_per_wavefront` are served at once.
     """
     words = max(1, min(request.access_bytes, VECTOR_BYTES) // BANK_BYTES)
     lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, per group of threads that are served at once

@@ -28,10 +28,8 @@ class Trial(Protocol):
 
 
 class Tuner:
-    """A search algorithm for one search space.
-
-    The same seed and the same sequence of calls give the same proposals. Trials may be learnt in any order, even if
-    this tuner did not propose their configs.
+    """A search algorithm for one search space. The same seed and the same sequence of calls give the same proposals.
+    Trials may be learnt in any order, even if this tuner did not propose their configs.
     """
 
     batch_size = 1  # preferred number of configs to propose before their costs are learnt
@@ -44,17 +42,15 @@ class Tuner:
         self._random_points = self._iterate_random()
 
     def ask(self, max_configs: int, *, skip_model: bool = False) -> list[Config]:
-        """Propose distinct legal configs that were not proposed or learnt before; none if the space is exhausted.
-
-        With `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds.
+        """Propose distinct legal configs that were not proposed or learnt before; none if the space is exhausted. With
+        `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds.
         """
         configs = self.claim_points(self._select_points(max_configs, skip_model), max_configs)
         return configs + self.claim_points(self._random_points, max_configs - len(configs))
 
     def ask_neighbors(self, config: Config, max_configs: int, *, skip_model: bool = False) -> list[Config]:
-        """Propose configs that differ from `config` in one knob and are new, the most promising first.
-
-        There are none if `config` is not in the space.
+        """Propose configs that differ from `config` in one knob and are new, the most promising first. There are none
+        if `config` is not in the space.
         """
         try:
             neighbors = self.space.list_neighbors(self.space.point_from_config(config))

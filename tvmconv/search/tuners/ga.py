@@ -19,10 +19,8 @@ _MUTATION_PROBABILITY = 0.85
 
 
 class GeneticTuner(Tuner):
-    """A steady-state genetic algorithm with elitism, tournaments of two and uniform crossover.
-
-    The population consists of the fastest configs of all trials. (Mitchell, "An Introduction to Genetic Algorithms",
-    MIT Press 1996, chapter 5.)
+    """A steady-state genetic algorithm with elitism, tournaments of two and uniform crossover. The population consists
+    of the fastest configs of all trials. Source: Mitchell, "An Introduction to Genetic Algorithms", 1996, chapter 5.
     """
 
     batch_size = 4
