@@ -12,8 +12,7 @@ import numpy as np
 
 from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import Table
-from tvmconv.search.recorded_space import RecordedSpaceRunner
-from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints
+from tvmconv.search.recorded_space import RecordedSpaceRunner, SimulatedSearch, SimulationSummary, select_checkpoints
 
 MAX_TITLE_CHARACTERS = 48
 MAX_PANELS = 9  # with more spaces than this, a chart has one panel with their mean
