@@ -21,6 +21,7 @@ from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.measure import faults
 from tvmconv.measure.measurer import Measurer
 from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.measure.results import (
@@ -31,7 +32,6 @@ from tvmconv.measure.results import (
     merge_results,
 )
 from tvmconv.measure.timing_rounds import measure_in_rounds
-from tvmconv.search.history import drop_environment_failures
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
 from tvmconv.search.progress import SearchProgress
@@ -358,6 +358,8 @@ class _SearchSession:
 
     def find_result(self) -> Record | None:
         """Return the best record of this search in the log, by the rule that all commands use."""
+        if not self._log.path.exists():  # nothing was recorded
+            return None
         schedule_names = self._schedules.keys() if self._selection.is_explicit else None
         return find_best_record(self._log.path, self._workload, schedule_names, self._devices[0].name)
 
@@ -450,3 +452,21 @@ def _measure_all(
         for measurement in measurer.collect_results(timeout=min(1.0, hard_deadline.remaining_seconds)):
             measurements[_config_key(measurement)] = measurement
     return [measurements.get(_config_key(trial)) for trial in trials]
+
+
+def drop_environment_failures(records: Sequence[Record], naive_name: str | None) -> list[Record]:
+    """Return the records without failures that the host or the device caused, so that their configs are tried again. A
+    failure is left out if its message names the environment, or if it is part of a streak in which even the naive
+    schedule failed, which is correct on every device. If the log has other records, a lone failure of the naive
+    schedule does not prove that. The records are those of one workload on one device, in the order of the log.
+    """
+    kept_records: list[Record] = []
+    for ok, group in itertools.groupby(records, key=lambda record: record.ok):
+        streak = list(group)
+        suspects = [] if ok else [record for record in streak if faults.is_doubtful(record.error, record.message)]
+        has_naive_failure = any(record.schedule == naive_name for record in suspects)
+        has_other_failure = any(record.schedule != naive_name for record in suspects)
+        is_environment_fault = has_naive_failure and (has_other_failure or len(streak) == len(records))
+        dropped = {id(each) for each in suspects if is_environment_fault or faults.is_environment_fault(each.message)}
+        kept_records += [record for record in streak if id(record) not in dropped]
+    return kept_records
