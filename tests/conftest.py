@@ -74,6 +74,16 @@ def _no_gpu() -> str | None:
     return None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def working_folder(tmp_path_factory):
+    """Tests run in a temporary folder, in which none leaves a log under its default name."""
+    folder, start = tmp_path_factory.mktemp("working"), Path.cwd()
+    os.chdir(folder)
+    yield
+    os.chdir(start)
+    assert not list(folder.glob("*.jsonl"))
+
+
 @pytest.fixture(scope="session")
 def opencl():
     return find_device("opencl:0")

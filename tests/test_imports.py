@@ -32,7 +32,7 @@ LAYERS = (
     ("search", "baselines", "export", "training"),
     ("logs",),
     ("measure",),
-    ("naive_cost", "predicted_kernel", "default_kernel"),
+    ("naive_cost", "predicted_kernel"),
     ("analysis",),
     ("emulator",),
     ("kernel", "verification"),

@@ -1,6 +1,7 @@
 """Names are the field's: no private words as identifiers, and no class name twice."""
 
 import ast
+import functools
 import tokenize
 from collections import defaultdict
 from pathlib import Path
@@ -25,11 +26,11 @@ PRIVATE_WORDS = {
 PERSISTED = {"taught"}  # keys of files that are read, in compat.py alone
 
 
+@functools.cache
 def identifiers(file):
     with tokenize.open(file) as text:
-        for token in tokenize.generate_tokens(text.readline):
-            if token.type == tokenize.NAME:
-                yield token.start[0], token.string
+        tokens = tokenize.generate_tokens(text.readline)
+        return [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
 
 
 @pytest.mark.parametrize("word", PRIVATE_WORDS)

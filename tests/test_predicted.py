@@ -6,13 +6,12 @@ import tvmconv as tc
 from tvmconv import registry
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.recommend import recommend_configs
-from tvmconv.default_kernel import default_candidate_schedules, estimate_kernel_seconds
 from tvmconv.devices import Timing, find_device
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, ResultRow
 from tvmconv.experiments.run import add_untuned_row
 from tvmconv.kernel import build_for_device
-from tvmconv.predicted_kernel import is_plausible
+from tvmconv.predicted_kernel import default_candidate_schedules, estimate_kernel_seconds, is_plausible
 
 REPLKNET = tc.parse("conv2d:1x32x28x28,32x1x31x31,s1,p15,g32")  # a layer of RepLKNet-31B with fewer channels
 ORDINARY = tc.parse("conv2d:1x256x14x14,64x256x1x1,s1,p0")  # much like layers that the model was taught

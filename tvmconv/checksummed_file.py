@@ -21,9 +21,8 @@ def read_checked(path: Path) -> bytes | None:
 
 
 def write_checked(path: Path, content: bytes) -> bool:
-    """Write or atomically replace a file with its checksum, and return whether this succeeded.
-
-    If it fails, for example because the disk is full or read-only, an existing file stays unchanged.
+    """Write or atomically replace a file with its checksum, and return whether this succeeded. If it fails, for example
+    because the disk is full or read-only, an existing file stays unchanged.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -159,9 +159,8 @@ def split_feature(name: str) -> tuple[str, str, str]:
 
 
 def accept_former_keywords(**new_by_old: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of functions whose keywords `new_by_old` are accepted by their former names as well.
-
-    A former name gives a `DeprecationWarning`; a keyword under both names gives a TypeError.
+    """Return a decorator of functions whose keywords `new_by_old` are accepted by their former names as well. A former
+    name gives a `DeprecationWarning`; a keyword under both names gives a TypeError.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

@@ -31,9 +31,8 @@ class DamagedFileError(OSError):
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file or `/dev/null` for reading bytes.
-
-    Pipes and devices are rejected: opening a pipe waits for a writer, and a device may have no end.
+    """Open a regular file or `/dev/null` for reading bytes. Pipes and devices are rejected: opening a pipe waits for a
+    writer, and a device may have no end.
     """
     _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,9 +82,8 @@ def _make_too_large_error(path: str | os.PathLike[str], max_bytes: int) -> OSErr
 
 
 def check_archive(archive: zipfile.ZipFile, max_bytes: int = MAX_BYTES) -> None:
-    """Raise OSError if the members of a ZIP archive exceed a total size according to its directory.
-
-    `zipfile` never unpacks more of a member than the size in the directory.
+    """Raise OSError if the members of a ZIP archive exceed a total size according to its directory. `zipfile` never
+    unpacks more of a member than the size in the directory.
     """
     total_bytes = sum(member.file_size for member in archive.infolist())
     if total_bytes > max_bytes:

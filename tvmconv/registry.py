@@ -325,9 +325,8 @@ def _get_source_path(function: Callable) -> str:
 
 @functools.cache
 def _load_schedule_packages() -> dict[str, Error]:
-    """Import every module of every package of schedules, the built-in package first, which registers the schedules.
-
-    The result is the error of each other package that does not import, by name; it is also logged in one line.
+    """Import every module of every package of schedules, the built-in package first, which registers the schedules. The
+    result is the error of each other package that does not import, by name; it is also logged in one line.
     """
     try:
         _import_package(BUILT_IN)

@@ -50,9 +50,8 @@ def all_of(*conditions: WorkloadCondition) -> AllConditions:
 
 
 def describe_unmet(condition: WorkloadCondition, w: Any) -> str:
-    """Return a description of the unmet condition, to follow "hopper computes conv2d in float16".
-
-    A plain function is described by the first line of its docstring if that begins with "Whether" or "Return whether".
+    """Return a description of the unmet condition, to follow "hopper computes conv2d in float16". A plain function is
+    described by the first line of its docstring if that begins with "Whether" or "Return whether".
     """
     if isinstance(condition, AllConditions):
         return next((describe_unmet(part, w) for part in condition.conditions if not part(w)), "")

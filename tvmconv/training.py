@@ -91,10 +91,9 @@ def find_record_device_spec(record: Record) -> Target:
 def collect_samples(
     records: Iterable[Record], on_progress: Callable[[str], None] | None = None
 ) -> dict[tuple[str, str], list[TrainingSample]]:
-    """Return the training samples of one device's records, by operator and schedule.
-
-    Records of schedules and configs that no longer exist are left out. Of several records of a config, the latest final
-    timing counts, or else the latest record.
+    """Return the training samples of one device's records, by operator and schedule. Records of schedules and configs
+    that no longer exist are left out. Of several records of a config, the latest final timing counts, or else the
+    latest record.
     """
     records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -134,10 +133,8 @@ def train(
     provenance: str = "",
     on_progress: Callable[[str], None] | None = None,
 ) -> CostModel:
-    """Train a cost model.
-
-    The model of a schedule learns from the samples of all operators, so that images inform volumes and signals.
-    Schedules that have too few samples or are rarely fast are left out.
+    """Train a cost model. The model of a schedule learns from the samples of all operators, so that images inform
+    volumes and signals. Schedules that have too few samples or are rarely fast are left out.
     """
     samples_by_name: dict[str, list[TrainingSample]] = defaultdict(list)
     for (_, schedule), schedule_samples in by_schedule.items():
@@ -226,11 +223,9 @@ def _iterate_examples(own_samples: Sequence[TrainingSample]) -> Iterable[Measure
 def _choose_portfolio(
     schedule_model: ScheduleModel, own_samples: Sequence[TrainingSample], device_spec: Target
 ) -> tuple[Config, ...]:
-    """Return configs of which at least one is predicted to be fast on most workloads, chosen greedily.
-
-    The gain of a further config decreases with each one (it is submodular), so the greedy choice reaches at least
-    1 - 1/e of the optimum (Nemhauser, Wolsey, Fisher, "An analysis of approximations for maximizing submodular set
-    functions", 1978).
+    """Return configs of which at least one is predicted to be fast on most workloads, chosen greedily. The gain of a
+    further config decreases with each one (it is submodular), so the greedy choice reaches at least 1 - 1/e of the
+    optimum (Nemhauser, Wolsey, Fisher, "An analysis of approximations for maximizing submodular set functions", 1978).
     """
     fastest_configs = [sample.space.config_from_point(sample.points[sample.seconds.argmin()]) for sample in own_samples]
     configs = [config for index, config in enumerate(fastest_configs) if config not in fastest_configs[:index]]

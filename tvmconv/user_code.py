@@ -14,10 +14,8 @@ BUILT_IN = "tvmconv.builtin"
 
 @contextlib.contextmanager
 def translate_user_errors(name: str, *modules: str) -> Iterator[None]:
-    """Translate exceptions of the block to `ScheduleFailure`; an `Error` and KeyboardInterrupt pass unchanged.
-
-    The message gives the last executed line in the packages of `modules` rather than a line of a library that they
-    call.
+    """Translate exceptions of the block to `ScheduleFailure`; an `Error` and KeyboardInterrupt pass unchanged. The
+    message gives the last executed line in the packages of `modules` rather than a line of a library that they call.
     """
     try:
         yield

@@ -68,9 +68,8 @@ class Verification:
 
 
 def is_sampled(workload: Workload, mode: str = "auto", full_flops: float = FULL_FLOPS) -> bool:
-    """Return whether only a sample of a workload's outputs is computed in float64.
-
-    "auto" samples above `full_flops`, "sample" whenever there are enough outputs, and "full" never.
+    """Return whether only a sample of a workload's outputs is computed in float64. "auto" samples above `full_flops`,
+    "sample" whenever there are enough outputs, and "full" never.
     """
     if mode not in VERIFICATION_MODES:
         raise WorkloadError(f"verification {mode!r}: expected one of {', '.join(VERIFICATION_MODES)}")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.workloads import parse
 
+ROOT = Path(__file__).parents[2]
 SHIPPED = "filter1d:16777216,k5"  # the shipped logs have it
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"  # this, too
 SMALL = "conv2d:1x8x8x8,8x8x3x3,s1,p1"  # and not this
@@ -129,7 +131,7 @@ def test_a_config_that_is_not_searched(tmp_path):
         ([SMALL, "--suite", "resnet50"], "expected a workload or --suite"),
         ([SMALL, "--schedules", "tilling"], "no schedule 'tilling'"),
         ([SMALL, "--results", "{log}"], "no results of a sweep"),
-        ([SMALL, "--results", "tuning_logs/nvidia-h200/d2l.json"], f"no result of {SMALL} in d2l"),
+        ([SMALL, "--results", str(ROOT / "tuning_logs/nvidia-h200/d2l.json")], f"no result of {SMALL} in d2l"),
         ([SMALL, "--counters", "{log}"], "no such readings"),
         ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
         ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),

@@ -218,7 +218,7 @@ def test_a_host_that_runs_nothing_is_one_line_and_status_2(tune, instant, log):
     status, out, err = tune(SMALL, *HOW, "--trials", "3")
     assert (status, out) == (2, "")
     assert err.splitlines() == ["tvmconv: opencl:0 cannot be measured on: No space left on device"]
-    assert records_of(log) == []
+    assert not log.exists()
 
 
 @pytest.mark.parametrize("workloads", [[SMALL], [SMALL, OTHER]])

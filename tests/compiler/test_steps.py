@@ -8,12 +8,12 @@ from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, lower_function, row_
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.cli.show import format_ir_level
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.lowering import lower_schedule
 from tvmconv.devices import find_device
-from tvmconv.reports.ir_levels import format_ir_level
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 N = 64

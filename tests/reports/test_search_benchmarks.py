@@ -3,11 +3,11 @@
 import pytest
 from made_results import make_record, make_result, make_row, make_sweep
 
+from tvmconv.benchmarks.time_to_target import make_time_to_target_table
+from tvmconv.benchmarks.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
 from tvmconv.cli import main
 from tvmconv.logs.log import Log
 from tvmconv.reports.sweep import write_numbers
-from tvmconv.reports.time_to_target import make_time_to_target_table
-from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
 from tvmconv.workloads import parse
 
 FIRST, SECOND, OTHER = (parse(f"conv2d:1x{channels}x6x6,4x{channels}x1x1") for channels in (2, 4, 8))

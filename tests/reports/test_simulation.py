@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from tvmconv.reports.simulation import MAX_PANELS, TunerComparison, compute_mean_summaries, compute_panels
-from tvmconv.search.recorded_space import RecordedSpaceRunner, RecordedTrial
-from tvmconv.search.simulation import SimulatedSearch, SimulationSummary
+from tvmconv.search.recorded_space import RecordedSpaceRunner, RecordedTrial, SimulatedSearch, SimulationSummary
 
 SPACE = RecordedSpaceRunner([RecordedTrial({"knob": knob}, 1e-3 * knob) for knob in (1, 2)])
 

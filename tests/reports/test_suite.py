@@ -7,15 +7,15 @@ from string import ascii_letters
 import pytest
 from made_results import make_result, make_row, make_sweep
 
-from tvmconv.experiments.sweep import Sweep, fill_counts
-from tvmconv.reports import library_comparison
-from tvmconv.reports.charts import SweepInfo
-from tvmconv.reports.networks import (
+from tvmconv.benchmarks.networks import (
     compute_roofline_headroom,
     make_networks_table,
     make_predictions_table,
     make_slower_layers_table,
 )
+from tvmconv.experiments.sweep import Sweep, fill_counts
+from tvmconv.reports import library_comparison
+from tvmconv.reports.charts import SweepInfo
 from tvmconv.reports.suite import compute_suite_info, format_heading, format_total
 from tvmconv.reports.sweep import compute_chart, draw_chart, format_markdown
 from tvmconv.target import BEST_RATES

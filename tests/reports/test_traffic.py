@@ -13,7 +13,7 @@ from tvmconv.analysis.tir.operations import (
     MEMORY,
     MULTIPLICATIONS,
 )
-from tvmconv.reports.ir_levels import IR_LEVELS, format_ir_level, make_traffic_table
+from tvmconv.cli.show import IR_LEVELS, format_ir_level, make_traffic_table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.logs.log import Log
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.search.history import find_nearest_workload_configs
+from tvmconv.search.setup import find_nearest_workload_configs
 
 W = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc"
 ALIKE = {

@@ -5,7 +5,7 @@ from instant import made_up
 from searches import WORKLOAD, append, search, some, trials_of
 
 from tvmconv.logs.record import ErrorKind
-from tvmconv.search.history import drop_environment_failures
+from tvmconv.search.search import drop_environment_failures
 
 CRASH = "the device process was killed by SIGABRT"
 

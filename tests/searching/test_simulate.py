@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvmconv.search.recorded_space import RecordedSpaceRunner, RecordedTrial, load_recorded_space
-from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints, simulate_search
+from tvmconv.search.recorded_space import (
+    RecordedSpaceRunner,
+    RecordedTrial,
+    SimulatedSearch,
+    SimulationSummary,
+    load_recorded_space,
+    select_checkpoints,
+    simulate_search,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -161,11 +161,18 @@ def test_unwritable_log_is_refused_before_anything_is_measured(path, instant):
     assert instant.measured == []
 
 
+def test_a_search_that_fails_before_a_record_leaves_no_log(log, instant, monkeypatch):
+    monkeypatch.setattr("tvmconv.search.search._SearchSession.run_trials", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        search(log, trials=3)
+    assert not log.exists()
+
+
 def test_full_disk_ends_the_search_with_the_records_so_far(log, instant, monkeypatch):
     appended = Log.append
 
     def append(self, record):
-        if len(records_of(log)) == 3:
+        if log.exists() and len(records_of(log)) == 3:
             raise tc.Error(f"cannot write {log}: No space left on device")
         appended(self, record)
 

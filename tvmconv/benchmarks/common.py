@@ -26,9 +26,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
-    """Return the device that `--device` names, and print on stderr which one `auto` chose.
-
-    The text `cuda_for` says why an NVIDIA GPU is needed, for the message of DeviceError; it is empty if none is needed.
+    """Return the device that `--device` names, and print on stderr which one `auto` chose. The text `cuda_for` says why
+    an NVIDIA GPU is needed, for the message of DeviceError; it is empty if none is needed.
     """
     device = devices.find_device(args.device)
     if cuda_for and (device.kind != "cuda" or isinstance(device, devices.Arch)):

@@ -201,9 +201,8 @@ def _make_table(
     *,
     is_network: bool,
 ) -> Table:
-    """Return a table with one line per convolution: times by library and epilogue, and the cost of the epilogue.
-
-    The last line has the geometric means. For a network, the line before it has the sums of all layers. Remarks of a
+    """Return a table with one line per convolution: times by library and epilogue, and the cost of the epilogue. The
+    last line has the geometric means. For a network, the line before it has the sums of all layers. Remarks of a
     library that are always the same are left out.
     """
     counts = [times.layer.count for times in measured]

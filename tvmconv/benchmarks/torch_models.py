@@ -178,9 +178,8 @@ def _make_network(name: str) -> tuple[Any, tuple[int, int, int]]:
 
 
 def _set_statistics(model: Any, shape: tuple[int, int, int]) -> Any:
-    """Return the model in evaluation mode, with batch normalizations that have the statistics of random images.
-
-    Without them, the values vanish from layer to layer.
+    """Return the model in evaluation mode, with batch normalizations that have the statistics of random images. Without
+    them, the values vanish from layer to layer.
     """
     import torch
 

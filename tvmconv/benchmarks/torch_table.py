@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.reports.torch_models import make_torch_models_table
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 
+PYTORCH, TVMCONV, COMPILED_LABEL, FROM_LOG_LABEL = "PyTorch", "tvmconv", "compiled", "from the log"
+HEADERS = (
+    *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "compiled [µs] "),
+    *("time ×", "made in [s]", "again in [s]", "error, PyTorch", "error, tvmconv"),
+)
 SECTION = "torch-models"
 LEGEND = (
     "Microseconds per call in a CUDA graph: of PyTorch in the faster memory format, and under `torch.compile`; of the "
@@ -46,3 +54,45 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
     show(table, args, SECTION, LEGEND)
     return 0
+
+
+def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with one row per network, and the geometric mean in the last row. The results are those that
+    `tvmconv bench torch-models` writes; others raise KeyError.
+    """
+    lines, time_ratios = [], []
+    for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
+        timings = {timing["name"]: timing for timing in result["timed"]}
+        pytorch, compiled_pytorch, tvmconv, compiled_tvmconv = seconds = [
+            _find_min_seconds(timings, name, is_compiled=is_compiled)
+            for name in (PYTORCH, TVMCONV)
+            for is_compiled in (False, True)
+        ]
+        time_ratios.append(min(tvmconv, compiled_tvmconv) / min(pytorch, compiled_pytorch))
+        from_log = timings.get(f"{TVMCONV}, {FROM_LOG_LABEL}")
+        lines.append(
+            (
+                *(result["network"], result["dtype"], str(result["batch"])),
+                *map(format_micros, seconds),
+                format_significant(time_ratios[-1]),
+                format_significant(timings[TVMCONV]["made"]),
+                format_significant(from_log["made"]) if from_log else EMPTY_CELL,
+                *(f"{timings[name]['error']:.1e}" for name in (PYTORCH, TVMCONV)),
+            )
+        )
+    if time_ratios:
+        mean = format_significant(statistics.geometric_mean(time_ratios))
+        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
+    return Table(HEADERS, lines, {"network", "dtype"})
+
+
+def _find_min_seconds(timings: Mapping[str, Mapping[str, Any]], name_prefix: str, *, is_compiled: bool) -> float:
+    """Return the shortest time in a CUDA graph among the timings whose names have a prefix."""
+    return min(
+        (
+            float(timing["graph"])
+            for name, timing in timings.items()
+            if name.startswith(name_prefix) and (COMPILED_LABEL in name) == is_compiled
+        ),
+        default=float("inf"),
+    )

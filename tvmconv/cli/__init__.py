@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tvmconv.cli.errors import INTERRUPTED_STATUS, CommandParser, run_guarded
 from tvmconv.version import VERSION
@@ -40,19 +40,16 @@ SEARCH_COMMAND = "tune"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line of these words, by default those of this process.
-
-    Returns:
-        The exit status: 0 for success, 1 if a schedule failed, 2 if the command line cannot be carried out.
+    """Run the command line of these words, by default those of this process, and return the exit status: 0 for success,
+    1 if a schedule failed, 2 if the command line cannot be carried out.
     """
     words = sys.argv[1:] if argv is None else argv
     return run_guarded("tvmconv", lambda: _dispatch(words))
 
 
 def command_line() -> NoReturn:
-    """Run the command line of this process, and end the process with its exit status.
-
-    An interrupted process ends at once, without waiting for its threads.
+    """Run the command line of this process, and end the process with its exit status. An interrupted process ends at
+    once, without waiting for its threads.
     """
     status = main()
     if status == INTERRUPTED_STATUS:
@@ -90,16 +87,11 @@ def make_parser(command_names: Sequence[str]) -> tuple[CommandParser, dict[str, 
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in command_names:
-        _add_command(commands, name)
+        module = importlib.import_module(f"tvmconv.cli.{name}")
+        summary, _, description = (module.__doc__ or "").partition("\n\n")
+        brief = summary[0].lower() + summary[1:].removesuffix(".")
+        command = commands.add_parser(name, help=brief, description=description or summary)
+        command.usage = getattr(module, "USAGE", None)
+        command.set_defaults(run=getattr(module, "run", None))  # `log` and `bench` have a function for each part
+        module.add_options(command)
     return parser, commands.choices
-
-
-def _add_command(commands: Any, name: str) -> None:
-    """Add the parser of a command, whose summary and description are the docstring of its module."""
-    module = importlib.import_module(f"tvmconv.cli.{name}")
-    summary, _, description = (module.__doc__ or "").partition("\n\n")
-    usage = getattr(module, "USAGE", None)
-    brief = summary[0].lower() + summary[1:].removesuffix(".")
-    parser = commands.add_parser(name, help=brief, description=description or summary, usage=usage)
-    parser.set_defaults(run=getattr(module, "run", None))  # `log` and `bench` have a function for each of their parts
-    module.add_options(parser)

@@ -47,9 +47,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def run_guarded(prog: str, command: Callable[[], int]) -> int:
-    """Run a command, and return its exit status or that of the error that ended it.
-
-    Errors, and the package's log, are lines on stderr that begin with `prog`; `--verbose` adds tracebacks.
+    """Run a command, and return its exit status or that of the error that ended it. Errors, and the package's log, are
+    lines on stderr that begin with `prog`; `--verbose` adds tracebacks.
     """
     logger = logging.getLogger("tvmconv")
     handler, level = logging.StreamHandler(), logger.level

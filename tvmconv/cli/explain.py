@@ -21,10 +21,8 @@ from tvmconv.devices import Device
 from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
-from tvmconv.reports.explanation import explain_kernel
-from tvmconv.reports.kernel_comparison import compare_kernels
+from tvmconv.reports.explanation import compare_kernels, explain_kernel, make_sensitivity_report
 from tvmconv.reports.page_data import build_fastest, read_logs
-from tvmconv.reports.sensitivity import make_sensitivity_report
 from tvmconv.reports.waterfall import format_waterfall, make_time_lookup
 from tvmconv.target import Target
 from tvmconv.tvm_import import import_tvm
@@ -103,9 +101,8 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
 
 
 def find_device_spec(device: Device) -> Target | None:
-    """Return the peak rates of a device, or None if they are unknown.
-
-    An architecture has the rates of the GPU whose records trained its cost model.
+    """Return the peak rates of a device, or None if they are unknown. An architecture has the rates of the GPU whose
+    records trained its cost model.
     """
     if isinstance(device, devices.Arch):
         cost_model = cost_model_for(device.arch)

@@ -35,14 +35,8 @@ def add_log_option(parser: OptionGroup, help_prefix: str = "") -> None:
 def build_named_kernel(
     name: str, workload: Workload, device: Device, knobs: Mapping[str, Value], logs: list[str]
 ) -> Kernel:
-    """Build the kernel that a command line names.
-
-    Args:
-        name: Name of the kernel, in the form that `KERNEL_NAME_HELP` describes.
-        workload: Workload that the kernel computes.
-        device: Device that the kernel is built for.
-        knobs: Values of knobs, which replace those of the name.
-        logs: Files and folders in which `tuned` is looked up; empty for the logs that come with tvmconv.
+    """Build the kernel that a command line names, as `KERNEL_NAME_HELP` describes; `knobs` replace those of the name.
+    `tuned` is looked up in `logs`, by default in those that come with tvmconv.
     """
     schedule_name, _, config_text = name.partition(":")
     if name == PREDICTED:

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,16 +49,8 @@ def add_option(
     repeat: bool = False,
     **how: Any,
 ) -> None:
-    """Add an option, with its default value in the help.
-
-    Args:
-        parser: Parser, or group of its options.
-        name: Name with its dashes.
-        metavar: Name of the value in the help; None for a choice or a flag.
-        text: Help without the default value and the full stop.
-        former: Former name, which is accepted as well; help and messages have the current one only.
-        repeat: Whether the option may be given several times, so that its value is a list.
-        how: Further arguments of `add_argument`.
+    """Add an option, whose help is the text, its default value and a full stop. `former` is a former name that is still
+    accepted. With `repeat`, the option may be given several times, and its value is a list.
     """
     if repeat:
         how = {"action": "append", "default": []} | how
@@ -187,10 +179,8 @@ def add_verify_option(parser: OptionGroup) -> None:
 
 def describe_sampled(verified_workloads: Iterable[Workload], mode: str) -> list[str]:
     """Return at most one line, which lists the workloads that were verified on a sample of their outputs."""
-    sampled_workloads = [workload.text for workload in verified_workloads if is_sampled(workload, mode)]
-    if not sampled_workloads:
-        return []
-    return [f"verified on a random sample of outputs (--verify full compares all): {', '.join(sampled_workloads)}"]
+    sampled = ", ".join(workload.text for workload in verified_workloads if is_sampled(workload, mode))
+    return [f"verified on a random sample of outputs (--verify full compares all): {sampled}"] if sampled else []
 
 
 def add_baseline_option(parser: OptionGroup) -> None:
@@ -299,10 +289,9 @@ def parse_names(text: str) -> list[str]:
 
 def parse_positive(text: str) -> float:
     """Parse a positive number of at most `MAX_SECONDS`, for argparse."""
-    try:
+    value = math.nan
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = math.nan
     if not value > 0:
         raise argparse.ArgumentTypeError(f"expected a positive number, not {quote(text)}")
     if value > MAX_SECONDS:
@@ -311,9 +300,8 @@ def parse_positive(text: str) -> float:
 
 
 def make_integer_parser(min_value: int, max_value: int, max_reason: str = "") -> Callable[[str], int]:
-    """Return a function for argparse that parses an integer from `min_value`, 0 or 1, to `max_value`.
-
-    The message for larger integers has `max_reason` behind the maximum.
+    """Return a function for argparse that parses an integer from `min_value`, 0 or 1, to `max_value`. The message for
+    larger integers has `max_reason` behind the maximum.
     """
 
     def parse_integer(text: str) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +16,20 @@ _ERASE_LINE = "\r\x1b[K"  # ECMA-48: erase from the cursor to the end of the lin
 
 
 @contextmanager
-def progress_line(prefix: str = "") -> Iterator[ProgressCallback]:
-    """Yield a function that shows a message in place of the previous one; it does nothing without a terminal."""
+def progress_line(prefix: str = "", seconds_per_line: float = math.inf) -> Iterator[ProgressCallback]:
+    """Yield a function that shows a message in place of the previous one. Without a terminal, it prints a line at most
+    every `seconds_per_line`; none by default.
+    """
+    next_time = 0.0 if seconds_per_line < math.inf else math.inf
+
+    def print_line(message: str) -> None:
+        nonlocal next_time
+        if time.monotonic() >= next_time:
+            next_time = time.monotonic() + seconds_per_line
+            print(prefix + message, file=sys.stderr, flush=True)
+
     if not sys.stderr.isatty():
-        yield lambda message: None
+        yield print_line
         return
 
     def show(message: str) -> None:

@@ -23,8 +23,13 @@ from tvmconv.reports.simulation import (
     draw_panels,
     make_relative_throughput_table,
 )
-from tvmconv.search.recorded_space import MIN_CONFIGS, find_recorded_spaces
-from tvmconv.search.simulation import SimulationSummary, select_checkpoints, simulate_search
+from tvmconv.search.recorded_space import (
+    MIN_CONFIGS,
+    SimulationSummary,
+    find_recorded_spaces,
+    select_checkpoints,
+    simulate_search,
+)
 from tvmconv.search.tuners import TUNERS
 from tvmconv.tvm_import import import_tvm
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,7 +20,15 @@ from tvmconv.cli.errors import print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.compat import rename_tuner
 from tvmconv.deadline import Deadline, get_process_start
-from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    NETWORK_ROW,
+    Table,
+    format_micros,
+    format_optional,
+    format_significant,
+    sum_seconds,
+)
 from tvmconv.search.tuners import TUNERS
 from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
@@ -111,19 +117,10 @@ def search_all(
     on_workload: Callable[[int, Workload], None] | None = None,
     **option_values: Any,
 ) -> list[SearchResult]:
-    """Tune workloads one after another, with worker processes that start once.
-
-    The time limit of the first workload counts from the start of the command. With `--seconds-total`, the workloads
-    that cost the network most are searched first.
-
-    Args:
-        args: Values of the options of `add_search_options`.
-        network: Number of occurrences in the network of each workload.
-        on_workload: Function that is called before each search with its number, from 1, and the workload.
-        option_values: Further fields of `TuneOptions`.
-
-    Returns:
-        The workload, the name of the fastest schedule, and the result of each search, in the order of `network`.
+    """Tune workloads one after another, with worker processes that start once, and return the results in the order of
+    `network`, which has the number of occurrences of each workload. The time limit of the first one counts from the
+    start of the command. With `--seconds-total`, the workloads that cost the network most are searched first.
+    `on_workload` is called before each search with its number, from 1. `option_values` are fields of `TuneOptions`.
     """
     from tvmconv.measure.workers.pool import keep_workers_alive
     from tvmconv.measure.workers.prestart import prestart_workers
@@ -152,7 +149,8 @@ def search_all(
         for number, (workload, search) in enumerate(searches, 1):
             if on_workload:
                 on_workload(number, workload)
-            with _show_progress(f"{workload.text} on {measuring_devices[0].text}: ") as show:
+            prefix = f"{workload.text} on {measuring_devices[0].text}: "
+            with progress_line(prefix, SECONDS_PER_LINE) as show:
                 result = search(lambda status, show=show: show(format_progress(status)))  # type: ignore[misc]
             results.append((workload, result.final.schedule if result.final else EMPTY_CELL, result))
     order_of_workload = {workload: order for order, workload in enumerate(network)}
@@ -172,10 +170,8 @@ def _print_omitted_naive(schedule_names: Mapping[Workload, Sequence[str]], devic
 
 
 def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload]) -> dict[Workload, list[str]]:
-    """Return for each workload those of the named schedules that can compute it; the list may be empty.
-
-    Raises:
-        ScheduleError: A schedule can compute none of the workloads.
+    """Return for each workload those of the named schedules that can compute it; the list may be empty. ScheduleError
+    is raised for a schedule that can compute none.
     """
     names_by_workload: dict[Workload, list[str]] = {}
     for workload in chosen_workloads:
@@ -191,15 +187,11 @@ def format_progress(progress: SearchProgress) -> str:
     """Return one line on the progress of a search."""
     max_text = f"/{progress.max_trials:,}" if progress.max_trials is not None else ""
     parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
-    if progress.best:
-        reference = progress.reference
-        speedup_text = ""
-        if reference and progress.speedup:
-            speedup_text = f", {format_significant(progress.speedup)} × {reference.schedule}"
-        parts.append(
-            f"best trial {format_significant(progress.best.cost * 1e6)} µs ({progress.best.schedule}, "
-            f"{format_significant(progress.best.gflops)} GFLOP/s{speedup_text})"
-        )
+    if best := progress.best:
+        texts = [best.schedule, f"{format_significant(best.gflops)} GFLOP/s"]
+        if progress.reference and progress.speedup:
+            texts.append(f"{format_significant(progress.speedup)} × {progress.reference.schedule}")
+        parts.append(f"best trial {format_micros(best.cost)} µs ({', '.join(texts)})")
     if errors := [f"{count} {kind.text}" for kind, count in progress.error_counts.most_common()]:
         parts.append(f"failed: {', '.join(errors)}")
     if progress.remaining_seconds is not None:
@@ -223,23 +215,19 @@ def make_results_table(results: Sequence[SearchResult], network: Mapping[Workloa
         cells = (
             f"{status.num_trials:,}",
             f"{status.error_counts.total():,}",
-            _format_micros(best.cost if best else None),
-            format_significant(best.gflops) if best else EMPTY_CELL,
-            _format_micros(reference.cost if reference and reference.ok else None),
-            format_significant(result.speedup) if result.speedup else EMPTY_CELL,
+            format_micros(best.cost if best else None),
+            format_optional(best.gflops if best else None),
+            format_micros(reference.cost if reference and reference.ok else None),
+            format_optional(result.speedup or None),
             f"{best.relative_error:.1e}" if best and best.relative_error is not None else EMPTY_CELL,
             f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
         )
         rows.append((workload.text, schedule_name, *cells))
     if network:
         total = sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
-        network_cells = {"workload": NETWORK_ROW, "best [µs]": _format_micros(total)}
+        network_cells = {"workload": NETWORK_ROW, "best [µs]": format_micros(total)}
         rows.append(tuple(network_cells.get(header, EMPTY_CELL) for header in headers))
     return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
-
-
-def _format_micros(seconds: float | None) -> str:
-    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
 
 
 def describe_unconfirmed(results: Sequence[SearchResult]) -> list[str]:
@@ -253,15 +241,10 @@ def describe_unconfirmed(results: Sequence[SearchResult]) -> list[str]:
 
 def describe_skipped(results: Sequence[SearchResult]) -> list[str]:
     """Return at most one line, which lists the phases that were skipped for lack of time."""
-    counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
-    if not counts:
-        return []
-    has_several = len(results) > 1
-    skipped_texts = [
-        f"the {phase}" + (f" of {number} of {len(results)} workloads" if has_several else "")
-        for phase, number in sorted(counts.items())
-    ]
-    return [f"No time was left for {', '.join(skipped_texts)}."]
+    counts = sorted(Counter(phase.value for _, _, result in results for phase in result.omitted).items())
+    scope = f" of {len(results)} workloads"
+    texts = [f"the {phase}" + f" of {number}{scope}" * (len(results) > 1) for phase, number in counts]
+    return [f"No time was left for {', '.join(texts)}."] if texts else []
 
 
 def describe_phases(results: Sequence[SearchResult]) -> list[str]:
@@ -275,31 +258,10 @@ def describe_phases(results: Sequence[SearchResult]) -> list[str]:
 
 def describe_failures(results: Sequence[SearchResult]) -> list[str]:
     """Return a line for each search in which no config ran, with the most frequent error message."""
-    lines = []
-    for workload, _, result in results:
-        progress = result.status
-        if not result.final and progress.message_counts:
-            ((message, count),) = progress.message_counts.most_common(1)
-            failed_text = f"{count:,} of {progress.num_trials:,} configs failed"
-            lines.append(
-                f"tvmconv: nothing ran for {workload.text}: {failed_text}: {message or 'no reason is recorded'}"
-            )
-    return lines
-
-
-@contextmanager
-def _show_progress(prefix: str) -> Iterator[Callable[[str], None]]:
-    """Show progress in place on a terminal, elsewhere as a line on stderr every `SECONDS_PER_LINE`."""
-    if sys.stderr.isatty():
-        with progress_line(prefix) as show:
-            yield show
-        return
-    last_time = -math.inf
-
-    def show_line(text: str) -> None:
-        nonlocal last_time
-        if time.monotonic() - last_time >= SECONDS_PER_LINE:
-            last_time = time.monotonic()
-            print(prefix + text, file=sys.stderr, flush=True)
-
-    yield show_line
+    return [
+        f"tvmconv: nothing ran for {workload.text}: {count:,} of {result.status.num_trials:,} configs failed: "
+        f"{message or 'no reason is recorded'}"
+        for workload, _, result in results
+        if not result.final
+        for message, count in result.status.message_counts.most_common(1)
+    ]

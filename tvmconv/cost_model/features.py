@@ -18,9 +18,8 @@ MISSING = -1.0  # value of a feature that a config lacks, as knobs depend on the
 
 
 def compute_features(workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> dict[str, np.ndarray]:
-    """Return the features of configs by name, each float32 (n,).
-
-    The names do not depend on the workload, but some may be missing.
+    """Return the features of configs by name, each float32 (n,). The names do not depend on the workload, but some may
+    be missing.
     """
     values, names = space.compute_features(points)
     columns_by_name = dict(zip(names, values.T, strict=True))
@@ -40,9 +39,8 @@ def compute_features(workload: Conv, space: Space, points: np.ndarray, device_sp
 def build_matrix(
     columns_by_name: dict[str, np.ndarray], names: tuple[str, ...], knobs: Collection[str] = ()
 ) -> np.ndarray:
-    """Return the features of `names` as a matrix, float32 (n, names).
-
-    If this workload lacks one of `knobs`, which the schedule has for some workload, its features are `MISSING`.
+    """Return the features of `names` as a matrix, float32 (n, names). If this workload lacks one of `knobs`, which the
+    schedule has for some workload, its features are `MISSING`.
     """
     unknown = [name for name in names if name not in columns_by_name and split_feature(name)[0] not in knobs]
     if unknown:

@@ -71,9 +71,8 @@ class ScheduleModel:
     examples: tuple[MeasuredExample, ...] = ()  # fastest configs of the measured workloads
 
     def view(self, workload: Conv) -> Conv | None:
-        """Return the workload as the model covers it; None if it does not.
-
-        A schedule that was measured only channels last converts channels-first arrays.
+        """Return the workload as the model covers it; None if it does not. A schedule that was measured only channels
+        last converts channels-first arrays.
         """
         if describe_workload_kind(workload) in self.kinds:
             return workload
@@ -97,9 +96,8 @@ class CostModel:
     _parsed_workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def find_schedule_model(self, workload: Conv, schedule: str, space: Space) -> ScheduleModel | None:
-        """Return the cost model of a schedule for a workload; None if there is none, or the knobs have changed.
-
-        Knobs of epilogues, and of spatial dimensions other than those of images, need not be known.
+        """Return the cost model of a schedule for a workload; None if there is none, or the knobs have changed. Knobs
+        of epilogues, and of spatial dimensions other than those of images, need not be known.
         """
         schedule_model = self.schedule_models.get(schedule)
         if schedule_model is None or schedule_model.view(workload) is None:

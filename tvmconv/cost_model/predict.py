@@ -73,9 +73,8 @@ def _predict_points(
 def prefer_default_if_close(
     predictions: list[Prediction], workload: Conv, schedule: str, space: Space, cost_model: CostModel
 ) -> list[Prediction]:
-    """Put the default config of the first schedule before the predictions, unless the best one is clearly faster.
-
-    The default is the best of many configs by the schedule's own estimate. If it is not legal, the predictions do not
+    """Put the default config of the first schedule before the predictions, unless the best one is clearly faster. The
+    default is the best of many configs by the schedule's own estimate. If it is not legal, the predictions do not
     change.
     """
     schedule_model = cost_model.find_schedule_model(workload, schedule, space)

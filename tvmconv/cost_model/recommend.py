@@ -27,11 +27,10 @@ def recommend_configs(
     max_configs: int = MAX_CONFIGS_PER_SCHEDULE,
     spaces: Mapping[str, Space] | None = None,
 ) -> list[Prediction]:
-    """Return the predictions of the best configs for a workload on a device, the best first.
-
-    Without `spaces`, the cost model also chooses the schedule, but only if it covers the first schedule to tune. The
-    default config of this schedule comes first, unless the best prediction is clearly faster. There are none if the
-    cost model does not cover the device or the workload.
+    """Return the predictions of the best configs for a workload on a device, the best first. Without `spaces`, the cost
+    model also chooses the schedule, but only if it covers the first schedule to tune. The default config of this
+    schedule comes first, unless the best prediction is clearly faster. There are none if the cost model does not cover
+    the device or the workload.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, Conv):
@@ -59,10 +58,9 @@ def recommend_configs(
 def make_prior(
     workload: Workload, schedule_name: str, space: Space, device: Device
 ) -> Callable[[NDArray[np.int32]], NDArray[np.float32]] | None:
-    """Return a function that predicts the costs of configs of a schedule, as a prior for the tuner.
-
-    It maps points (n, knobs) to the base-2 logarithms of predicted slowdowns, float32 (n,). It is None if the cost
-    model does not cover the schedule.
+    """Return a function that predicts the costs of configs of a schedule, as a prior for the tuner. It maps points (n,
+    knobs) to the base-2 logarithms of predicted slowdowns, float32 (n,). It is None if the cost model does not cover
+    the schedule.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, Conv):

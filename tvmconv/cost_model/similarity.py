@@ -21,7 +21,6 @@ def layer_key(workload: Workload) -> str:
 
 def workload_distance(workload: Workload, other_workload: Workload, *, any_spatial_ndim: bool = False) -> float:
     """Return the distance of two convolutions: the weighted sum of the base-2 logarithms of the ratios of their sizes.
-
     It is infinite for other workloads, and for convolutions that differ in the kind of dtype, layout or groups. With
     `any_spatial_ndim`, the numbers of spatial dimensions may differ.
     """

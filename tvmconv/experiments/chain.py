@@ -128,9 +128,8 @@ def _verify_kernel(kernel: LoadedKernel, problem: Problem, schedule: str) -> Non
 
 
 def scale_weights(workload: Conv, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return inputs with scaled weights, so that activations keep their magnitude through any number of layers.
-
-    Source: He et al., "Delving Deep into Rectifiers", 2015, section 2.2.
+    """Return inputs with scaled weights, so that activations keep their magnitude through any number of layers. Source:
+    He et al., "Delving Deep into Rectifiers", 2015, section 2.2.
     """
     input_array, weight, *channel_arguments = inputs
     gain = 2 if "relu" in workload.epilogue else 1
@@ -139,9 +138,8 @@ def scale_weights(workload: Conv, inputs: Sequence[np.ndarray]) -> list[np.ndarr
 
 
 def _time_chain(chain: KernelChain, names: Sequence[str]) -> dict[str, Timing]:
-    """Time all kernels in one graph; raise Error if overlapping kernels give other outputs.
-
-    Outputs must agree bit by bit, because sums have the same order. Data that is read too early is NaN.
+    """Time all kernels in one graph; raise Error if overlapping kernels give other outputs. Outputs must agree bit by
+    bit, because sums have the same order. Data that is read too early is NaN.
     """
     expected = chain.run()
     for name, output in zip(names, expected, strict=True):

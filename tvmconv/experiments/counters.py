@@ -91,9 +91,8 @@ class Counters:
 def iterate_kernels(
     workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: LogPaths | None = None
 ) -> Iterator[tuple[str, Kernel]]:
-    """Yield the name of the schedule and the kernel for each default config, and for the best records of logs.
-
-    The naive schedule is added to the named ones. The fastest kernel in the logs comes last, with the name `tuned`.
+    """Yield the name of the schedule and the kernel for each default config, and for the best records of logs. The
+    naive schedule is added to the named ones. The fastest kernel in the logs comes last, with the name `tuned`.
     """
     for workload in workloads:
         for schedule in select_schedules(workload, schedules, device):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tvmconv import compat, naive_cost, registry
 from tvmconv.cost_model.model import cost_model_for
-from tvmconv.default_kernel import build_fastest_default, default_candidate_schedules
 from tvmconv.devices import Device
 from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.logs.ranking import LogPaths
+from tvmconv.predicted_kernel import build_fastest_default, default_candidate_schedules
 from tvmconv.registry import Schedule
 from tvmconv.space import Config, Knob, Value
 from tvmconv.verification import Problem
@@ -86,10 +86,9 @@ class PreparedExperiment:
 
 
 def select_schedules(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
-    """Return the schedules to run, with the naive schedule first.
-
-    Without names, all schedules run that support the device. A naive schedule that was not named and takes too long is
-    left out if other schedules run (`tvmconv.naive_cost`).
+    """Return the schedules to run, with the naive schedule first. Without names, all schedules run that support the
+    device. A naive schedule that was not named and takes too long is left out if other schedules run
+    (`tvmconv.naive_cost`).
     """
     available = registry.schedules(workload)
     if not available:

@@ -13,13 +13,13 @@ import numpy as np
 from tvmconv import baselines as libraries
 from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
-from tvmconv.default_kernel import fastest_default_name
 from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
 from tvmconv.logs.ranking import LogPaths
 from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds
+from tvmconv.predicted_kernel import fastest_default_name
 from tvmconv.space import Value
 from tvmconv.verification import Problem
 from tvmconv.workloads import Workload

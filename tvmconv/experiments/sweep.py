@@ -157,10 +157,8 @@ class LayerSelection:
 def select_layers(
     name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
 ) -> LayerSelection:
-    """Select layers of a suite, or of a file of layers, each distinct one once.
-
-    The variant's properties replace those of the layers. The layers' names contain `name_filter` and not
-    `excluded_text`, or else Error is raised.
+    """Select layers of a suite, or of a file of layers, each distinct one once. The variant's properties replace those
+    of the layers. The layers' names contain `name_filter` and not `excluded_text`, or else Error is raised.
     """
     layer_variant = variant or SuiteVariant()
     layers = filter_layers(name, suite(name, **vars(layer_variant)), name_filter, excluded_text)
@@ -210,9 +208,8 @@ def _make_label(name: str, layer: Layer) -> str:
 
 
 def fill_counts(sweep: Sweep) -> Sweep:
-    """Return the sweep with counts: its own, or else those of the built-in suite in its name, if there is one.
-
-    Files of version 0.1.0 have no counts.
+    """Return the sweep with counts: its own, or else those of the built-in suite in its name, if there is one. Files of
+    version 0.1.0 have no counts.
     """
     suite_counts = {} if sweep.counts else _find_suite_counts(sweep)
     counts = [suite_counts.get(result.workload) for result in sweep.results]
@@ -235,7 +232,6 @@ def find_reusable_part(
     sweep: Sweep, device: Device, schedules: Sequence[str] | None, baselines: Sequence[str]
 ) -> Sweep | None:
     """Return the part of an earlier sweep, possibly of another device, that need not be measured again; None: nothing.
-
     The other arguments are those of `run_schedules` in the new sweep.
     """
     reusable = []
@@ -317,9 +313,8 @@ def measure_sweep(
 def _prepare_ahead(
     device: Device, arguments: Mapping[Workload, Mapping[str, Any]]
 ) -> Iterator[PreparedExperiment | None]:
-    """Yield the experiment of each workload, which a thread prepares while the GPU measures the one before.
-
-    The first experiment, and all those on devices that are CPUs, are not prepared.
+    """Yield the experiment of each workload, which a thread prepares while the GPU measures the one before. The first
+    experiment, and all those on devices that are CPUs, are not prepared.
     """
     executor = ThreadPoolExecutor(1, "ahead")
     future: Future[PreparedExperiment] | None = None

@@ -147,9 +147,8 @@ def scan_log(
 
 
 def has_other_workload(line: bytes, workload: Workload) -> bool:
-    """Return whether a line of tvmconv evidently starts with another workload, which is faster than parsing it.
-
-    Only the operator is compared and, for a convolution, the shape of the input, whose text is unique.
+    """Return whether a line of tvmconv evidently starts with another workload, which is faster than parsing it. Only
+    the operator is compared and, for a convolution, the shape of the input, whose text is unique.
     """
     match = _INPUT_SHAPE.match(line)
     if match is None:

@@ -79,9 +79,8 @@ def translate_os_errors(path: str | os.PathLike[str], action: str) -> Iterator[N
 
 
 def create_temporary_sibling(path: Path) -> tuple[BinaryIO, Path]:
-    """Create a hidden file in the folder of `path`, which will be moved to `path` when it is complete.
-
-    It gets the permissions of an existing file at `path`. It is always a new file, and no link is followed.
+    """Create a hidden file in the folder of `path`, which will be moved to `path` when it is complete. It gets the
+    permissions of an existing file at `path`. It is always a new file, and no link is followed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:

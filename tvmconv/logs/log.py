@@ -133,10 +133,8 @@ def _read_record(
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Open the file, create it if necessary, and lock it against other appends.
-
-    If the file is replaced while this process waits for the lock, the new file is opened, because an append to the old
-    one would be lost.
+    """Open the file, create it if necessary, and lock it against other appends. If the file is replaced while this
+    process waits for the lock, the new file is opened, because an append to the old one would be lost.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -57,9 +57,8 @@ def find_best_of_records(records: Iterable[Record]) -> Record | None:
 
 
 def find_unconfirmed_trial(indexes: KeyedIndexes) -> Record | None:
-    """Return the fastest trial if it is faster than all final timings and its config has none; else None.
-
-    Its time may be due to noise, so it is not a result. A search that resumes from the log times it again.
+    """Return the fastest trial if it is faster than all final timings and its config has none; else None. Its time may
+    be due to noise, so it is not a result. A search that resumes from the log times it again.
     """
     first_record = next(iterate_fastest_first(indexes), None)
     if first_record is None or not first_record.final:
@@ -211,9 +210,8 @@ class RecordIndex:
                 yield device_match, record
 
     def iterate_applicable_records(self, workload: Workload, device: Device) -> Iterator[tuple[DeviceMatch, Record]]:
-        """Yield the records of `iterate_by_device_match`, then those of the same convolution without its epilogue.
-
-        A schedule has the same knobs with any epilogue, and a config that is fast without an epilogue is usually fast
+        """Yield the records of `iterate_by_device_match`, then those of the same convolution without its epilogue. A
+        schedule has the same knobs with any epilogue, and a config that is fast without an epilogue is usually fast
         with it.
         """
         yield from self.iterate_by_device_match(workload, device)
@@ -226,9 +224,8 @@ def _index_logs(paths: LogPaths, workload: Workload | None) -> KeyedIndexes:
 
 
 def _match_device(key: RecordKey, device: Device) -> tuple[DeviceMatch, float] | None:
-    """Return how similar a record's device is to another, and the difference in compute capability.
-
-    It is None if the devices are of different kinds.
+    """Return how similar a record's device is to another, and the difference in compute capability. It is None if the
+    devices are of different kinds.
     """
     if key.device == device.name:
         return DeviceMatch.DEVICE, 0

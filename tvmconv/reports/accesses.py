@@ -54,10 +54,8 @@ class AccessCost:
 
 
 def compute_access_costs(kernel: Kernel, linked_sources: Sequence[LinkedSources] | None) -> list[AccessCost]:
-    """Return the costs of a kernel's accesses in one block; similar accesses are merged.
-
-    Without linked sources, lines and instructions are unknown. If the kernel's operations cannot be counted,
-    AnalysisError is raised.
+    """Return the costs of a kernel's accesses in one block; similar accesses are merged. Without linked sources, lines
+    and instructions are unknown. If the kernel's operations cannot be counted, AnalysisError is raised.
     """
     costs: dict[tuple[str, str, str, int, float], AccessCost] = {}
     for _, cost in _iterate_access_costs(kernel, linked_sources):

@@ -49,9 +49,8 @@ class SweepInfo:
 
 
 def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
-    """Return GFLOP/s over the workloads of a sweep, one series per schedule; rows without a time are left out.
-
-    Labels that are all numbers are the positions on the axis.
+    """Return GFLOP/s over the workloads of a sweep, one series per schedule; rows without a time are left out. Labels
+    that are all numbers are the positions on the axis.
     """
     is_log_x = all(label.isdigit() for label in labels)
     ticks = tuple(float(label) if is_log_x else float(index) for index, label in enumerate(labels))
@@ -60,9 +59,8 @@ def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Se
 
 
 def compute_size_info(title: str, results: Sequence[Result]) -> SweepInfo:
-    """Return throughput over the elements of the input, one series per schedule; rows without a time are left out.
-
-    The throughput is in GB/s, with the memory's peak, if memory bounds all workloads, else in GFLOP/s.
+    """Return throughput over the elements of the input, one series per schedule; rows without a time are left out. The
+    throughput is in GB/s, with the memory's peak, if memory bounds all workloads, else in GFLOP/s.
     """
     sorted_results = sorted(results, key=_count_elements)
     ticks = tuple(map(_count_elements, sorted_results))
@@ -104,10 +102,9 @@ def _collect_series(
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
-    """Draw a sweep, with lines if the axis has numbers and with markers only between named layers.
-
-    GFLOP/s are on a logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the peak.
-    The file's suffix, one of `FORMATS`, selects the format.
+    """Draw a sweep, with lines if the axis has numbers and with markers only between named layers. GFLOP/s are on a
+    logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the peak. The file's suffix,
+    one of `FORMATS`, selects the format.
     """
     figure = create_figure(9 if info.is_log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
@@ -147,9 +144,8 @@ def _scale_rates(axes: Any, unit: str) -> None:
 
 
 def draw_history(info: HistoryInfo, path: Path) -> None:
-    """Draw the best throughput of searches over their trials, and over their time if the logs have it.
-
-    The file's suffix, one of `FORMATS`, selects the format.
+    """Draw the best throughput of searches over their trials, and over their time if the logs have it. The file's
+    suffix, one of `FORMATS`, selects the format.
     """
     has_times = any(curve.elapsed for curve in info.curves)
     figure = create_figure(12 if has_times else 9)
@@ -176,9 +172,8 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
 
 
 def save_figure(figure: Any, path: Path, colors: int = NUM_PALETTE_COLORS) -> None:
-    """Write a figure; a PNG gets a palette of `colors` colors, which takes a third of the bytes.
-
-    Texts are shown literally: Matplotlib would otherwise read file names between two `$` as formulas.
+    """Write a figure; a PNG gets a palette of `colors` colors, which takes a third of the bytes. Texts are shown
+    literally: Matplotlib would otherwise read file names between two `$` as formulas.
     """
     from matplotlib.text import Text
 

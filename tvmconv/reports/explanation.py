@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.memory.footprint import count_dram_bytes
@@ -12,16 +12,28 @@ from tvmconv.analysis.occupancy import compute_kernel_occupancy, compute_waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, estimate_schedule_seconds, predict_kernel_time
 from tvmconv.analysis.sass.instruction_mix import analyze_mix
 from tvmconv.analysis.sass.linked_sources import link_sources, prefetch_listings
+from tvmconv.analysis.sensitivity import iterate_knob_neighbors
 from tvmconv.analysis.speed_of_light import UnitLowerBound, compute_unit_times, explain_text_counts
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import Listing
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
-from tvmconv.reports.accesses import compute_access_costs, format_access_costs
-from tvmconv.reports.tables import Columns, format_micros, format_optional, format_significant, make_table
+from tvmconv.reports.accesses import compute_access_costs, format_access_costs, select_worst, sum_kernel_costs
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    Columns,
+    Table,
+    format_micros,
+    format_optional,
+    format_significant,
+    make_table,
+)
 from tvmconv.space import format_value
 from tvmconv.target import WARP_SIZE, Target
+
+MAX_CAUSES = 3  # per difference
+MIN_CAUSE_FRACTION = 0.1  # of the largest cause; smaller ones are left out
 
 
 def explain_kernel(kernel: Kernel, device_spec: Target | None) -> str:
@@ -212,3 +224,151 @@ def collect_quantities(kernel: Kernel, device_spec: Target | None) -> dict[str, 
         if estimate := estimate_schedule_seconds(kernel):
             texts["estimated by the schedule [µs]"] = format_micros(estimate)
     return texts
+
+
+def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names: Sequence[str] | None = None) -> str:
+    """Return a text that compares several kernels for one NVIDIA architecture, by default named by their schedules.
+
+    It has times if the specification of the GPU is given.
+
+    Raises:
+        AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
+        CompileError: A kernel cannot be compiled.
+    """
+    names = names or [kernel.schedule.name for kernel in kernels]
+    for kernel in kernels:
+        prefetch_listings(kernel)
+    columns = [collect_quantities(kernel, device_spec) for kernel in kernels]
+    headers = ("of the whole kernel", *names)
+    quantity_names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, *(column.get(name, EMPTY_CELL) for column in columns)) for name in quantity_names]
+    lines = [f"{kernels[0].workload} on {kernels[0].device.text}", *_format_configs(kernels, names), ""]
+    lines.append(Table(headers, rows, left_aligned=frozenset(headers[:1])).format_text())
+    if device_spec is None:
+        return "\n".join(lines)
+    predictions = [try_predict_time(kernel, device_spec) for kernel in kernels]
+    times = [time for time in predictions if isinstance(time, PredictedTime)]
+    if len(times) == len(kernels):
+        lines += ["", _make_component_table(times, names).format_text(), ""]
+        lines += [
+            _explain_difference(times[0], other_time, names[0], name)
+            for name, other_time in zip(names[1:], times[1:], strict=True)
+        ]
+        return "\n".join(lines)
+    reasons = [(name, time) for name, time in zip(names, predictions, strict=True) if isinstance(time, str)]
+    lines += ["", *(f"No time is predicted for {name}: {reason}." for name, reason in reasons)]
+    if text_counted := [name for name, kernel in zip(names, kernels, strict=True) if explain_text_counts(kernel)]:
+        counts = f"The counts of {', '.join(text_counted)} are those of the TIR"
+        lines.append(f"{counts}; the compiler merges and drops some accesses.")
+    return "\n".join(lines)
+
+
+def _format_configs(kernels: Sequence[Kernel], names: Sequence[str]) -> list[str]:
+    """Return the knobs of each kernel; of kernels by one schedule only those that differ."""
+    lines = []
+    for name, kernel in zip(names, kernels, strict=True):
+        configs = [other.config for other in kernels if other.schedule.name == kernel.schedule.name]
+        knobs = [
+            f"{knob}={format_value(value)}"
+            for knob, value in kernel.config.items()
+            if len(configs) == 1 or any(config[knob] != value for config in configs)
+        ]
+        knob_text = " ".join([kernel.schedule.name] * (name != kernel.schedule.name) + knobs)
+        lines += [f"{name}: {knob_text}"] if knob_text else []
+    return lines
+
+
+def _make_component_table(times: Sequence[PredictedTime], names: Sequence[str]) -> Table:
+    """Return a table of the components of each predicted time, the largest differences first."""
+    rows = [
+        (component.name, [time.get_added_seconds(component.name) for time in times], component.formula)
+        for component in times[0].components
+    ]
+    rows = sorted(filter(lambda row: any(row[1]), rows), key=lambda row: min(row[1]) - max(row[1]))
+    rows.append(("launches", [time.launch_seconds for time in times], "one a step"))
+    headers = ("part of the predicted time [µs]", *names, "of")
+    lines = [(name, *map(format_micros, seconds), formula) for name, seconds, formula in rows]
+    return Table(headers, lines, {headers[0], "of"})
+
+
+def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_name: str, name: str) -> str:
+    """Return one line: the ratio of another kernel's time to the first one's, and the main causes."""
+    changes = {
+        component.name: other_time.get_added_seconds(component.name) - component.added_seconds
+        for component in first.components
+    }
+    changes["launches"] = other_time.launch_seconds - first.launch_seconds
+    largest = sorted(changes.items(), key=lambda change: -abs(change[1]))[:MAX_CAUSES]
+    causes = ", ".join(
+        f"{component} {seconds * 1e6:+.3g} µs"
+        for component, seconds in largest
+        if abs(seconds) > MIN_CAUSE_FRACTION * abs(largest[0][1])
+    )
+    ratio = format_significant(other_time.seconds / first.seconds)
+    return f"{name} is predicted to take {ratio} × the time of {first_name}: {causes or 'nothing differs'}"
+
+
+def make_sensitivity_report(
+    kernel: Kernel, device_spec: Target, on_progress: Callable[[str], None] = lambda text: None
+) -> str:
+    """Return a table of the effect of changing each knob by one step; the kernel itself is the first row. `on_progress`
+    receives the name and value of the changed knob. If the kernel's operations cannot be counted, AnalysisError is
+    raised.
+    """
+    has_prediction = isinstance(try_predict_time(kernel, device_spec), PredictedTime)
+    seconds, bottleneck = _estimate_time(kernel, device_spec, has_prediction)
+    unchanged_row = ("unchanged", "", bottleneck, *_format_cells(kernel, seconds, 1.0))
+    ratios_and_rows = []
+    neighbor_costs = []
+    for neighbor in iterate_knob_neighbors(kernel):
+        value = format_value(neighbor.value)
+        on_progress(f"{neighbor.knob}={value}")
+        try:
+            neighbor_seconds, bottleneck = _estimate_time(neighbor.kernel, device_spec, has_prediction)
+            neighbor_costs.append((f"{neighbor.knob}={value}", sum_kernel_costs(neighbor.kernel)))
+        except (AnalysisError, CompileError):  # configs that do not compile are skipped
+            continue
+        ratio = neighbor_seconds / seconds
+        cells = _format_cells(neighbor.kernel, neighbor_seconds, ratio)
+        ratios_and_rows.append((ratio, (neighbor.knob, value, bottleneck, *cells)))
+    rows = [unchanged_row, *(row for _, row in sorted(ratios_and_rows, key=lambda item: item[0]))]
+    time_header, time_kind = ("predicted [µs]", "predicted") if has_prediction else ("estimate [µs]", "estimated")
+    headers = ("knob", "to", "bottleneck", time_header, "×", "occupancy", "registers", "conflicts", "sectors")
+    table = Table(headers, rows, {"knob", "to", "bottleneck"})
+    title = f"One step of a knob (× of the {time_kind} time, conflicts and sectors of the whole kernel):"
+    return "\n".join([title, table.format_text(), *_list_dominant_knobs(kernel, neighbor_costs)])
+
+
+def _estimate_time(kernel: Kernel, device_spec: Target, has_prediction: bool) -> tuple[float, str]:
+    """Return the predicted seconds, or else the longest estimate of a unit, and the name of what takes most of it."""
+    if has_prediction:
+        time = predict_kernel_time(kernel, device_spec)
+        return time.seconds, time.components[0].name
+    longest = compute_unit_times(kernel, device_spec)[0]
+    return longest.seconds, longest.unit
+
+
+def _format_cells(kernel: Kernel, seconds: float, ratio: float) -> list[str]:
+    quantities = collect_quantities(kernel, None)
+    names = ("occupancy", "registers per thread", "bank conflicts", "global sectors")
+    return [format_micros(seconds), format_significant(ratio), *(quantities[name] for name in names)]
+
+
+def _list_dominant_knobs(
+    kernel: Kernel, neighbor_costs: Sequence[tuple[str, Counter[tuple[str, str, str]]]]
+) -> list[str]:
+    """Return one line per expensive access with the change of a knob that affects it most; others are left out."""
+    lines = []
+    current_costs = sum_kernel_costs(kernel)
+    for access in select_worst(compute_access_costs(kernel, None)):
+        key = access.memory, access.array, access.kind
+        changes = [
+            (abs(costs[key] - current_costs[key]), name, costs[key]) for name, costs in neighbor_costs if costs[key]
+        ]
+        change, name, cost = max(changes, default=(0, "", 0))
+        if change:
+            lines.append(
+                f"  {access.kind} of {access.array}, {access.memory} memory: {name} makes {cost:,} "
+                f"{access.unit} of {current_costs[key]:,}"
+            )
+    return ["Knobs with the largest effect on the most expensive accesses:", *lines] if lines else []

@@ -55,11 +55,10 @@ class Trace:
 
 
 class _TuningClock:
-    """Seconds of tuning of one workload on one device over all its sessions in a log.
-
-    A search writes the seconds since its start. In a log that was merged from several, this time starts again with each
-    of them. Sessions are therefore concatenated, as if the second had started when the first ended. Searches that wrote
-    to the log at the same time share their time.
+    """Seconds of tuning of one workload on one device over all its sessions in a log. A search writes the seconds since
+    its start. In a log that was merged from several, this time starts again with each of them. Sessions are therefore
+    concatenated, as if the second had started when the first ended. Searches that wrote to the log at the same time
+    share their time.
     """
 
     def __init__(self) -> None:
@@ -79,9 +78,8 @@ class _TuningClock:
 
 
 class _TraceCollector:
-    """A collector of a log's records by search, in the order in which the searches started.
-
-    Final timings are not trials; they take the place of trials only in a log that was reduced to them.
+    """A collector of a log's records by search, in the order in which the searches started. Final timings are not
+    trials; they take the place of trials only in a log that was reduced to them.
     """
 
     def __init__(self, log: str) -> None:
@@ -117,9 +115,8 @@ def collect_traces(log: str, records: Iterable[Record]) -> list[Trace]:
 
 
 def read_traces(log: str, path: Path, invalid_lines: InvalidLines) -> list[Trace]:
-    """Return the searches of a log, as `collect_traces` does; lines are scanned, not fully parsed.
-
-    Lines that are not records are added to `invalid_lines`.
+    """Return the searches of a log, as `collect_traces` does; lines are scanned, not fully parsed. Lines that are not
+    records are added to `invalid_lines`.
     """
     indexer, collector = LogIndexer(path), _TraceCollector(log)
     pending_costs: list[tuple[Trace, bytes | None]] = []  # text of the times, None for a failure
@@ -175,10 +172,9 @@ class HistoryInfo:
 
 
 def compute_history_info(workload: Workload, traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
-    """Return the searches for a workload with the libraries and the fastest schedule that sweeps measured for it.
-
-    The naive schedule, which a tuner measures once for comparison, is a target and not a search. Traces and sweeps of
-    other workloads are left out.
+    """Return the searches for a workload with the libraries and the fastest schedule that sweeps measured for it. The
+    naive schedule, which a tuner measures once for comparison, is a target and not a search. Traces and sweeps of other
+    workloads are left out.
     """
     workload_traces = [trace for trace in traces if trace.workload == workload]
     search_traces = [trace for trace in workload_traces if not trace.is_naive] or workload_traces
@@ -228,10 +224,9 @@ def format_result(record: Record) -> str:
 
 
 def merge_into_sweep(traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
-    """Return a label and a result per workload, the best of each search merged with the rows of sweeps.
-
-    The workloads of the sweeps come first, under the sweep's labels; the others follow in the order of their searches,
-    under their texts.
+    """Return a label and a result per workload, the best of each search merged with the rows of sweeps. The workloads
+    of the sweeps come first, under the sweep's labels; the others follow in the order of their searches, under their
+    texts.
     """
     labels: dict[Workload, str] = {}
     results: dict[Workload, Result] = {}

@@ -24,10 +24,9 @@ FAILED = "failed"
 
 
 def make_comparison_table(sweep: Sweep) -> Table:
-    """Return a table with one row per layer: the tuned kernel, each library, and the kernel's speed-up over it.
-
-    If the network's counts are known, the row before the last has the times of all its layers. The last row has the
-    geometric means over the distinct layers.
+    """Return a table with one row per layer: the tuned kernel, each library, and the kernel's speed-up over it. If the
+    network's counts are known, the row before the last has the times of all its layers. The last row has the geometric
+    means over the distinct layers.
     """
     results, names = sweep.results, list_compared_names(sweep)
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}

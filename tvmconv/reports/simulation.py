@@ -12,8 +12,7 @@ import numpy as np
 
 from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import Table
-from tvmconv.search.recorded_space import RecordedSpaceRunner
-from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints
+from tvmconv.search.recorded_space import RecordedSpaceRunner, SimulatedSearch, SimulationSummary, select_checkpoints
 
 MAX_TITLE_CHARACTERS = 48
 MAX_PANELS = 9  # with more spaces than this, a chart has one panel with their mean
@@ -120,9 +119,8 @@ def compute_panels(comparisons: Sequence[TunerComparison]) -> Mapping[str, list[
 
 
 def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> None:
-    """Draw relative throughput over trials: lines for means, bands between the quartiles.
-
-    The panels are those of `compute_panels`. The file's suffix, one of `charts.FORMATS`, selects the format.
+    """Draw relative throughput over trials: lines for means, bands between the quartiles. The panels are those of
+    `compute_panels`. The file's suffix, one of `charts.FORMATS`, selects the format.
     """
     columns = math.ceil(math.sqrt(len(curves_by_title)))
     rows = math.ceil(len(curves_by_title) / columns)

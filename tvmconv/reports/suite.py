@@ -84,9 +84,8 @@ class SuiteInfo:
 
 
 def compute_suite_info(title: str, sweep: Sweep) -> SuiteInfo | None:
-    """Return the layers of a suite compared with libraries, or with the naive schedule if there is no library.
-
-    The compared kernels are the tuned ones, or else the fastest schedule of each layer. None: nothing to compare with.
+    """Return the layers of a suite compared with libraries, or with the naive schedule if there is no library. The
+    compared kernels are the tuned ones, or else the fastest schedule of each layer. None: nothing to compare with.
     """
     sweep = fill_counts(sweep)
     is_tuned = sweep.has_row(TUNED)
@@ -157,9 +156,8 @@ def format_total(info: SuiteInfo, total: LibraryTotal) -> str:
 
 
 def draw_suite(info: SuiteInfo, path: Path) -> None:
-    """Draw a suite; the axis of speed-ups is logarithmic, so that equal factors look equal.
-
-    The file's suffix, one of `charts.FORMATS`, selects the format.
+    """Draw a suite; the axis of speed-ups is logarithmic, so that equal factors look equal. The file's suffix, one of
+    `charts.FORMATS`, selects the format.
     """
     figure = create_figure(CHART_WIDTH, MARGIN_HEIGHT + LINE_HEIGHT * (len(info.bars) + len(info.totals)))
     has_time_fractions = any(bar.time_fraction is not None for bar in info.bars)

@@ -32,9 +32,8 @@ def make_table(sweep: Sweep) -> Table:
 
 
 def _make_time_table(sweep: Sweep) -> Table:
-    """Return a table with one row per workload and one column per schedule: µs and the speed-up over the first.
-
-    If the network's counts are known, the last row has the times of all its layers.
+    """Return a table with one row per workload and one column per schedule: µs and the speed-up over the first. If the
+    network's counts are known, the last row has the times of all its layers.
     """
     names = _list_row_names(sweep.results)
     lines = []
@@ -121,9 +120,8 @@ def format_markdown(sweep: Sweep) -> str:
 
 
 def compute_chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
-    """Return lines over sizes or channels if the workloads differ in nothing else, otherwise bars per layer.
-
-    The title has the totals of tuned layers.
+    """Return lines over sizes or channels if the workloads differ in nothing else, otherwise bars per layer. The title
+    has the totals of tuned layers.
     """
     if sweep.is_size_sweep:
         return compute_size_info(make_title(sweep), sweep.results)

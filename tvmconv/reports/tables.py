@@ -79,9 +79,7 @@ def sum_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float
 
 def make_result_table(result: Result) -> Table:
     """Return a table with one row per schedule or library; columns without values, such as registers on OpenCL, are
-    left out.
-
-    The throughput is in GB/s if the workload is bound by memory, else in GFLOP/s.
+    left out. The throughput is in GB/s if the workload is bound by memory, else in GFLOP/s.
     """
     scale, unit = _choose_time_unit(result)
     rates: Columns = {

@@ -41,9 +41,8 @@ class TimingGroup:
 
 
 def times_from_log(source: str, records: Iterable[Record]) -> TimingGroup | None:
-    """Return the best time of each schedule in the records of one workload on one device; None if none has a time.
-
-    The log's result comes first. Final timings come before trials, with which they are not comparable.
+    """Return the best time of each schedule in the records of one workload on one device; None if none has a time. The
+    log's result comes first. Final timings come before trials, with which they are not comparable.
     """
     record_list = list(records)
     counts = Counter(record.schedule for record in record_list)
@@ -74,9 +73,8 @@ def times_from_sweep(sweep: Sweep, workload: Workload) -> TimingGroup | None:
 
 
 def times_from_code(workload: Workload, device: Device, device_spec: Target) -> TimingGroup:
-    """Estimate from their code the times of all schedules with their default knobs.
-
-    Each time is the longest that one unit of the GPU needs alone; latencies and launches may add to it.
+    """Estimate from their code the times of all schedules with their default knobs. Each time is the longest that one
+    unit of the GPU needs alone; latencies and launches may add to it.
     """
     timings, failures = [], []
     for schedule in registry.schedules(workload):

@@ -18,10 +18,9 @@ MIN_TRIALS = 10  # fewer trials say nothing about a knob
 
 @dataclass(frozen=True)
 class KnobImportance:
-    """The fraction of the differences in time that a knob explains.
-
-    It is epsilon squared of the logarithms of the times by the knob's values, 0 to 1: the variance that they explain
-    minus what as many values would explain by chance (Kelley, PNAS 21, 1935).
+    """The fraction of the differences in time that a knob explains. It is epsilon squared of the logarithms of the
+    times by the knob's values, 0 to 1: the variance that they explain minus what as many values would explain by chance
+    (Kelley, PNAS 21, 1935).
     """
 
     knob: str
@@ -30,9 +29,8 @@ class KnobImportance:
 
 
 def compute_knob_importances(records: Sequence[Record]) -> list[KnobImportance]:
-    """Return the importance of each knob of one search, the largest first; the list is empty for few trials.
-
-    All records have times.
+    """Return the importance of each knob of one search, the largest first; the list is empty for few trials. All
+    records have times.
     """
     importances: list[KnobImportance] = []
     if len(records) < MIN_TRIALS:

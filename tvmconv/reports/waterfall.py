@@ -18,9 +18,8 @@ LEGEND = (
 
 
 def make_time_lookup(records: Iterable[Record], schedule: str) -> Callable[[Config], float | None]:
-    """Return a function from a config to its fastest seconds in the records of a schedule, or to None.
-
-    The records are those of one workload on one device.
+    """Return a function from a config to its fastest seconds in the records of a schedule, or to None. The records are
+    those of one workload on one device.
     """
     seconds_by_config: dict[tuple[tuple[str, object], ...], float] = {}
     for record in records:

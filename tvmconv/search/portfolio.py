@@ -58,12 +58,10 @@ class PortfolioMember:
 
 
 class PortfolioSearch:
-    """One search over several schedules.
-
-    The enqueued configs come first: predicted configs, the schedules' defaults, and configs that were fast for other
-    workloads. Then each schedule gets trials by the time of its best config, and its own tuner proposes them. At the
-    end, the neighbours of the fastest configs are tried. The next batch is requested only when all configs of the
-    previous one were proposed.
+    """One search over several schedules. The enqueued configs come first: predicted configs, the schedules' defaults,
+    and configs that were fast for other workloads. Then each schedule gets trials by the time of its best config, and
+    its own tuner proposes them. At the end, the neighbours of the fastest configs are tried. The next batch is
+    requested only when all configs of the previous one were proposed.
     """
 
     def __init__(self, members: Sequence[PortfolioMember], enqueued: Iterable[Iterable[Proposal]] = ()) -> None:
@@ -93,10 +91,8 @@ class PortfolioSearch:
         self._fastest_records = records_by_cost[:NUM_LOCAL_SEARCH_STARTS]
 
     def ask(self, max_configs: int, *, is_final_phase: bool = False, skip_model: bool = False) -> list[Proposal]:
-        """Propose configs that were not proposed or learnt before.
-
-        In the final phase, neighbours of the fastest configs come first. There are no proposals if the search spaces
-        are exhausted.
+        """Propose configs that were not proposed or learnt before. In the final phase, neighbours of the fastest
+        configs come first. There are no proposals if the search spaces are exhausted.
         """
         if proposals := self._ask_enqueued(max_configs):
             return proposals  # without further ones, because a tuner takes time to propose

@@ -11,7 +11,8 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from tvmconv.jsonfile import abbreviate_value
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.record import RecordKey
+from tvmconv.search.tuners import Tuner, find_tuner
 from tvmconv.space import ChoiceKnob, Config, Knob, SplitKnob, Value
 from tvmconv.space.search_space import Space
 
+CHECKPOINTS = (10, 25, 50, 100, 200)
 MIN_CONFIGS = 50  # every tuner soon finds the best of fewer configs
 MAX_KNOB_VALUE = 1e15
 MAX_BYTES = 1 << 29  # maximum size of a decompressed file
@@ -82,9 +85,8 @@ class RecordedSplit(SplitKnob):
 
 
 class RecordedSpaceRunner:
-    """A runner that returns recorded costs instead of measuring.
-
-    All trials have the same knobs; of several trials of one config the last one counts.
+    """A runner that returns recorded costs instead of measuring. All trials have the same knobs; of several trials of
+    one config the last one counts.
     """
 
     def __init__(self, trials: list[RecordedTrial], schedule: str | None = None):
@@ -197,10 +199,9 @@ def _parse_seconds(milliseconds: Any) -> float:
 def find_recorded_spaces(
     paths: Iterable[str | Path], min_configs: int = MIN_CONFIGS
 ) -> Iterator[tuple[str, RecordedSpaceRunner]]:
-    """Yield the recorded spaces of files and folders, with their names.
-
-    The name is that of the file; for a log, also the schedule, the workload and the device. Paths are files of Kernel
-    Tuner, logs (`.jsonl`), and folders that are searched for both.
+    """Yield the recorded spaces of files and folders, with their names. The name is that of the file; for a log, also
+    the schedule, the workload and the device. Paths are files of Kernel Tuner, logs (`.jsonl`), and folders that are
+    searched for both.
     """
     for path in map(Path, paths):
         if not path.is_dir():
@@ -237,11 +238,10 @@ def _read_file_spaces(path: Path, min_configs: int) -> Iterator[tuple[str, Recor
 
 
 def read_log_spaces(path: Path, min_configs: int, invalid_lines: InvalidLines) -> dict[RecordKey, RecordedSpaceRunner]:
-    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device.
-
-    Final timings are left out, because they are not trials. If the knobs of a schedule have changed in the course of a
-    log, the space has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs
-    must have succeeded.
+    """Return the recorded spaces of a log: the measured configs of each workload, schedule and device. Final timings
+    are left out, because they are not trials. If the knobs of a schedule have changed in the course of a log, the space
+    has the configs with the most frequent set of knobs. At least one of `min_configs` distinct configs must have
+    succeeded.
     """
     trials: dict[RecordKey, dict[tuple[Any, ...], list[RecordedTrial]]] = {}
     for record in read_records(path, invalid_lines):
@@ -263,3 +263,63 @@ def _value_kind(value: Value) -> int | str:
     if isinstance(value, tuple):
         return len(value)
     return "word" if isinstance(value, str) else "number"
+
+
+@dataclass(frozen=True)
+class SimulatedSearch:
+    """One simulated search."""
+
+    # Throughput of the best config so far divided by that of the optimum, after each trial: float (trials,). It is 0
+    # until the first config succeeds.
+    relative_throughput: np.ndarray
+    seconds: float  # wall time in the tuner
+
+    @staticmethod
+    def average(searches: Sequence[SimulatedSearch]) -> SimulatedSearch:
+        """Return the mean of searches with equal numbers of trials."""
+        mean_throughput = np.mean([simulated.relative_throughput for simulated in searches], axis=0)
+        return SimulatedSearch(mean_throughput, float(np.mean([simulated.seconds for simulated in searches])))
+
+
+@dataclass(frozen=True)
+class SimulationSummary:
+    """Simulated searches by one tuner with several seeds."""
+
+    tuner: str
+    searches: Sequence[SimulatedSearch]  # one search for each seed
+
+    def get_throughput_after(self, num_trials: int) -> np.ndarray:
+        """Return the relative throughput of each seed after `num_trials` trials: float (seeds,)."""
+        return np.array([simulated.relative_throughput[num_trials - 1] for simulated in self.searches])
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean wall time of a search in the tuner, in seconds."""
+        return float(np.mean([simulated.seconds for simulated in self.searches]))
+
+
+def simulate_search(
+    recording: RecordedSpaceRunner, tuner: str | type[Tuner], num_trials: int, seed: int
+) -> SimulatedSearch:
+    """Simulate the search of a tuner in a recorded space, in batches of the tuner's `batch_size`. In a smaller space,
+    the last relative throughput is repeated.
+    """
+    searcher = (find_tuner(tuner) if isinstance(tuner, str) else tuner)(recording.space, seed)
+    costs: list[float] = []
+    tuner_seconds = 0.0
+    while len(costs) < num_trials:
+        start = time.perf_counter()
+        configs = searcher.ask(min(searcher.batch_size, num_trials - len(costs)))
+        measured_trials = [recording.measure(config) for config in configs]
+        searcher.tell(measured_trials)
+        tuner_seconds += time.perf_counter() - start
+        if not measured_trials:
+            break
+        costs += [trial.cost for trial in measured_trials]
+    throughput = recording.best_seconds / np.minimum.accumulate(costs)
+    return SimulatedSearch(np.pad(throughput, (0, num_trials - len(throughput)), mode="edge"), tuner_seconds)
+
+
+def select_checkpoints(num_trials: int) -> list[int]:
+    """Return the numbers of trials after which results are reported: `CHECKPOINTS` below the last, and the last."""
+    return sorted({*(n for n in CHECKPOINTS if n < num_trials), num_trials})

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.measure import faults
 from tvmconv.measure.measurer import Measurer
 from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.measure.results import (
@@ -30,7 +32,6 @@ from tvmconv.measure.results import (
     merge_results,
 )
 from tvmconv.measure.timing_rounds import measure_in_rounds
-from tvmconv.search.history import drop_environment_failures
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
 from tvmconv.search.progress import SearchProgress
@@ -115,9 +116,8 @@ def search(
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
 ) -> TuneResult:
-    """Search for the fastest config of several schedules.
-
-    `prepare_next` prepares the next search; it is called once, while this search waits for trials.
+    """Search for the fastest config of several schedules. `prepare_next` prepares the next search; it is called once,
+    while this search waits for trials.
     """
     started_at = time.monotonic() if options.started_at is None else options.started_at
     device = devices[0]
@@ -141,7 +141,10 @@ def _check_writable(log: Path) -> None:
     with translate_os_errors(log, "write"):
         if log.exists() and not log.is_file():  # records in a pipe or in /dev/null could not be read again
             raise Error(f"cannot write {log}: expected a regular file")
-        log.open("ab").close()
+        if log.exists():
+            log.open("ab").close()
+        else:  # a search that is refused or interrupted before its first record leaves no empty log behind
+            tempfile.TemporaryFile(dir=log.parent).close()
 
 
 class _SearchSession:
@@ -195,10 +198,8 @@ class _SearchSession:
     def run_trials(
         self, started_at: float, on_progress: Callable[[SearchProgress], None]
     ) -> tuple[float, dict[str, float], list[MeasureCandidate]]:
-        """Search until the end.
-
-        Return the seconds of measuring, mean milliseconds per trial of each phase, and the fastest configs with their
-        kernels.
+        """Search until the end. Return the seconds of measuring, mean milliseconds per trial of each phase, and the
+        fastest configs with their kernels.
         """
         progress = self.progress
         clock_start = started_at - progress.elapsed_seconds
@@ -269,9 +270,8 @@ class _SearchSession:
         return bool(needs_baseline and measurer.num_pending and not self._is_time_up())
 
     def _submit_candidates(self, measurer: Measurer) -> bool:
-        """Keep the measurer busy, and return False if the search spaces are exhausted.
-
-        The search asks for few large batches, because the tuners train their models again for each of them.
+        """Keep the measurer busy, and return False if the search spaces are exhausted. The search asks for few large
+        batches, because the tuners train their models again for each of them.
         """
         assert self._portfolio
         num_builder_jobs = 2 * measurer.num_workers  # one running and one queued job per builder
@@ -343,11 +343,9 @@ class _SearchSession:
         return self._remaining_seconds() <= 0
 
     def _is_time_up(self) -> bool:
-        """Return whether the trials are over.
-
-        Beyond the time limit, the search waits for the first config until it is cut off, and for other configs of the
-        first submission as long as time remains for the final timings. With trials of earlier sessions it does not
-        wait.
+        """Return whether the trials are over. Beyond the time limit, the search waits for the first config until it is
+        cut off, and for other configs of the first submission as long as time remains for the final timings. With
+        trials of earlier sessions it does not wait.
         """
         num_trials, hard_deadline = self.progress.num_trials, self._hard_deadline
         if hard_deadline.has_passed or not self._is_past_time() or not num_trials:
@@ -360,6 +358,8 @@ class _SearchSession:
 
     def find_result(self) -> Record | None:
         """Return the best record of this search in the log, by the rule that all commands use."""
+        if not self._log.path.exists():  # nothing was recorded
+            return None
         schedule_names = self._schedules.keys() if self._selection.is_explicit else None
         return find_best_record(self._log.path, self._workload, schedule_names, self._devices[0].name)
 
@@ -371,9 +371,8 @@ class _SearchSession:
         return min(timed_records, key=lambda record: abs(record.timestamp - result.timestamp))
 
     def remeasure_best(self, built_candidates: Sequence[MeasureCandidate], phases: Mapping[str, float]) -> None:
-        """Time the fastest configs again, in turn, on fresh inputs, while no other work runs, and log the results.
-
-        The finalists include the best config of earlier final timings and the naive schedule, because only times of one
+        """Time the fastest configs again, in turn, on fresh inputs, while no other work runs, and log the results. The
+        finalists include the best config of earlier final timings and the naive schedule, because only times of one
         final run are comparable. The mean milliseconds of each phase decide how many finalists there is time for.
         """
         reference, naive_trial = self.progress.reference, None
@@ -453,3 +452,21 @@ def _measure_all(
         for measurement in measurer.collect_results(timeout=min(1.0, hard_deadline.remaining_seconds)):
             measurements[_config_key(measurement)] = measurement
     return [measurements.get(_config_key(trial)) for trial in trials]
+
+
+def drop_environment_failures(records: Sequence[Record], naive_name: str | None) -> list[Record]:
+    """Return the records without failures that the host or the device caused, so that their configs are tried again. A
+    failure is left out if its message names the environment, or if it is part of a streak in which even the naive
+    schedule failed, which is correct on every device. If the log has other records, a lone failure of the naive
+    schedule does not prove that. The records are those of one workload on one device, in the order of the log.
+    """
+    kept_records: list[Record] = []
+    for ok, group in itertools.groupby(records, key=lambda record: record.ok):
+        streak = list(group)
+        suspects = [] if ok else [record for record in streak if faults.is_doubtful(record.error, record.message)]
+        has_naive_failure = any(record.schedule == naive_name for record in suspects)
+        has_other_failure = any(record.schedule != naive_name for record in suspects)
+        is_environment_fault = has_naive_failure and (has_other_failure or len(streak) == len(records))
+        dropped = {id(each) for each in suspects if is_environment_fault or faults.is_environment_fault(each.message)}
+        kept_records += [record for record in streak if id(record) not in dropped]
+    return kept_records

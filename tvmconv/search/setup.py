@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import registry
 from tvmconv.cost_model.recommend import make_prior, recommend_configs
+from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.devices import Device
 from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.logs.index import LogIndex, index_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.packaged import packaged_logs
-from tvmconv.logs.ranking import list_log_files
-from tvmconv.logs.record import Record
+from tvmconv.logs.ranking import iterate_fastest_first, list_log_files
+from tvmconv.logs.record import Record, RecordKey
 from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.search import tuners
-from tvmconv.search.history import find_nearest_workload_configs
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import LOW_PRIORITY_WEIGHT, PortfolioMember, PortfolioSearch, Proposal
 from tvmconv.search.tuners.bayesian import BayesianTuner
+from tvmconv.space import Config
 from tvmconv.space.search_space import Space
-from tvmconv.workloads import Workload
+from tvmconv.workloads import Conv, Workload
 
 NUM_WARM_START_WORKLOADS = 4  # number of nearest workloads whose best configs are enqueued, for each schedule
 NUM_PREDICTED_CONFIGS = 16  # number of configs that the cost model predicts to be the fastest, enqueued before these
@@ -58,9 +61,8 @@ class ScheduleSelection:
 def create_search(
     workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
 ) -> PortfolioSearch:
-    """Create the search spaces and tuners of all schedules, and enqueue the first candidates.
-
-    A schedule whose space or default config fails is skipped with a warning.
+    """Create the search spaces and tuners of all schedules, and enqueue the first candidates. A schedule whose space or
+    default config fails is skipped with a warning.
     """
     transfer_logs = list_log_files(options.transfer_logs)
     members, failures = [], []
@@ -113,9 +115,8 @@ def _iterate_enqueued(
 def _read_transfer_trials(
     schedule: registry.Schedule, workload: Workload, logs: Iterable[Path], device: Device
 ) -> Iterator[tuple[Space, list[Record]]]:
-    """Yield the search space and the trials of a schedule for each other workload and each device in the logs.
-
-    Devices of other kinds are left out, and so are workloads that the schedule does not support (any longer).
+    """Yield the search space and the trials of a schedule for each other workload and each device in the logs. Devices
+    of other kinds are left out, and so are workloads that the schedule does not support (any longer).
     """
     records_by_task: dict[tuple[Workload, str], list[Record]] = {}
     for log in logs:
@@ -127,6 +128,30 @@ def _read_transfer_trials(
         with contextlib.suppress(ScheduleError, KnobError):
             if schedule.is_applicable(other_workload):
                 yield schedule.space(other_workload, device.limits), records
+
+
+def find_nearest_workload_configs(
+    logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
+) -> list[tuple[str, Config]]:
+    """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first. Records
+    of other kinds of devices do not count. `max_workloads` is for each schedule.
+    """
+    if not isinstance(workload, Conv):
+        return []
+    indexes: dict[tuple[str, Workload], list[tuple[RecordKey, LogIndex]]] = {}
+    for log in logs:
+        for key, log_index in index_log(log, InvalidLines()).items():
+            if key.schedule in schedules and key.target.split(maxsplit=1)[:1] == [device_kind]:
+                indexes.setdefault((key.schedule, key.workload), []).append((key, log_index))
+    ranked_configs: list[tuple[int, str, Config]] = []
+    for name in schedules:
+        distances = [(workload_distance(workload, w), str(w), w) for schedule, w in indexes if schedule == name]
+        nearest = sorted(entry for entry in distances if math.isfinite(entry[0]) and entry[2] != workload)
+        for order, (_, _, other_workload) in enumerate(nearest[:max_workloads]):
+            record = next(iterate_fastest_first(indexes[name, other_workload]), None)
+            if record is not None:
+                ranked_configs.append((order, name, record.config))
+    return [(name, config) for _, name, config in sorted(ranked_configs, key=lambda ranked: ranked[0])]
 
 
 class SearchPrefetcher:

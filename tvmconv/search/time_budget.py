@@ -26,10 +26,8 @@ def select_affordable(seconds: float, remaining: Sequence[Workload]) -> Sequence
 def allocate_seconds(
     seconds: float, remaining: Sequence[Workload], counts: Mapping[Workload, int], device: Device
 ) -> float:
-    """Return the seconds for the first of the remaining workloads.
-
-    Each workload gets an equal minimum, and the rest is divided in proportion to the time of all occurrences of a
-    workload at the device's peak rates.
+    """Return the seconds for the first of the remaining workloads. Each workload gets an equal minimum, and the rest is
+    divided in proportion to the time of all occurrences of a workload at the device's peak rates.
     """
     min_seconds = min(MIN_TASK_SECONDS, seconds / len(remaining) / 2)
     target = device.target or UNKNOWN_TARGET

@@ -120,9 +120,8 @@ def tune_all(
     prefetcher: SearchPrefetcher | None = None,
     prepare_next: Callable[[], None] | None = None,
 ) -> TuneResult:
-    """Search several schedules together. It raises the errors of `tune`.
-
-    Without schedules, all that may be the fastest are searched.
+    """Search several schedules together. It raises the errors of `tune`. Without schedules, all that may be the fastest
+    are searched.
     """
     selection = ScheduleSelection.resolve(workload, schedules, measuring_devices[0])
     with pool.keep_workers_alive():
@@ -131,10 +130,9 @@ def tune_all(
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
-    """Return the devices that one or several texts name; `devices.find_device` returns only one of them.
-
-    "cuda" and "auto" stand for all GPUs of this host with the name and architecture of the first one, "rpc:KEY" for all
-    workers of the key at the tracker (host and port; by default, those of TVM_TRACKER_HOST and TVM_TRACKER_PORT).
+    """Return the devices that one or several texts name; `devices.find_device` returns only one of them. "cuda" and
+    "auto" stand for all GPUs of this host with the name and architecture of the first one, "rpc:KEY" for all workers of
+    the key at the tracker (host and port; by default, those of TVM_TRACKER_HOST and TVM_TRACKER_PORT).
     """
     if not isinstance(device, (str, Device)):
         if not isinstance(device, Sequence):

@@ -9,12 +9,12 @@ from tvmconv.space.knobs import (
     Knob,
     Knobs,
     SplitKnob,
+    Tile,
     Value,
     find_nearest_factors,
     format_value,
     parse_value,
 )
-from tvmconv.space.tile import Tile
 
 __all__ = [
     "JSON_VALUE_TYPES",

@@ -36,9 +36,8 @@ def list_divisors(number: int) -> tuple[int, ...]:
 
 
 def list_tile_sizes(extent: int, max_overhang_fraction: float) -> list[int]:
-    """Return the tile lengths that cover `extent` with little overhang, in ascending order.
-
-    The overhang is a fraction of the extent; 0 stands for divisors only.
+    """Return the tile lengths that cover `extent` with little overhang, in ascending order. The overhang is a fraction
+    of the extent; 0 stands for divisors only.
     """
     max_size = min(int(extent * (1 + max_overhang_fraction)), _MAX_OVERHANGING_TILE) if max_overhang_fraction else 0
     overhanging_sizes = (
@@ -48,9 +47,8 @@ def list_tile_sizes(extent: int, max_overhang_fraction: float) -> list[int]:
 
 
 def count_factorizations(product: int, num_factors: int) -> int:
-    """Return the number of ordered lists of `num_factors` factors with the product `product`.
-
-    Each prime contributes the number of ways to distribute its power over the factors.
+    """Return the number of ordered lists of `num_factors` factors with the product `product`. Each prime contributes
+    the number of ways to distribute its power over the factors.
     """
     if num_factors == 0:
         return int(product == 1)

@@ -18,7 +18,6 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import KnobError
 from tvmconv.space.factors import count_factorizations, find_nearest_factors, list_factorizations, list_tile_sizes
-from tvmconv.space.tile import Tile
 
 Value = Any  # a tuple of factors for a split, otherwise an int, float, bool or str
 JSON_VALUE_TYPES = bool | int | float | str | tuple[int, ...]  # types of a value that is read from JSON
@@ -321,3 +320,50 @@ def parse_value(text: str) -> Value:
     except ValueError:
         return text
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+class Tile:
+    """An axis of `extent` iterations split into nested loops, each with a name and a factor, outermost first.
+
+    The factors are ints for one config, or columns of shape (n,) for many configs, so one formula serves both. Each
+    factor is an attribute with its level's name (`tile.thread`). The outermost factor is the number of tiles that cover
+    the extent.
+
+    Attributes:
+        extent: Number of iterations of the axis.
+        factors: Factors by level name, outermost first.
+
+    Example:
+        >>> tile = Tile(56, {"block": 4, "thread": 7, "local": 2})
+        >>> tile.size, tile.thread, tile.divides
+        (14, 7, True)
+    """
+
+    def __init__(self, extent: int, factors: Mapping[str, Any]) -> None:
+        self.extent = extent
+        self.factors = dict(factors)
+
+    @classmethod
+    def from_column(cls, extent: int, levels: Sequence[str], column: np.ndarray | tuple[int, ...]) -> Tile:
+        """Return the tile of one config's factors, without -1, or of many configs' as a column (n, levels)."""
+        factors = column.T if isinstance(column, np.ndarray) else column
+        return cls(extent, dict(zip(levels, factors, strict=True)))
+
+    def __getattr__(self, level: str) -> Any:
+        factors = self.__dict__.get("factors", {})
+        if level not in factors:
+            raise AttributeError(f"expected a tile level among {', '.join(factors)}, not {level!r}")
+        return factors[level]
+
+    def __repr__(self) -> str:
+        return f"Tile({self.extent}, {self.factors})"
+
+    @property
+    def size(self) -> Any:
+        """Number of iterations that the inner loops cover: the product of all factors except the outermost."""
+        return math.prod(list(self.factors.values())[1:])
+
+    @property
+    def divides(self) -> Any:
+        """Whether the tile size divides the extent, so that no tile overhangs the axis."""
+        return self.extent % self.size == 0

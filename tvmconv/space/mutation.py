@@ -10,7 +10,6 @@ from tvmconv.space.search_space import Space
 
 class Mutator:
     """Operator that changes one knob of each point, mostly to a nearby option: half the distance is twice as likely.
-
     The distance between two splits is the number of factors of two by which their factors differ; the nearest splits
     move one factor from one level to another. The distance between two numbers is the number of options between them.
     Words are equally distant from each other.

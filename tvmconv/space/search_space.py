@@ -114,10 +114,9 @@ class Space:
         return point
 
     def project(self, config: Mapping[str, Value]) -> np.ndarray:
-        """Return the point closest to a config of another workload: int32 (knobs,), possibly illegal.
-
-        Splits are compared by the ratios of their factors, numbers by their difference. A missing knob, or a word that
-        is not an option, takes the default.
+        """Return the point closest to a config of another workload: int32 (knobs,), possibly illegal. Splits are
+        compared by the ratios of their factors, numbers by their difference. A missing knob, or a word that is not an
+        option, takes the default.
         """
         nearest = (_find_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
         return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
@@ -131,9 +130,8 @@ class Space:
         return {name: knob.options[i] for (name, knob), i in zip(self.knobs.items(), point, strict=True)}
 
     def slice_points(self, start: int, count: int) -> np.ndarray:
-        """Return the points from index `start` on, legal or not: (n, knobs), at most `count` and none past the end.
-
-        The index of a point is a mixed-radix number whose last digit is the last knob.
+        """Return the points from index `start` on, legal or not: (n, knobs), at most `count` and none past the end. The
+        index of a point is a mixed-radix number whose last digit is the last knob.
         """
         quotients = np.arange(min(count, self.size - start))
         points = np.empty((len(quotients), len(self.knobs)), dtype=np.int32)
@@ -174,9 +172,8 @@ class Space:
         return points[self.is_legal(points)]
 
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
-        """Return distinct legal points, drawn uniformly at random.
-
-        There are fewer than `max_points` if the space has too few legal points.
+        """Return distinct legal points, drawn uniformly at random. There are fewer than `max_points` if the space has
+        too few legal points.
         """
         if self.enumerated_legal is not None:
             return self.enumerated_legal[rng.permutation(len(self.enumerated_legal))[:max_points]]
@@ -203,11 +200,10 @@ class Space:
         return points[self.is_legal(points)]
 
     def compute_features(self, points: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return the features from which a cost model learns.
-
-        A split gives the logarithm of each factor and of its tile size; a positive number its logarithm; a word one 0/1
-        feature per option; the resource usage its logarithms. All logarithms are to base 2. The feature names do not
-        depend on the workload, so that a model applies to several workloads.
+        """Return the features from which a cost model learns. A split gives the logarithm of each factor and of its
+        tile size; a positive number its logarithm; a word one 0/1 feature per option; the resource usage its
+        logarithms. All logarithms are to base 2. The feature names do not depend on the workload, so that a model
+        applies to several workloads.
         """
         feature_blocks = [np.empty((len(points), 0))]
         feature_blocks += [option_features[points[:, i]] for i, (option_features, _) in enumerate(self._encodings)]

@@ -28,11 +28,10 @@ Sizes = tuple[int, ...]
 def convolve(
     x: NDArray[Any], k: NDArray[Any], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> NDArray[np.float64]:
-    """Convolve by unfolding the windows into columns (im2col) and multiplying them by the weight.
-
-    Source: Chellapilla, Puri, Simard, "High Performance Convolutional Neural Networks for Document Processing", 2006.
-    The columns are made in chunks, because all of them take as many times the input's memory as the kernel has taps.
-    The input is (N, C, space), the weight (O, C / groups, kernel), and the output (N, O, out).
+    """Convolve by unfolding the windows into columns (im2col) and multiplying them by the weight. Source: Chellapilla,
+    Puri, Simard, "High Performance Convolutional Neural Networks for Document Processing", 2006. The columns are made
+    in chunks, because all of them take as many times the input's memory as the kernel has taps. The input is (N, C,
+    space), the weight (O, C / groups, kernel), and the output (N, O, out).
     """
     spatial_ndim, (filters, _, *kernel) = len(stride), k.shape
     sides = [(0, 0), (0, 0), *zip(padding[:spatial_ndim], padding[spatial_ndim:], strict=True)]
@@ -67,10 +66,8 @@ def convolve(
 
 
 def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
-    """Run `work` on all chunks in threads; NumPy copies and multiplies without the GIL.
-
-    BLAS is limited to the calling thread: it would use all cores for each product, and the threads would wait for each
-    other.
+    """Run `work` on all chunks in threads; NumPy copies and multiplies without the GIL. BLAS is limited to the calling
+    thread: it would use all cores for each product, and the threads would wait for each other.
     """
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(chunks), NUM_THREADS)) as threads:
         list(threads.map(work, chunks))
@@ -102,12 +99,10 @@ def convolve_pixels(
     *,
     channels_last: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Convolve at some pixels: gather their windows in chunks and multiply them by all filters.
-
-    Input and weight are in memory order. Pixels are ascending numbers of output positions (n, p).
-
-    Returns the sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean square of the sum
-    over all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
+    """Convolve at some pixels: gather their windows in chunks and multiply them by all filters. Input and weight are in
+    memory order. Pixels are ascending numbers of output positions (n, p). Returns the sums (pixels, O) and their
+    typical sizes (pixels, O). A typical size is the root mean square of the sum over all orders of the elements of
+    window and filter, ‖window‖ · ‖filter‖ / √(elements).
     """
     spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
     space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
@@ -145,10 +140,9 @@ def convolve_pixels(
 def _gather_channels_first(
     x: NDArray[Any], image: NDArray[np.int64], flat_positions: NDArray[np.int64], is_inside: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return the windows of pixels of a tensor (N, C, space) as (C, taps, pixels).
-
-    `image` has the index n of each pixel, ascending. `flat_positions` (pixels, taps) has positions in the image's
-    space, and `is_inside` tells which lie in the image; windows are zero elsewhere.
+    """Return the windows of pixels of a tensor (N, C, space) as (C, taps, pixels). `image` has the index n of each
+    pixel, ascending. `flat_positions` (pixels, taps) has positions in the image's space, and `is_inside` tells which
+    lie in the image; windows are zero elsewhere.
     """
     channels, (pixels, taps) = x.shape[1], flat_positions.shape
     windows = np.empty((channels, taps, pixels))

@@ -25,9 +25,8 @@ TAP_AXES = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
 
 
 def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te.Tensor, ...]:
-    """Declare one tensor for each of `argument_names`; `Conv.declare` describes the stages.
-
-    `convolve` is a function from X and K to another declaration of the sums, with the indices of `sum`.
+    """Declare one tensor for each of `argument_names`; `Conv.declare` describes the stages. `convolve` is a function
+    from X and K to another declaration of the sums, with the indices of `sum`.
     """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
@@ -63,10 +62,8 @@ def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
 
 
 def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
-    """Declare X by group with its zeros; only sides that have padding are tested.
-
-    The tensor ends with the last window. If a stride skips the rows behind it, TVM's tiles would otherwise read them
-    too.
+    """Declare X by group with its zeros; only sides that have padding are tested. The tensor ends with the last window.
+    If a stride skips the rows behind it, TVM's tiles would otherwise read them too.
     """
     channels = w.C // w.groups
     padded_size = [(n - 1) * s + window for n, s, window in zip(w.output_size, w.stride, w.window, strict=True)]

@@ -19,10 +19,8 @@ SUM_TOLERANCE = 1e-5  # relative L2 error; float32 sums of 5,000 products err by
 
 @dataclass(frozen=True)
 class Dtype:
-    """A data type in which a workload is computed.
-
-    The unit roundoff is 2^-p for p bits of precision, the leading bit included: the larger one of an element before it
-    is multiplied and of a result as it is stored.
+    """A data type in which a workload is computed. The unit roundoff is 2^-p for p bits of precision, the leading bit
+    included: the larger one of an element before it is multiplied and of a result as it is stored.
     """
 
     name: str  # value of `Workload.dtype`
@@ -32,10 +30,9 @@ class Dtype:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative L2 error of a correct result against float64 on the rounded inputs.
-
-        A store rounds each element by at most `unit_roundoff`, and by less on average. The product of two operands that
-        are truncated instead of rounded errs by up to four times as much. A wrong kernel errs by far more.
+        """Largest relative L2 error of a correct result against float64 on the rounded inputs. A store rounds each
+        element by at most `unit_roundoff`, and by less on average. The product of two operands that are truncated
+        instead of rounded errs by up to four times as much. A wrong kernel errs by far more.
         """
         return SUM_TOLERANCE + 4 * self.unit_roundoff
 
@@ -50,9 +47,8 @@ DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
-    """Round finite numbers to an operand's data type, to nearest even.
-
-    Elements of TF32 are stored as float32 with the lower 13 of the 23 bits of their mantissa set to zero.
+    """Round finite numbers to an operand's data type, to nearest even. Elements of TF32 are stored as float32 with the
+    lower 13 of the 23 bits of their mantissa set to zero.
     """
     if name not in (TF32.name, BFLOAT16.name):
         return array.astype(get_numpy_dtype(DTYPES[name].storage), copy=False)

@@ -69,9 +69,8 @@ def load_ops() -> dict[str, EpilogueOp]:
 
 
 def validate_epilogue(names: object) -> tuple[str, ...]:
-    """Return the operations' names of an epilogue, which is one name, or a tuple or list of names.
-
-    Raises WorkloadError for an unknown or repeated name, or another type.
+    """Return the operations' names of an epilogue, which is one name, or a tuple or list of names. Raises WorkloadError
+    for an unknown or repeated name, or another type.
     """
     op_names = (names,) if isinstance(names, str) else names
     if not isinstance(op_names, (tuple, list)):
@@ -90,9 +89,8 @@ def get_ops(names: Sequence[str]) -> list[EpilogueOp]:
 
 
 def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.Expr]) -> tirx.Expr:
-    """Apply an epilogue to a sum in tensor expressions of the accumulator's type.
-
-    `read` returns the element of an operation's argument for this output, in the accumulator's type.
+    """Apply an epilogue to a sum in tensor expressions of the accumulator's type. `read` returns the element of an
+    operation's argument for this output, in the accumulator's type.
     """
     for op in get_ops(names):
         value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)

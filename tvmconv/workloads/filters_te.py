@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tvm import te, tirx
 
 from tvmconv.workloads import epilogue
 
-if TYPE_CHECKING:
-    from tvmconv.workloads.filter_geometry import FilterGeometry
 
-
-def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def declare(w: Any) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Declare X, K and Y; `Filter.declare` describes the stages."""
     X = te.placeholder(w.signal_shape, w.storage, name="X")
     K = te.placeholder(w.mask_shape, w.storage, name="K")
@@ -29,7 +26,7 @@ def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 
 
 def declare_correlation(
-    w: FilterGeometry, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
+    w: Any, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
     """Declare `sum` and Y, and return Y; `read` maps an index of Y and one of K to the input element of that tap."""
     names = ("r", "s")[-len(w.mask_shape) :]
@@ -41,7 +38,7 @@ def declare_correlation(
     return te.compute(w.signal_shape, lambda *indices: apply_epilogue(w, sum_tensor[indices]), name="Y")
 
 
-def apply_epilogue(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
+def apply_epilogue(w: Any, value: tirx.Expr) -> tirx.Expr:
     """Return a sum with the filter's epilogue, whose operations read no arguments."""
     for op in epilogue.get_ops(w.epilogue):
         value = op.compute(value)

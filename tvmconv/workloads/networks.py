@@ -23,18 +23,16 @@ LATENT = 64  # side of the latents of a 512×512 image
 
 
 def d2l(conv: MakeConv) -> Layers:
-    """Yield the sweep over channels of d2l-tvm.
-
-    Source: Zhang et al., "Dive into Deep Learning Compiler", chapter "Convolution" of "Operator Optimizations on GPUs".
+    """Yield the sweep over channels of d2l-tvm. Source: Zhang et al., "Dive into Deep Learning Compiler", chapter
+    "Convolution" of "Operator Optimizations on GPUs".
     """
     for channels in (16, 32, 64, 128, 256):
         yield f"{channels}_channels", conv(channels, 64, channels, kernel=3)
 
 
 def resnet50(conv: MakeConv) -> Layers:
-    """Yield ResNet-50 v1.5, where the 3×3 convolution of a stage's first block is strided, as in torchvision.
-
-    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
+    """Yield ResNet-50 v1.5, where the 3×3 convolution of a stage's first block is strided, as in torchvision. Source:
+    He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
     """
     yield "conv1.7x7", conv(3, IMAGE, 64, kernel=7, stride=2)
     channels, size = 64, 56  # after conv1 and the 3×3 max pooling
@@ -52,9 +50,8 @@ def resnet50(conv: MakeConv) -> Layers:
 
 
 def vgg16(conv: MakeConv) -> Layers:
-    """Yield VGG-16: stages of 3×3 convolutions with 2×2 pooling in between.
-
-    Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
+    """Yield VGG-16: stages of 3×3 convolutions with 2×2 pooling in between. Source: Simonyan, Zisserman, "Very Deep
+    Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
     """
     channels, size = 3, IMAGE
     for stage, (layers, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
@@ -65,13 +62,10 @@ def vgg16(conv: MakeConv) -> Layers:
 
 
 def mobilenet(conv: MakeConv) -> Layers:
-    """Yield MobileNet v1, width 1.0: thirteen pairs of a depthwise 3×3 and a pointwise 1×1 convolution.
-
-    The last depthwise layer has stride 1, as in all implementations. The paper's table says 2, which contradicts the
-    7×7 that follows.
-
-    Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
-    Table 1.
+    """Yield MobileNet v1, width 1.0: thirteen pairs of a depthwise 3×3 and a pointwise 1×1 convolution. The last
+    depthwise layer has stride 1, as in all implementations. The paper's table says 2, which contradicts the 7×7 that
+    follows. Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
+    Applications", 2017, Table 1.
     """
     yield "conv1.3x3", conv(3, IMAGE, 32, kernel=3, stride=2)
     channels, size = 32, IMAGE // 2
@@ -85,9 +79,8 @@ def mobilenet(conv: MakeConv) -> Layers:
 
 def yolov8s(conv: MakeConv) -> Layers:
     """Yield YOLOv8s for 640×640 images and 80 classes: backbone, neck and a head on three scales; names are the
-    modules'.
-
-    Source: Jocher, Chaurasia, Qiu, "Ultralytics YOLO", 2023, cfg/models/v8/yolov8.yaml, scale s, and nn/modules.
+    modules'. Source: Jocher, Chaurasia, Qiu, "Ultralytics YOLO", 2023, cfg/models/v8/yolov8.yaml, scale s, and
+    nn/modules.
     """
     size, classes = 640, 80
 
@@ -127,10 +120,8 @@ def yolov8s(conv: MakeConv) -> Layers:
 
 def efficientnet_b0(conv: MakeConv) -> Layers:
     """Yield EfficientNet-B0: inverted bottlenecks, each with a squeeze-and-excitation of two 1×1 convolutions of one
-    pixel.
-
-    Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1; padding
-    as in torchvision.
+    pixel. Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1;
+    padding as in torchvision.
     """
     yield "stem", conv(3, IMAGE, 32, kernel=3, stride=2)
     channels, size, block = 32, IMAGE // 2, 0
@@ -152,10 +143,8 @@ def efficientnet_b0(conv: MakeConv) -> Layers:
 
 
 def convnext_tiny(conv: MakeConv) -> Layers:
-    """Yield ConvNeXt-T: 7×7 depthwise convolutions, and linear layers over channels as 1×1 convolutions.
-
-    Source: Liu et al., "A ConvNet for the 2020s", 2022, Table 9 and section 3.2: (3, 3, 9, 3) blocks of (96, 192, 384,
-    768) channels.
+    """Yield ConvNeXt-T: 7×7 depthwise convolutions, and linear layers over channels as 1×1 convolutions. Source: Liu et
+    al., "A ConvNet for the 2020s", 2022, Table 9 and section 3.2: (3, 3, 9, 3) blocks of (96, 192, 384, 768) channels.
     """
     size = IMAGE // 4
     yield "stem", conv(3, IMAGE, 96, kernel=4, stride=4, padding=0)
@@ -171,12 +160,10 @@ def convnext_tiny(conv: MakeConv) -> Layers:
 
 
 def sd_vae_decoder(conv: MakeConv) -> Layers:
-    """Yield the decoder of Stable Diffusion 1.5's autoencoder, from latents of 4×64×64 to an image of 512×512.
-
-    The four projections of its attention are linear layers over channels; they are 1×1 convolutions here.
-
-    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as
-    in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
+    """Yield the decoder of Stable Diffusion 1.5's autoencoder, from latents of 4×64×64 to an image of 512×512. The four
+    projections of its attention are linear layers over channels; they are 1×1 convolutions here. Source: Rombach et
+    al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as in its
+    configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels per latent, and in diffusers' AutoencoderKL.
     """
     channels, size = 512, LATENT
     yield "post_quant_conv", conv(4, size, 4, kernel=1)
@@ -197,12 +184,9 @@ def sd_vae_decoder(conv: MakeConv) -> Layers:
 
 def sd_unet(conv: MakeConv) -> Layers:
     """Yield Stable Diffusion 1.5's U-Net: one denoising step on latents of 4×64×64, as for an image of 512×512.
-
     Features of the downward path are concatenated on the upward path. Attention has a 1×1 convolution before and after
-    it.
-
-    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes as in
-    its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
+    it. Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes
+    as in its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
     """
 
     def attention(name: str, channels: int, size: int) -> Layers:

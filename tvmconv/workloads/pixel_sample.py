@@ -40,9 +40,8 @@ MAX_OUTPUTS = 1 << 23  # approximate number of outputs of a sample; each takes s
 
 
 def choose_cell(w: ConvGeometry) -> int:
-    """Return the cell of a sample: the smallest power of two from `MIN_CELL` on that is affordable.
-
-    It is at most `MAX_CELL` for convolutions of up to 2 TFLOP and 2^28 outputs.
+    """Return the cell of a sample: the smallest power of two from `MIN_CELL` on that is affordable. It is at most
+    `MAX_CELL` for convolutions of up to 2 TFLOP and 2^28 outputs.
     """
     cell = MIN_CELL
     while 2 * w.flops / cell > (TARGET_FLOPS if cell < MAX_CELL else LIMIT_FLOPS) or (
@@ -94,9 +93,8 @@ def _reverse_bits(count: int, bits: int) -> NDArray[np.int64]:
 
 
 def _multiply_by_pascal(count: int, bits: int) -> NDArray[np.int64]:
-    """Return the numbers below `count`, modulo 2^bits, times Pascal's triangle modulo 2.
-
-    The binomial coefficient of i over j is odd where j has no bit that i lacks (Lucas's theorem).
+    """Return the numbers below `count`, modulo 2^bits, times Pascal's triangle modulo 2. The binomial coefficient of i
+    over j is odd where j has no bit that i lacks (Lucas's theorem).
     """
     row_masks = [sum(1 << i for i in range(bits) if i & j == j) for j in range(bits)]
     numbers, result = np.arange(count), np.zeros(count, np.int64)

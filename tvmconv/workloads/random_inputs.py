@@ -23,10 +23,9 @@ NUM_THREADS = min(16, len(os.sched_getaffinity(0)))
 def draw_normal(
     seed: int, arrays: Sequence[tuple[tuple[int, ...], str]], large_elements: int = LARGE_ELEMENTS
 ) -> tuple[NDArray[Any], ...]:
-    """Draw standard normal numbers of each shape, rounded to its dtype (one of `dtypes.DTYPES`).
-
-    Small arrays are drawn from one stream in order. An array of more than `large_elements` elements is drawn in blocks.
-    `SeedSequence` derives the stream of each block from the seed, the array's index and the block's index.
+    """Draw standard normal numbers of each shape, rounded to its dtype (one of `dtypes.DTYPES`). Small arrays are drawn
+    from one stream in order. An array of more than `large_elements` elements is drawn in blocks. `SeedSequence` derives
+    the stream of each block from the seed, the array's index and the block's index.
     """
     rng = np.random.default_rng(seed)
     return tuple(

@@ -65,9 +65,8 @@ class SuiteVariant:
         return w
 
     def format_suffix(self, layers: Iterable[Layer]) -> str:
-        """Return the options in which this variant differs from the layers, such as `f16-nhwc-b32-bias-relu`.
-
-        Filters have no variants and are ignored; the result is empty if nothing differs.
+        """Return the options in which this variant differs from the layers, such as `f16-nhwc-b32-bias-relu`. Filters
+        have no variants and are ignored; the result is empty if nothing differs.
         """
         convolutions = [layer.workload for layer in layers if isinstance(layer.workload, Conv)]
         words = []
@@ -119,7 +118,6 @@ def suite(
 
 def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Layer, ...]:
     """Return all layers of a suite in the network's order, repeated ones included; layers of a file keep their counts.
-
     The name and the errors are those of `suite`.
     """
     suite_variant = variant or SuiteVariant()
@@ -146,10 +144,9 @@ def is_suite_file(name: str) -> bool:
 
 
 def read_suite(file: Path) -> tuple[Layer, ...]:
-    """Read the layers in a JSON file such as `FILE_EXAMPLE`.
-
-    Each layer has a name, a workload's text and a count (by default 1); other keys are ignored. Raises WorkloadError if
-    the file or one of its layers is malformed, and OSError if it cannot be read.
+    """Read the layers in a JSON file such as `FILE_EXAMPLE`. Each layer has a name, a workload's text and a count (by
+    default 1); other keys are ignored. Raises WorkloadError if the file or one of its layers is malformed, and OSError
+    if it cannot be read.
     """
     try:
         data = jsonfile.read_json(file).value

@@ -38,7 +38,6 @@ def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[i
 
 def validate_integers(name: str, value: object, lengths: Sequence[int] = (1,), minimum: int = 1) -> tuple[int, ...]:
     """Return an integer (Python's or NumPy's), or a tuple or list of integers, of a workload's field as plain ints.
-
     Raises WorkloadError if the value has another type, a length not in `lengths`, or a number out of range.
     """
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)

@@ -37,7 +37,6 @@ class _CodeLine:
 
 def render_code(kernel: Kernel, kernel_number: int) -> str:
     """Render the columns of a kernel's code, for each of its device functions, as HTML that is equal for equal kernels.
-
     The kernel has this number on the page, as in the ids of its statements' groups.
     """
     try:

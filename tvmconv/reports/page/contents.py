@@ -12,8 +12,7 @@ from tvmconv.experiments.counter_comparison import CounterComparison
 from tvmconv.kernel import Kernel
 from tvmconv.logs.record import Record
 from tvmconv.reports import counter_comparison
-from tvmconv.reports.explanation import explain_kernel
-from tvmconv.reports.kernel_comparison import compare_kernels
+from tvmconv.reports.explanation import compare_kernels, explain_kernel
 from tvmconv.reports.page.code import render_code
 from tvmconv.reports.page.markup import (
     Markup,
@@ -26,19 +25,16 @@ from tvmconv.reports.page.markup import (
     render_document,
     render_table,
 )
-from tvmconv.reports.page.memory import LEGEND as MEMORY_LEGEND
-from tvmconv.reports.page.memory import render_memory
+from tvmconv.reports.page.memory import LEVELS, MEMORY_LEGEND, TILES_LEGEND, render_memory, render_tiles
 from tvmconv.reports.page.results import (
     make_bar_row,
     make_bar_table,
     render_network_results,
+    render_roofline,
     render_workload_results,
 )
-from tvmconv.reports.page.roofline import render_roofline
 from tvmconv.reports.page.search import render_search
 from tvmconv.reports.page.svg import format_microseconds, make_bar, make_legend, make_rect
-from tvmconv.reports.page.tiles import LEGEND as TILES_LEGEND
-from tvmconv.reports.page.tiles import LEVELS, render_tiles
 from tvmconv.reports.tables import format_significant
 from tvmconv.reports.timing_groups import TimingGroup
 from tvmconv.reports.waterfall import LEGEND as WATERFALL_LEGEND

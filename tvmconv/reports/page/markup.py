@@ -34,10 +34,9 @@ def join_markup(fragments: Iterable[str]) -> Markup:
 
 
 def make_element(name: str, /, *children: str, **attributes: str | float | bool | None) -> Markup:
-    """Return an element with children that are markup or texts, which are escaped.
-
-    The attributes are named `class_` for class and `aria_label` for aria-label. None and False leave an attribute out,
-    and numbers are written with at most two decimals.
+    """Return an element with children that are markup or texts, which are escaped. The attributes are named `class_`
+    for class and `aria_label` for aria-label. None and False leave an attribute out, and numbers are written with at
+    most two decimals.
     """
     tag = f"<{name}{''.join(map(_format_attribute, attributes, attributes.values()))}>"
     return Markup(tag if name in VOID_ELEMENTS else f"{tag}{join_markup(children)}</{name}>")
@@ -110,10 +109,9 @@ class Section:
 
 
 def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
-    """Render the whole page in one text that loads nothing: head, style, script, navigation, lead and sections.
-
-    The page's policy allows only its own style and script, which it names by their hashes ("Content Security Policy
-    Level 3", W3C).
+    """Render the whole page in one text that loads nothing: head, style, script, navigation, lead and sections. The
+    page's policy allows only its own style and script, which it names by their hashes ("Content Security Policy Level
+    3", W3C).
     """
     style, script = (
         Markup(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))

@@ -1,11 +1,16 @@
-"""Pictures of memory requests: a warp's lanes on the banks of shared memory and on the sectors of global memory."""
+"""Pictures of tiles, and of memory requests: a warp's lanes on the banks and on the sectors of memory."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.analysis.block_accesses import find_costliest_requests
+from tvmconv.analysis.memory.output_tiles import NO_THREAD, OutputTileMap, map_output_tile
 from tvmconv.analysis.memory.requests import CostliestRequest
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
@@ -13,12 +18,20 @@ from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_
 from tvmconv.reports.page.svg import make_chart, make_line, make_rect, make_text
 from tvmconv.target import BANK_BYTES, NUM_BANKS, SECTOR_BYTES, VECTOR_BYTES, WARP_SIZE
 
+MAX_DRAWN_CELLS = 64  # rows and columns
+MAX_PICTURE_WIDTH = 640  # px
+HEIGHT = 240
+MAX_CELL_SIZE = 14  # px
+LEVELS = ("block", "warp", "thread")
+TILES_LEGEND = (
+    "Outputs of the middle block of the grid, of its first warp that stores, and of that warp's first thread."
+)
 CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # px: size of a word, origin of the grid
 WIDTH = LEFT + NUM_BANKS * CELL_WIDTH + 4
 LINE_BYTES = NUM_BANKS * BANK_BYTES  # one row of a picture
 MAX_ROWS = 32
 MAX_FIGURES = 8  # per kernel
-LEGEND = (
+MEMORY_LEGEND = (
     "Each picture shows the most expensive request of an access; each number is a lane of the warp, at the address of "
     "its bytes. Words of shared memory in the same bank are served one after the other, one row per wavefront. Words "
     "of global memory are loaded in sectors of 32 bytes; the sectors that are needed are shaded."
@@ -26,9 +39,8 @@ LEGEND = (
 
 
 def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
-    """Render the pictures of one kernel, the largest excess over the minimum first.
-
-    The kernel has this number on the page, as in the ids of its statements' groups.
+    """Render the pictures of one kernel, the largest excess over the minimum first. The kernel has this number on the
+    page, as in the ids of its statements' groups.
     """
     try:
         requests = _group_requests(kernel, kernel_number)
@@ -93,10 +105,8 @@ def _render_banks(request: CostliestRequest, description: str) -> Markup:
 
 
 def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """Return the words of a request as (bank, row, lanes), and the number of rows.
-
-    An access of more than 4 bytes per lane splits the warp into parts, of which `parts_per_wavefront` are served at
-    once.
+    """Return the words of a request as (bank, row, lanes), and the number of rows. An access of more than 4 bytes per
+    lane splits the warp into parts, of which `parts_per_wavefront` are served at once.
     """
     words = max(1, min(request.access_bytes, VECTOR_BYTES) // BANK_BYTES)
     lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, per group of threads that are served at once
@@ -160,8 +170,8 @@ def _render_grid(
     return make_chart(description, WIDTH, height, *elements)
 
 
-def _merge_cells(cells: Sequence[tuple[int, int, list[int]]]) -> Iterator[tuple[int, int, int, list[int]]]:
-    """Yield neighboring words of the same lanes as one: (first column, end column, row, lanes)."""
+def _merge_cells(cells: Sequence[tuple[int, int, Any]]) -> Iterator[tuple[int, int, int, Any]]:
+    """Yield neighboring cells (column, row, content) of equal content as (first column, end column, row, content)."""
     sorted_cells = sorted(cells, key=lambda cell: (cell[1], cell[0]))
     run_start = 0
     for index, (column, row, lanes) in enumerate(sorted_cells):
@@ -178,3 +188,72 @@ def _render_cell(first_column: int, end_column: int, row: int, lanes: Sequence[i
     if len(lanes) == 1:
         return join_markup([rect, text])
     return make_element("g", make_element("title", f"lanes {', '.join(map(str, lanes))}"), rect, text)
+
+
+def render_tiles(kernel: Kernel) -> Markup:
+    """Render pictures of one kernel's tiles, over the image and over the channels."""
+    try:
+        tile = map_output_tile(kernel)
+    except AnalysisError as error:
+        return make_paragraph(f"The tiles are unknown: {error}")
+    if not len(tile.coordinates):
+        return make_paragraph("The middle block of the grid stores nothing.")
+    num_axes = len(tile.shape)
+    pictures = [_render_picture(tile, "image", num_axes - 2 if num_axes > 1 else None, num_axes - 1)]
+    if num_axes > 3:  # N, C and space
+        pictures.append(_render_picture(tile, "channels", None, 1))
+    return make_element("div", *pictures, class_="tiles")
+
+
+def _list_level_masks(tile: OutputTileMap) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Return which outputs belong to the block, to a warp and to a thread; TMA stores for all threads."""
+    storing_threads = tile.threads[tile.threads != NO_THREAD]
+    masks = [np.ones(len(tile.threads), bool)]
+    if len(storing_threads):
+        first = int(storing_threads.min())
+        masks += [tile.threads // WARP_SIZE == first // WARP_SIZE, tile.threads == first]
+    return list(zip(LEVELS, masks, strict=False))
+
+
+def _render_picture(tile: OutputTileMap, name: str, row_axis: int | None, column_axis: int) -> Markup:
+    """Render the plane of two axes, or a single row of one axis."""
+    columns = tile.coordinates[:, column_axis]
+    rows = np.zeros_like(columns) if row_axis is None else tile.coordinates[:, row_axis]
+    sizes = 1 if row_axis is None else tile.shape[row_axis], tile.shape[column_axis]
+    windows = [_select_window(rows, sizes[0]), _select_window(columns, sizes[1])]
+    (first_row, end_row), (first_column, end_column) = windows
+    num_rows, num_columns = end_row - first_row, end_column - first_column
+    cell = min(MAX_CELL_SIZE, MAX_PICTURE_WIDTH / num_columns, HEIGHT / num_rows)
+    is_visible = (first_row <= rows) & (rows < end_row) & (first_column <= columns) & (columns < end_column)
+    elements = [make_rect(0, 0, num_columns * cell, num_rows * cell, "plane")]
+    counts = []
+    for level, mask in _list_level_masks(tile):
+        counts.append(f"{level} {int(mask.sum()):,}")
+        shown = mask & is_visible
+        cells = set(zip((columns[shown] - first_column).tolist(), (rows[shown] - first_row).tolist(), strict=True))
+        for first, end, row, _ in _merge_cells([(column, row, None) for column, row in cells]):
+            elements.append(make_rect(first * cell, row * cell, (end - first) * cell, cell, f"tile {level}"))
+    description = f"{name}: {_describe_window(sizes, windows)}"
+    caption = f"{description}; outputs of the {', the '.join(counts)}"
+    elements.append(make_text(0, num_rows * cell + 14, caption, class_="small"))
+    return make_chart(description, MAX_PICTURE_WIDTH, num_rows * cell + 20, *elements)
+
+
+def _select_window(indices: NDArray[np.int64], size: int) -> tuple[int, int]:
+    """Return the drawn part of an axis: all of it, or the surroundings of the block."""
+    if size <= MAX_DRAWN_CELLS:
+        return 0, size
+    start, end = int(indices.min()), int(indices.max()) + 1
+    if end - start < MAX_DRAWN_CELLS:
+        start = max(0, min((start + end - MAX_DRAWN_CELLS) // 2, size - MAX_DRAWN_CELLS))
+    return start, start + MAX_DRAWN_CELLS
+
+
+def _describe_window(sizes: Sequence[int], windows: Sequence[tuple[int, int]]) -> str:
+    """Return a description of the drawn part of an image or an axis."""
+    texts = [
+        f"{size:,} {name}" if stop - start == size else f"{name} {start:,} to {stop - 1:,} of {size:,}"
+        for name, size, (start, stop) in zip(("rows", "columns"), sizes, windows, strict=True)
+        if size > 1
+    ]
+    return ", ".join(texts) or "one"

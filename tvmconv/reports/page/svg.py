@@ -58,9 +58,8 @@ def _choose_round_step(min_step: float) -> float:
 
 
 def make_chart(label: str, width: float, height: float, *children: str, has_buttons: bool = False) -> Markup:
-    """Return a labeled picture of these sizes in a box that scrolls if the screen is too narrow.
-
-    The label describes it for screen readers, which treat a picture without buttons as one image.
+    """Return a labeled picture of these sizes in a box that scrolls if the screen is too narrow. The label describes it
+    for screen readers, which treat a picture without buttons as one image.
     """
     svg_element = make_element(
         "svg",
@@ -83,9 +82,8 @@ def make_rect(x: float, y: float, width: float, height: float, class_: str | Non
 def make_bar(
     start_fraction: float, end_fraction: float, class_: str, label: str, tick_fraction: float | None = None
 ) -> Markup:
-    """Return a bar in a cell between two fractions of its width; a bar longer than the cell is drawn broken.
-
-    The class sets its color, the label describes it for screen readers, and the tick is an additional line.
+    """Return a bar in a cell between two fractions of its width; a bar longer than the cell is drawn broken. The class
+    sets its color, the label describes it for screen readers, and the tick is an additional line.
     """
     width = max(100 * (min(end_fraction, 1.0) - start_fraction), 0.5)
     rects = [make_rect(100 * start_fraction, 0, width, 10, class_)]
@@ -98,9 +96,8 @@ def make_bar(
 
 
 def compute_full_width(values: Sequence[float]) -> float:
-    """Return the value of a full-width bar: the largest value, but at most `MAX_BAR_RATIO` times the smallest.
-
-    Longer bars are drawn broken, so that a few large values do not hide the others.
+    """Return the value of a full-width bar: the largest value, but at most `MAX_BAR_RATIO` times the smallest. Longer
+    bars are drawn broken, so that a few large values do not hide the others.
     """
     return min(max(values), MAX_BAR_RATIO * min(values)) if values else 0.0
 
@@ -166,9 +163,8 @@ def format_tick(value: float) -> str:
 
 
 def spread_labels(positions: Sequence[float], min_gap: float, min_position: float, max_position: float) -> list[float]:
-    """Return positions of labels that do not overlap, each as close to its wanted position as possible.
-
-    Positions exceed the largest one only if there is no room.
+    """Return positions of labels that do not overlap, each as close to its wanted position as possible. Positions
+    exceed the largest one only if there is no room.
     """
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     label_positions = [0.0] * len(positions)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tvmconv.compat import rename_tuner
 from tvmconv.errors import TunerError
-from tvmconv.search.tuners.base import GridTuner, RandomTuner, Trial, Tuner
+from tvmconv.search.tuners.base import GeneticTuner, GridTuner, RandomTuner, Trial, Tuner
 from tvmconv.search.tuners.bayesian import BayesianTuner
-from tvmconv.search.tuners.ga import GeneticTuner
 from tvmconv.space.search_space import Space
 
 TUNERS: dict[str, type[Tuner]] = {"gp": BayesianTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -10,8 +11,14 @@ import numpy as np
 
 from tvmconv.errors import KnobError
 from tvmconv.space import Config
+from tvmconv.space.mutation import Mutator
 from tvmconv.space.search_space import Space
 
+_NUM_STARTUP_TRIALS = 10  # number of successful random configs before the first crossover
+_MIN_POPULATION, _MAX_POPULATION = 8, 64  # limits of the population, which is the fastest eighth of the learnt configs
+_OFFSPRING_PER_SLOT = 32  # number of children for each requested config; illegal and known ones are dropped
+_MAX_OFFSPRING = 4096
+_MUTATION_PROBABILITY = 0.85
 _GRID_BATCH_SIZE = 1 << 15  # number of points that a grid search checks at once
 
 
@@ -28,10 +35,8 @@ class Trial(Protocol):
 
 
 class Tuner:
-    """A search algorithm for one search space.
-
-    The same seed and the same sequence of calls give the same proposals. Trials may be learnt in any order, even if
-    this tuner did not propose their configs.
+    """A search algorithm for one search space. The same seed and the same sequence of calls give the same proposals.
+    Trials may be learnt in any order, even if this tuner did not propose their configs.
     """
 
     batch_size = 1  # preferred number of configs to propose before their costs are learnt
@@ -44,17 +49,15 @@ class Tuner:
         self._random_points = self._iterate_random()
 
     def ask(self, max_configs: int, *, skip_model: bool = False) -> list[Config]:
-        """Propose distinct legal configs that were not proposed or learnt before; none if the space is exhausted.
-
-        With `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds.
+        """Propose distinct legal configs that were not proposed or learnt before; none if the space is exhausted. With
+        `skip_model`, too little time remains to load the libraries of a cost model, which takes seconds.
         """
         configs = self.claim_points(self._select_points(max_configs, skip_model), max_configs)
         return configs + self.claim_points(self._random_points, max_configs - len(configs))
 
     def ask_neighbors(self, config: Config, max_configs: int, *, skip_model: bool = False) -> list[Config]:
-        """Propose configs that differ from `config` in one knob and are new, the most promising first.
-
-        There are none if `config` is not in the space.
+        """Propose configs that differ from `config` in one knob and are new, the most promising first. There are none
+        if `config` is not in the space.
         """
         try:
             neighbors = self.space.list_neighbors(self.space.point_from_config(config))
@@ -147,3 +150,28 @@ def iterate_points_and_costs(space: Space, trials: Iterable[Trial]) -> Iterator[
             yield space.point_from_config(trial.config), trial.cost
         except KnobError:  # an older log may have values that are no longer in the space
             continue
+
+
+class GeneticTuner(Tuner):
+    """A steady-state genetic algorithm with elitism, tournaments of two and uniform crossover. The population consists
+    of the fastest configs of all trials. Source: Mitchell, "An Introduction to Genetic Algorithms", 1996, chapter 5.
+    """
+
+    batch_size = 4
+
+    def __init__(self, space: Space, seed: int = 0):
+        super().__init__(space, seed)
+        self._mutator = Mutator(space)
+
+    def _select_points(self, max_configs: int, skip_model: bool) -> Iterable[np.ndarray]:
+        if self._count_successes() < _NUM_STARTUP_TRIALS:
+            return itertools.chain(self._list_legal_default(), self._random_points)
+        num_offspring = min(_OFFSPRING_PER_SLOT * max_configs, _MAX_OFFSPRING)
+        population_size = min(max(len(self._evaluated) // 8, _MIN_POPULATION), _MAX_POPULATION)
+        parents = self._sort_points_by_cost()[:population_size]
+        # Parents are ordered by cost, so the smaller of two random indices wins the tournament.
+        parents_a, parents_b = parents[self._rng.integers(0, len(parents), size=(2, 2, num_offspring)).min(axis=1)]
+        offspring = np.where(self._rng.random(parents_a.shape) < 0.5, parents_a, parents_b)
+        is_mutated = self._rng.random(len(offspring)) < _MUTATION_PROBABILITY
+        offspring[is_mutated] = self._mutator.mutate(offspring[is_mutated], self._rng)
+        return offspring[self.space.is_legal(offspring)]

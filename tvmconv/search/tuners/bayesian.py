@@ -43,7 +43,6 @@ AcquisitionFunction = Callable[[GaussianProcess, GPInputs], np.ndarray]  # from 
 
 class BayesianTuner(Tuner):
     """Bayesian optimization by Gaussian processes, which propose configs of the largest expected improvement in turn.
-
     Boosted trees predict which configs fail. They also propose configs when trials of another workload are known. Two
     proposals of a batch differ in at least two knobs.
     """
@@ -61,9 +60,8 @@ class BayesianTuner(Tuner):
         self._prior: Prior | None = None
 
     def set_prior(self, prior: Prior) -> None:
-        """Set a prediction of costs, which chooses the first configs and is a feature of the models afterwards.
-
-        It has to be set before any trials are learnt.
+        """Set a prediction of costs, which chooses the first configs and is a feature of the models afterwards. It has
+        to be set before any trials are learnt.
         """
         self._prior = prior
 
@@ -115,7 +113,6 @@ class BayesianTuner(Tuner):
 
     def _build_scorer(self, acquisition: AcquisitionFunction | None = None) -> ScoreFunction:
         """Return a function that scores points by all models, rotated so that the next model in turn comes first.
-
         Gaussian processes use `acquisition`; by default the expected improvement, with the challenge in its turn.
         """
         groups = [*([self._make_own_group()] if self._evaluated else []), *self._transfer_groups]
@@ -208,9 +205,8 @@ class BayesianTuner(Tuner):
         return points[is_unclaimed], scores[:, is_unclaimed]
 
     def _select_diverse(self, candidates: np.ndarray, scores: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the best candidate of each model in turn.
-
-        Candidates differ from all previous ones in at least two knobs, as long as there are such candidates.
+        """Yield the best candidate of each model in turn. Candidates differ from all previous ones in at least two
+        knobs, as long as there are such candidates.
         """
         is_taken, is_near_copy = np.zeros((2, len(candidates)), dtype=bool)
         for order in itertools.cycle(np.argsort(-scores, axis=1, kind="stable")):
@@ -227,10 +223,9 @@ class BayesianTuner(Tuner):
 
 
 def iterate_initial_candidates(space: Space) -> Iterator[np.ndarray]:
-    """Yield the points of a space by the schedule's latency estimate, the best first.
-
-    A point that differs from an earlier one in only one knob is deferred until all others have come. There are no
-    points if the schedule has no estimate, or if the space is too large to list.
+    """Yield the points of a space by the schedule's latency estimate, the best first. A point that differs from an
+    earlier one in only one knob is deferred until all others have come. There are no points if the schedule has no
+    estimate, or if the space is too large to list.
     """
     legal_points = space.enumerated_legal
     usage = space.compute_usage(legal_points) if legal_points is not None and len(legal_points) else None

@@ -38,9 +38,8 @@ class GPInputs:
 
 
 class GPInputEncoder:
-    """An encoder of configs by their features, the powers of two in their numbers, and the options of word knobs.
-
-    A block of 128 threads often performs more like one of 64 than like one of 112, because splits, alignment and
+    """An encoder of configs by their features, the powers of two in their numbers, and the options of word knobs. A
+    block of 128 threads often performs more like one of 64 than like one of 112, because splits, alignment and
     shared-memory banks depend on powers of two. The logarithm of a number does not show its power of two.
     """
 
@@ -65,11 +64,10 @@ class GPInputEncoder:
 
 
 class GaussianProcess:
-    """A Gaussian process with a Matérn-5/2 kernel, and a length scale for each feature and each knob.
-
-    The covariance of two configs is large if they are close in all features and differ in few knobs. A few iterations
-    of L-BFGS maximize the posterior density of the kernel parameters, starting from `parameters`. Larger values are
-    better; one has to exceed the largest value by `margin` to be an improvement.
+    """A Gaussian process with a Matérn-5/2 kernel, and a length scale for each feature and each knob. The covariance of
+    two configs is large if they are close in all features and differ in few knobs. A few iterations of L-BFGS maximize
+    the posterior density of the kernel parameters, starting from `parameters`. Larger values are better; one has to
+    exceed the largest value by `margin` to be an improvement.
     """
 
     def __init__(self, inputs: GPInputs, values: np.ndarray, parameters: np.ndarray | None = None, margin: float = 0.0):
@@ -137,10 +135,9 @@ class GaussianProcess:
 
 
 def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: float | None = None) -> np.ndarray:
-    """Return the logarithm of the expected improvement over `best`, by default the best target: float (n,).
-
-    It is the criterion of Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989. For very small improvements,
-    the logarithm is that of an asymptote.
+    """Return the logarithm of the expected improvement over `best`, by default the best target: float (n,). It is the
+    criterion of Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989. For very small improvements, the
+    logarithm is that of an asymptote.
     """
     from scipy.special import log_ndtr, ndtr
 
@@ -154,9 +151,8 @@ def log_expected_improvement(process: GaussianProcess, inputs: GPInputs, best: f
 
 
 def _fit_kernel(distances: np.ndarray, targets: np.ndarray, num_features: int, start: np.ndarray | None) -> np.ndarray:
-    """Return kernel parameters with a larger posterior density than those of `start`, or than the prior's means.
-
-    The distances are squared ones in each feature and each knob, float (features + knobs, n, n); the targets are
+    """Return kernel parameters with a larger posterior density than those of `start`, or than the prior's means. The
+    distances are squared ones in each feature and each knob, float (features + knobs, n, n); the targets are
     standardized, float (n,). The parameters are logarithms of the distances' weights, of the variance and of the noise.
     """
     from scipy.optimize import minimize

@@ -38,9 +38,8 @@ class TrialGroup:
         return np.isfinite(self.costs)
 
     def compute_normal_scores(self) -> np.ndarray:
-        """Return the ranks as quantiles of the normal distribution.
-
-        They are invariant under monotone transforms of the costs, and robust against outliers.
+        """Return the ranks as quantiles of the normal distribution. They are invariant under monotone transforms of the
+        costs, and robust against outliers.
         """
         from scipy.special import ndtri
 
@@ -49,9 +48,8 @@ class TrialGroup:
         return ndtri((ranks + 0.5) / len(ranks))
 
     def compute_throughput(self) -> np.ndarray:
-        """Return the throughput relative to the best one.
-
-        Unlike the logarithm of the cost, it hardly distinguishes slow configs, whose order does not matter.
+        """Return the throughput relative to the best one. Unlike the logarithm of the cost, it hardly distinguishes
+        slow configs, whose order does not matter.
         """
         costs = self.costs[self.is_valid]
         return costs.min(initial=np.inf) / costs
@@ -68,11 +66,10 @@ class TrialGroup:
 
 
 class TreeEnsemble:
-    """An ensemble of boosted trees, each member of which is trained on a bootstrap sample of the trials.
-
-    The members differ where trials are few. When each proposal follows one member, this is Thompson sampling, whose
-    exploration decreases as the members agree. (Chapelle and Li, "An Empirical Evaluation of Thompson Sampling", NIPS
-    2011; Chen and Guestrin, "XGBoost", KDD 2016.)
+    """An ensemble of boosted trees, each member of which is trained on a bootstrap sample of the trials. The members
+    differ where trials are few. When each proposal follows one member, this is Thompson sampling, whose exploration
+    decreases as the members agree. Sources: Chapelle and Li, "An Empirical Evaluation of Thompson Sampling", NIPS 2011;
+    Chen and Guestrin, "XGBoost", KDD 2016.
     """
 
     def __init__(self, groups: Sequence[TrialGroup], num_members: int, rng: np.random.Generator):

@@ -109,9 +109,8 @@ def compute_softplus(value: tirx.Expr) -> tirx.Expr:
 
 
 def compute_mish(value: tirx.Expr) -> tirx.Expr:
-    """Return value · w / (w + 2) with w = n · (n + 2) and n = exp(min(value, 20)).
-
-    The quotient w / (w + 2) is tanh(softplus(value)); from 20 on it is 1 in float32.
+    """Return value · w / (w + 2) with w = n · (n + 2) and n = exp(min(value, 20)). The quotient w / (w + 2) is
+    tanh(softplus(value)); from 20 on it is 1 in float32.
     """
     two, n = _const(2.0), _exp(_min(value, 20.0))
     w = n * (n + two)
