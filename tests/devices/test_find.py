@@ -4,10 +4,9 @@ import sys
 
 import pytest
 
-from tvmconv.devices import Arch, find_device, list_devices
+from tvmconv.devices import Arch, find_device, list_devices, opencl
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.devices.device import DeviceNotFoundError
-from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
 finding = importlib.import_module("tvmconv.devices.lookup")  # the package has the function under that name

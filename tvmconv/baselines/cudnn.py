@@ -7,24 +7,21 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
 from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, to_tensor
+from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_buffer_sets, warm_up
-from tvmconv.devices.device import BufferSets, Device, sum_buffer_bytes
+from tvmconv.devices.device import BufferSets, Device, Timing
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
 from tvmconv.workloads import dtypes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.devices.device import Timing
-    from tvmconv.workloads.conv import Conv
-    from tvmconv.workloads.filters import Filter
-
+from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.filters import Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
@@ -163,7 +160,7 @@ class CudnnPick:
         self._num_algorithms = num_algorithms
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
-        nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
+        nbytes = sum(x.nbytes for x in inputs) + ArrayType(w.argument_shapes[-1], w.storage).nbytes
         self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
         algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"

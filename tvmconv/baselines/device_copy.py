@@ -13,7 +13,7 @@ from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import ArrayType, LaunchConfig
 from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_buffer_sets
 from tvmconv.devices.cuda.loaded_kernel import CudaFunction, DeviceArrays, translate_errors
-from tvmconv.devices.device import BufferSets, Device, sum_buffer_bytes
+from tvmconv.devices.device import BufferSets, Device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def time_copy(
     x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)
     count = max(1, (x.nbytes + output.nbytes) // 2 // _ITEMSIZE_BYTES)
     source, target = np.resize(x.reshape(-1).view(np.uint8), count * _ITEMSIZE_BYTES), ArrayType((count,), "float32")
-    sets = BufferSets.choose_count(sum_buffer_bytes([source], target.shape, target.dtype), gpu.l2_bytes or 0, cold=cold)
+    sets = BufferSets.choose_count(2 * target.nbytes, gpu.l2_bytes or 0, cold=cold)
     cubin = nvrtc.compile_cubin(_COPY_SOURCE, str(gpu.arch))
     with translate_errors(gpu), DeviceArrays() as arrays, create_stream(gpu.index) as stream:
         copies = [arrays.upload_all([source], target) for _ in range(sets.num_sets)]

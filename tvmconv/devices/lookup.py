@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvmconv.compiler import nvrtc
-from tvmconv.devices import rpc
-from tvmconv.devices.arch import Arch
+from tvmconv.devices import opencl, rpc
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.devices.device import Device, DeviceNotFoundError
-from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
 _BACKENDS: dict[str, Callable[[], Sequence[Device]]] = {
@@ -70,7 +68,7 @@ def find_device(text: str) -> Device:
     if match := re.fullmatch(r"rpc:(\S+)", text):
         return rpc.list_rpc_devices(match[1])[0]
     if re.fullmatch(r"sm_[0-9]{2,3}a?", text):
-        return Arch(text)
+        return cuda.Arch(text)
     raise DeviceError(
         f"unknown device {text!r}: expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture to compile for such as "
         "sm_90"

@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tvmconv.devices.cuda.function import CudaFunction, PackedParams
+from tvmconv.devices.cuda.function import CudaFunction, PackedParams, encode_tensor_map
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
-from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
 from tvmconv.torch.signature import ConvSignature

@@ -8,14 +8,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
-from tvmconv.devices.arch import NvidiaGpu
+from tvmconv.devices import cuda
 from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
 from tvmconv.devices.cuda.function import CudaFunction
 from tvmconv.devices.cuda.graphs import (
@@ -37,10 +38,7 @@ from tvmconv.devices.cuda.loaded_kernel import (
     fill_nan,
     translate_errors,
 )
-from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, LoadedKernel, measurement_fraction
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, Device, LoadedKernel, measurement_fraction
 
 FULL_REPLAY_SECONDS = 5e-3  # replay time for a kernel that may become the best
 MIN_REPLAYS = 3
@@ -113,7 +111,7 @@ class CudaBenchmark(Benchmark):
     """Arrays of a workload in the memory of a GPU; see `Benchmark`."""
 
     def __init__(
-        self, device: NvidiaGpu, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
+        self, device: Device, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
     ) -> None:
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
@@ -152,20 +150,20 @@ class CudaBenchmark(Benchmark):
 
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
         """Run once and compare on the GPU; see `Benchmark.compare`."""
-        from cuda.bindings import runtime
-
         assert isinstance(kernel, CudaLoadedKernel)
         results = np.zeros(2)
         with kernel.translate_errors():
             output = self._get_output_buffer(kernel)
             fill_nan(output.pointer, output.nbytes, self._stream)
-            check_cuda(runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
+            check_cuda(cuda.runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
             with kernel.bind([*self._pointers, output.pointer], self._stream) as bound:
                 bound.launch()
                 self._queue_comparison(output, math.prod(kernel.executable.output.shape))
-                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-                check_cuda(runtime.cudaMemcpyAsync(results.ctypes.data, self._results_pointer, 16, kind, self._stream))
-                check_cuda(runtime.cudaStreamSynchronize(self._stream))
+                kind = cuda.runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                check_cuda(
+                    cuda.runtime.cudaMemcpyAsync(results.ctypes.data, self._results_pointer, 16, kind, self._stream)
+                )
+                check_cuda(cuda.runtime.cudaStreamSynchronize(self._stream))
         return OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
 
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
