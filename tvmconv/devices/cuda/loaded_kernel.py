@@ -75,22 +75,9 @@ class CudaLoadedKernel(LoadedKernel):
             return time_buffer_sets(make_capture(stream, launch), stream, sets, seconds)
 
     def bind(
-        self,
-        pointers: Sequence[int],
-        stream: int,
-        workspace: Sequence[int] | None = None,
-        *,
-        use_pdl: bool = True,
-        has_predecessor: bool = False,
+        self, pointers: Sequence[int], stream: int, workspace: Sequence[int] | None = None, **options: bool
     ) -> BoundKernel:
-        """Prepare launches on arrays at given addresses; call it within `translate_errors`.
-
-        `pointers`: addresses of the executable's `arrays`, in their order.
-        `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
-        `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
-        `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
-        """
-        options = {"use_pdl": use_pdl, "has_predecessor": has_predecessor}
+        """Prepare launches on arrays; the arguments are those of `BoundKernel`. Call it within `translate_errors`."""
         return BoundKernel(self.executable, self._functions, pointers, stream, workspace, **options)
 
     def translate_errors(self) -> AbstractContextManager[None]:
@@ -104,6 +91,11 @@ class BoundKernel(ExitStack):
     The constructor copies constant-memory arguments on the stream, creates texture objects and tensor maps, allocates
     the workspace, and launches the prepack kernels once. All launches of a loaded kernel share its constant memory, so
     it can be bound to one set of constants at a time. Closing it frees textures and workspace after their use.
+
+    `pointers`: addresses of the executable's `arrays`, in their order.
+    `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
+    `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
+    `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
     """
 
     def __init__(
@@ -158,8 +150,9 @@ def _make_parameters(
     kernel: CompiledKernel, addresses: Mapping[int, int], texture_handles: Mapping[int, int]
 ) -> list[ParameterValue]:
     """Return the parameters of a device function: addresses, texture objects and tensor maps."""
-    values = {**addresses, **{i: texture_handles[i] for i in kernel.textures}}
-    parameters: list[ParameterValue] = [values[i] for i in kernel.arguments]
+    parameters: list[ParameterValue] = [
+        texture_handles[i] if i in kernel.textures else addresses[i] for i in kernel.arguments
+    ]
     for position, tensor_map in kernel.tensor_maps:
         parameters[position] = encode_tensor_map(tensor_map, addresses[kernel.arguments[position]])
     return parameters
