@@ -125,8 +125,7 @@ def search_all(
     Returns:
         The workload, the name of the fastest schedule, and the result of each search, in the order of `network`.
     """
-    from tvmconv.measure.workers.pool import keep_workers_alive
-    from tvmconv.measure.workers.prestart import prestart_workers
+    from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
     from tvmconv.search.options import TuneOptions
     from tvmconv.search.task_scheduler import tune_tasks
     from tvmconv.search.tune import find_devices

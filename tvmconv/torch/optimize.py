@@ -17,8 +17,7 @@ from tvmconv import devices
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
-from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.match import match_convolutions
