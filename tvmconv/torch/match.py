@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,18 +31,12 @@ class ShapeRecorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
         self.metadata: dict[fx.Node, TensorMetadata] = {}
-        self._named_arguments: dict[str, Any] = {}
 
     def run_with_arguments(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph on positional and keyword arguments."""
-        self._named_arguments = kwargs
-        return self.run(*args)
-
-    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return an argument."""
-        if target in self._named_arguments:
-            return self._named_arguments[target]
-        return super().placeholder(target, args, kwargs)
+        arguments = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return self.run(*arguments.args)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node and record the metadata of its result."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from tvmconv.torch.layer import is_tf32_allowed
 
@@ -45,15 +46,13 @@ def find_memory_format(values: Iterable[Any]) -> torch.memory_format | None:
     return common_formats[0] if len(common_formats) == 1 else None
 
 
-def to_memory_format(value: Any, memory_format: torch.memory_format) -> Any:
-    """Return a value with its images in a memory format; tuples, lists and dictionaries are searched recursively."""
-    if isinstance(value, torch.Tensor):
-        return value.contiguous(memory_format=memory_format) if value.dim() == 4 else value
-    if type(value) in (tuple, list):
-        return type(value)(to_memory_format(item, memory_format) for item in value)
-    if type(value) is dict:
-        return {name: to_memory_format(item, memory_format) for name, item in value.items()}
-    return value
+def to_memory_format(values: Any, memory_format: torch.memory_format) -> Any:
+    """Return values with the images among them, also in nested containers, in a memory format."""
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor
+
+    return tree_map_only(torch.Tensor, convert, values)
 
 
 def convert_weight_memory_format(model: torch.nn.Module, formats_by_ndim: Mapping[int, torch.memory_format]) -> None:
