@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -198,18 +198,9 @@ class CudnnPick:
         """Free the tensors."""
         self._copies.clear()
 
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """Apply PyTorch's settings and the stream of this pick, and translate the library's errors."""
-        torch = self._torch
-        with (
-            translate_library_errors("cuDNN through PyTorch", self._gpu, RuntimeError),
-            torch.cuda.device(self._gpu.index),
-            torch.cuda.stream(self._stream),
-            torch.no_grad(),
-            configure_cudnn(torch, allow_tf32=self._tf32, num_algorithms=self._num_algorithms),
-        ):
-            yield
+    def _on_stream(self) -> AbstractContextManager[None]:
+        tf32, num_algorithms = self._tf32, self._num_algorithms
+        return compute_on_stream(self._torch, self._gpu, self._stream, allow_tf32=tf32, num_algorithms=num_algorithms)
 
 
 def torch_with_cudnn() -> Any:
@@ -242,6 +233,21 @@ def configure_cudnn(torch: Any, *, allow_tf32: bool, num_algorithms: int | None 
     finally:
         for (owner, name, _), value in zip(settings, previous_values, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def compute_on_stream(
+    torch: Any, gpu: CudaDevice, stream: Any, *, allow_tf32: bool, num_algorithms: int | None = 0
+) -> Iterator[None]:
+    """Compute on a stream with the settings of `configure_cudnn`, and translate the library's errors."""
+    with (
+        translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError),
+        torch.cuda.device(gpu.index),
+        torch.cuda.stream(stream),
+        torch.no_grad(),
+        configure_cudnn(torch, allow_tf32=allow_tf32, num_algorithms=num_algorithms),
+    ):
+        yield
 
 
 def _format_versions(torch: Any) -> tuple[str, str]:

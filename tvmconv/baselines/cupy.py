@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_filter, require_gpu, translate_library_errors
 from tvmconv.devices.cuda.graphs import make_capture, time_buffer_sets
 from tvmconv.devices.device import BufferSets, Device, get_first_line
 from tvmconv.errors import DeviceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.workloads import Workload
-    from tvmconv.workloads.filters import Filter
+from tvmconv.workloads import Workload
+from tvmconv.workloads.filters import Filter
 
 
 @baseline("cupy")

@@ -311,7 +311,6 @@ def _translate_errors(device: Device, context: str = "") -> Iterator[None]:
 
 
 def _needs_more_samples(samples: Sequence[float], seconds: float) -> bool:
-    """Return whether a timing of about `seconds` needs more samples."""
     if not samples:
         return True
     if samples[0] >= LONG_LAUNCH_SECONDS:

@@ -183,7 +183,6 @@ def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
 
 
 def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> JsonValue:
-    """Send a request to a tracker in the protocol of `tvm.rpc.base`."""
     from tvm.rpc import base
 
     host, port = tracker
@@ -217,7 +216,6 @@ def _translate_tracker_errors(tracker: Address) -> AbstractContextManager[None]:
 
 
 def _receive_bytes(connection: socket.socket, num_bytes: int, seconds: float) -> bytes:
-    """Receive a number of bytes."""
     received_bytes = bytearray()
     deadline = time.monotonic() + seconds
     while len(received_bytes) < num_bytes:

@@ -251,7 +251,6 @@ def _find_common_device(endpoints: Sequence[Device | Runner]) -> Device:
 
 
 def _collect_versions(device: Device) -> dict[str, str]:
-    """Return the versions of the software that builds and runs the kernels."""
     versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm")}
     if device.kind != "cuda":
         return {**versions, "pyopencl": metadata.version("pyopencl")}

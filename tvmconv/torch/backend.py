@@ -143,7 +143,6 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
 
 
 def _bind_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a convolution or a normalization by name."""
     argument_names = CONVOLUTION_ARGUMENTS if node.target in CONVOLUTION_MODULES else NORM_ARGUMENTS
     return dict(zip(argument_names, node.args, strict=False)) | node.kwargs
 

@@ -241,5 +241,4 @@ class KernelProvider:
 
 
 def _config_key(workload: Workload, schedule: str, config: Config) -> str:
-    """Return a key that is equal for equal configs of a schedule for a workload."""
     return json.dumps([workload.text, schedule, sorted(config.items())])

@@ -129,7 +129,6 @@ def clone_tensors(values: Any) -> Any:
 
 
 def _are_equal(result: Any, expected: Any) -> bool:
-    """Return whether two results are equal up to the order of sums."""
     (result_leaves, result_spec), (expected_leaves, expected_spec) = tree_flatten(result), tree_flatten(expected)
     return result_spec == expected_spec and all(map(_are_close, result_leaves, expected_leaves))
 

@@ -199,7 +199,6 @@ class CudaBenchmark(Benchmark):
 
 @functools.cache
 def _compile_comparison(dtype: str, arch: str) -> bytes:
-    """Return the cubin that compares an output of a dtype with a reference."""
     return nvrtc.compile_cubin(format_comparison_source(dtype), arch).image
 
 

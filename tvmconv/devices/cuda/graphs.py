@@ -146,7 +146,6 @@ def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
 
 
 def _count_replays(seconds: float, replay_seconds: float) -> int:
-    """Return the number of replays to time within about `seconds`."""
     min_replays = min(max(MAX_SLOW_SECONDS / replay_seconds, MIN_SLOW_REPLAYS), MIN_REPLAYS)
     return int(min(max(seconds / replay_seconds, min_replays), MAX_REPLAYS))
 
