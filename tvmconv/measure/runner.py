@@ -156,7 +156,7 @@ class LocalRunner(ProcessRunner):
 class RunnerSetup:
     """Setup of a runner process for all executables."""
 
-    device: str  # name of the device for `tvmconv.devices.lookup`
+    device: str  # name of the device for `tvmconv.devices.find_device`
     inputs: Sequence[NDArray[Any]]
     reference: ReferenceOutput | NDArray[np.float64]
     tolerance: float  # largest relative L2 error of a correct output

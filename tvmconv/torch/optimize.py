@@ -20,10 +20,9 @@ from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.match import match_convolutions
-from tvmconv.torch.memory_format import MEMORY_FORMAT_BY_NAME, choose_memory_format, find_memory_format
-from tvmconv.torch.model import Optimized
+from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.partition import clone_tensors, partition_model, record_calls
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
