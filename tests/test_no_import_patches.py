@@ -14,8 +14,8 @@ HOOK_CLASSES = {"MetaPathFinder", "PathEntryFinder", "Loader", "LazyLoader", "In
 SETTINGS = {"os.environ", "sys.path", "torch.backends"}  # meant to be set
 ALLOWED = {
     # A worker is a process of its own; the listener of TVM's RPC ends with an error for each session that crashes.
-    ("tvmconv/measure/rpc_worker.py", "threading.excepthook"),
-    ("tvmconv/measure/rpc_worker.py", "tempfile.tempdir"),
+    ("tvmconv/measure/rpc.py", "threading.excepthook"),
+    ("tvmconv/measure/rpc.py", "tempfile.tempdir"),
 }
 
 

@@ -44,8 +44,8 @@ def test_parameters_go_where_the_device_function_wants_them(device, lower_differ
 
 
 def test_unwritten_element_is_nan_even_after_a_right_kernel(device, bench, lower_difference):
-    assert math.isfinite(bench.measure_relative_error(device.load(lower_difference(device).executable)))
-    assert math.isnan(bench.measure_relative_error(device.load(lower_difference(device, written=999).executable)))
+    assert math.isfinite(bench.compare(device.load(lower_difference(device).executable)).relative_error)
+    assert math.isnan(bench.compare(device.load(lower_difference(device, written=999).executable)).relative_error)
 
 
 def sampled(expected, allowed=1e-5):
@@ -80,16 +80,16 @@ def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_di
     x, k, y = step.arguments.index(0), step.arguments.index(1), step.arguments.index(2)
     swapped = [0, 0, 0]
     swapped[y], swapped[k], swapped[x] = 0, 1, 2  # writes to X what it computes of the output
-    bench.measure_relative_error(device.load(with_step(right, arguments=tuple(swapped))))
+    bench.compare(device.load(with_step(right, arguments=tuple(swapped))))
     kernel = device.load(right)
-    assert not bench.measure_relative_error(kernel) < 1e-6
+    assert not bench.compare(kernel).relative_error < 1e-6
     bench.restore_inputs()
-    assert bench.measure_relative_error(kernel) < 1e-6
+    assert bench.compare(kernel).relative_error < 1e-6
 
 
 def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower_difference):
     kernel = device.load(lower_difference(device).executable)
-    bench.measure_relative_error(kernel)
+    bench.compare(kernel)
     assert len(bench.time(kernel, best_seconds=1e-12)) == 1
     assert len(bench.time(kernel, best_seconds=math.inf)) >= 3
 
@@ -115,7 +115,7 @@ def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_dif
 
 
 def test_a_device_process_loads_neither_tvm_nor_pytorch():
-    code = "import sys, tvmconv.measure.runner_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
+    code = "import sys, tvmconv.measure.runner; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -53,7 +53,7 @@ def test_it_reaches_a_call_on_torchs_tensors(loaded, problem):
 
 def test_it_reaches_a_bench(gpu, loaded, problem):
     bench = gpu.create_benchmark(problem.inputs, problem.reference)
-    assert bench.measure_relative_error(loaded) < 1e-6
+    assert bench.compare(loaded).relative_error < 1e-6
     assert min(bench.time(loaded, math.inf)) > 0
-    assert bench.measure_relative_error(loaded) < 1e-6
+    assert bench.compare(loaded).relative_error < 1e-6
     bench.close()

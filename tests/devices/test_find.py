@@ -1,17 +1,13 @@
-import importlib
 import subprocess
 import sys
 
 import pytest
 
-from tvmconv.devices import Arch, find_device, list_devices
+from tvmconv import devices
+from tvmconv.devices import Arch, find_device, list_devices, opencl
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.devices.device import DeviceNotFoundError
-from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
-
-finding = importlib.import_module("tvmconv.devices.lookup")  # the package has the function under that name
-
 
 UNKNOWN = ("", "gpu", "cuda:", "cuda:-1", "opencl:x", "opencl:" + "9" * 5000, "opencl:٠")
 
@@ -46,7 +42,7 @@ def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
     def none():
         raise DeviceNotFoundError("opencl", "no driver", "pip install it")
 
-    monkeypatch.setitem(finding._BACKENDS, "opencl", none)
+    monkeypatch.setitem(devices._BACKENDS, "opencl", none)
     with pytest.raises(DeviceError, match=r"no NVIDIA driver.*pip install it"):
         find_device("auto")
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tvmconv.devices.opencl import pocl
+from tvmconv.devices import pocl
 
 KERNEL = "kernel void add(global float *y) { y[get_global_id(0)] += 1; }"
 SCRIPT = f"""
 import ctypes
 import numpy as np
-from tvmconv.devices.opencl import pocl
+from tvmconv.devices import pocl
 tells = ctypes.CDLL(str(pocl._find_libraries()[0])).pocl_get_llvm_cpu_name
 tells.restype = ctypes.c_char_p
 pocl.patch_cpu_name(unknown_name=tells())

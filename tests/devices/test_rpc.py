@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from tvmconv import jsonfile
-from tvmconv.devices import rpc
-from tvmconv.devices.opencl import device as opencl
+from tvmconv.devices import opencl, rpc
 from tvmconv.errors import DeviceError
 
 

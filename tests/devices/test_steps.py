@@ -40,11 +40,11 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     problem = tc.Problem(WORKLOAD, seed=0)
     bench = device.create_benchmark(problem.inputs, problem.reference)
     right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).executable)
-    assert bench.measure_relative_error(right) < 1e-6
+    assert bench.compare(right).relative_error < 1e-6
     assert math.isnan(
-        bench.measure_relative_error(device.load(lower_function(products_then_sums(3), device).executable))
+        bench.compare(device.load(lower_function(products_then_sums(3), device).executable)).relative_error
     )
-    assert bench.measure_relative_error(right) < 1e-6
+    assert bench.compare(right).relative_error < 1e-6
     bench.close()
 
 
@@ -88,7 +88,7 @@ def test_inputs_are_of_any_number_and_of_several_dtypes(device):
     assert y.dtype == np.float32
     assert error(y, expected) < 1e-6
     bench = device.create_benchmark([x, k, b, r], expected)
-    assert bench.measure_relative_error(kernel) < 1e-6
+    assert bench.compare(kernel).relative_error < 1e-6
     bench.close()
 
 
@@ -130,7 +130,7 @@ def test_dynamic_shared_memory_is_there(gpu, kib):
     kernel = gpu.load(lower_function(dynamic_sums(words), gpu).executable)
     np.testing.assert_array_equal(kernel.run([x]), x[::-1])
     bench = gpu.create_benchmark([x], x[::-1].astype(np.float64))
-    assert bench.measure_relative_error(kernel) == 0
+    assert bench.compare(kernel).relative_error == 0
     assert min(bench.time(kernel, math.inf)) > 0
     bench.close()
 

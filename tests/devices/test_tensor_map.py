@@ -10,9 +10,8 @@ from tvmconv.compiler import nvrtc
 from tvmconv.verification import Problem
 
 pytest.importorskip("cuda.bindings.driver")
-from tvmconv.devices.cuda.function import CudaFunction
+from tvmconv.devices.cuda.function import CudaFunction, encode_tensor_map
 from tvmconv.devices.cuda.loaded_kernel import BoundKernel
-from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 
 pytestmark = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 POINTERS, SCRATCH = (0x10000, 0x20000, 0x30000), (0x40000,)

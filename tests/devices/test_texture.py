@@ -53,7 +53,7 @@ def test_launches_through_a_texture_are_benched_and_timed(gpu, shape):
     x = image(shape)
     loaded = gpu.load(lower_shift(gpu, shape, 1, 1).executable)
     bench = gpu.create_benchmark([x], shifted(x, 1, 1).astype(np.float64))
-    assert bench.measure_relative_error(loaded) == 0
+    assert bench.compare(loaded).relative_error == 0
     assert min(bench.time(loaded, math.inf)) > 0
     bench.close()
     assert 0 < loaded.time([x], cold=True, seconds=0.02).median < 1e-3

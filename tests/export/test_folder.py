@@ -13,7 +13,7 @@ from fake_driver import FakeDriver
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.devices.cuda.tensor_map import encode_tensor_map
+from tvmconv.devices.cuda.function import encode_tensor_map
 from tvmconv.export import export
 from tvmconv.logs.record import Record
 from tvmconv.tensor_map import TensorMap
@@ -26,7 +26,7 @@ FILTER = tc.parse("filter2d:13x11x3,5x3")
 # Run before an example: PoCL knows the processor, and then nothing of this project can be imported.
 WITHOUT_TVMCONV = """
 import sys
-from tvmconv.devices.opencl.pocl import patch_cpu_name
+from tvmconv.devices.pocl import patch_cpu_name
 patch_cpu_name()
 for name in [name for name in sys.modules if name.startswith("tvmconv.")]:
     del sys.modules[name]

@@ -6,10 +6,10 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.deadline import Deadline
-from tvmconv.measure.build_all import NO_TIME_MESSAGE, BuilderInput, build_all
-from tvmconv.measure.builder_pool import BUILDER_MODULE
+from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
 from tvmconv.measure.results import ErrorKind
 from tvmconv.measure.workers import pool
+from tvmconv.measure.workers.pool import BUILDER_MODULE
 from tvmconv.registry import find_schedule
 
 WORKLOAD = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")

@@ -13,9 +13,8 @@ from processes import wait_for
 import tvmconv as tc
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.measure import runner as runners
-from tvmconv.measure import runner_process
 from tvmconv.measure.results import ErrorKind
-from tvmconv.measure.runner_process import RunnerSetup, WarmUpMessage
+from tvmconv.measure.runner import RunnerSetup
 from tvmconv.measure.workers import supervisor
 
 
@@ -85,7 +84,7 @@ def test_device_process_that_grows_without_end_is_replaced(opencl, runner, monke
 
 
 def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
-    monkeypatch.setattr(runner_process, "_keep_pocl_cache_private", lambda: None)  # here it is this process's
+    monkeypatch.setattr(runners, "_keep_pocl_cache_private", lambda: None)  # here it is this process's
     benches = []
     bench = type(opencl).create_benchmark
     monkeypatch.setattr(type(opencl), "create_benchmark", lambda *args: benches.append(bench(*args)) or benches[-1])
@@ -93,7 +92,7 @@ def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch
     setup = RunnerSetup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)
     ours, theirs = Pipe()
     with ours, theirs:
-        for message in (WarmUpMessage("opencl:0"), setup, (program(opencl), 1.0)):
+        for message in ("opencl:0", setup, (program(opencl), 1.0)):
             ours.send(message)
         thread = threading.Thread(target=serve_until_left, args=(theirs,))
         thread.start()
@@ -107,4 +106,4 @@ def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch
 
 def serve_until_left(connection):
     with contextlib.suppress(EOFError, OSError):
-        runner_process.main(connection)
+        runners.main(connection)

@@ -14,7 +14,7 @@ from tvmconv.cli import main
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
 from tvmconv.logs.record import Record
-from tvmconv.measure import rpc_runner
+from tvmconv.measure import rpc as measure_rpc
 from tvmconv.measure.measurer import Measurer
 from tvmconv.workloads import parse
 
@@ -65,7 +65,7 @@ def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule,
 
 
 def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
-    monkeypatch.setattr(rpc_runner, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(measure_rpc, "ANSWER_SECONDS", 1.0)
     farm.lend("k")
     with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1, run_timeout=5.0) as measurer:
         measurer.submit(configs)

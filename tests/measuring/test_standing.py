@@ -14,13 +14,9 @@ from measuring import DEADLINE, collect, measure, measurer
 from processes import children, wait_for
 
 import tvmconv as tc
-from tvmconv.measure.builder_pool import BUILDER_MODULE
 from tvmconv.measure.results import ErrorKind
-from tvmconv.measure.runner import RUNNER_PROCESS_MODULE
-from tvmconv.measure.runner_process import WarmUpMessage
 from tvmconv.measure.workers import pool, supervisor
-from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.pool import BUILDER_MODULE, keep_workers_alive, prestart_workers
 from tvmconv.measure.workers.supervisor import Job, SupervisedWorker, WorkerLimits
 from tvmconv.registry import find_schedule as find_schedule
 
@@ -179,7 +175,7 @@ def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     monkeypatch.setattr(pool.shared, "prestart", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
     prestart_workers(3, [opencl, gpu, far])
-    assert begun == [(RUNNER_PROCESS_MODULE, "cuda:1", 1, WarmUpMessage("cuda:1")), (BUILDER_MODULE, BUILDER_MODULE, 3)]
+    assert begun == [(pool.RUNNER_MODULE, "cuda:1", 1, "cuda:1"), (BUILDER_MODULE, BUILDER_MODULE, 3)]
 
 
 def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
@@ -187,7 +183,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
     forking, stopped = threading.Event(), threading.Event()
 
     class Loading:
-        def fork(self, module, descriptor):
+        def fork(self, descriptor):
             forking.set()
             stopped.wait(30.0)
             raise tc.Error("it has ended")

@@ -4,14 +4,12 @@ import copy
 import logging
 
 import pytest
+import torch
+from small_models import Block, X, with_statistics
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from small_models import Block, X, with_statistics  # noqa: E402
-
-import tvmconv.torch  # noqa: E402, F401
-from tvmconv.errors import DeviceError, TuningError  # noqa: E402
-from tvmconv.torch.backend import backend  # noqa: E402
+import tvmconv.torch  # noqa: F401
+from tvmconv.errors import DeviceError, TuningError
+from tvmconv.torch.backend import backend
 
 TUNED = {"choose": "tuned", "fallback_backend": "eager"}
 

@@ -3,11 +3,9 @@
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from small_models import Model, X, differ, optimized, runs  # noqa: E402
-from torch.nn import Conv2d  # noqa: E402
+import torch
+from small_models import Model, X, differ, optimized, runs
+from torch.nn import Conv2d
 
 
 def test_weights_that_change_are_seen(faster, block):

@@ -4,13 +4,12 @@ import ctypes
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig  # noqa: E402
-from tvmconv.errors import DeviceError  # noqa: E402
-from tvmconv.torch import launch  # noqa: E402
-from tvmconv.torch.signature import parse_signature  # noqa: E402
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
+from tvmconv.errors import DeviceError
+from tvmconv.torch import launch
+from tvmconv.torch.signature import parse_signature
 
 STEP = CompiledKernel(b"", "main", LaunchConfig((1, 1, 1), (32, 1, 1)), arguments=(2, 0, 3, 1), shared_bytes=0)
 

@@ -7,26 +7,24 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+from instant import Clock, made_up
+from small_models import X, differ, runs
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
-
-from instant import Clock, made_up  # noqa: E402
-from small_models import X, differ, runs  # noqa: E402
-
-import tvmconv as tc  # noqa: E402
-import tvmconv.torch  # noqa: E402
-from tvmconv.deadline import Deadline  # noqa: E402
-from tvmconv.errors import FallbackWarning, TuningError  # noqa: E402
-from tvmconv.logs.log import Log  # noqa: E402
-from tvmconv.measure.pipeline import MeasureCandidate  # noqa: E402
-from tvmconv.registry import find_schedule  # noqa: E402
-from tvmconv.search.progress import SearchProgress  # noqa: E402
-from tvmconv.search.search import TuneResult  # noqa: E402
-from tvmconv.torch import kernels, timing  # noqa: E402
-from tvmconv.torch.optimize import optimize_within  # noqa: E402
-from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
-from tvmconv.torch.selection import kernels_deadline  # noqa: E402
-from tvmconv.torch.timing import TimingCache  # noqa: E402
+import tvmconv as tc
+import tvmconv.torch
+from tvmconv.deadline import Deadline
+from tvmconv.errors import FallbackWarning, TuningError
+from tvmconv.logs.log import Log
+from tvmconv.measure.pipeline import MeasureCandidate
+from tvmconv.registry import find_schedule
+from tvmconv.search.progress import SearchProgress
+from tvmconv.search.search import TuneResult
+from tvmconv.torch import kernels, timing
+from tvmconv.torch.optimize import optimize_within
+from tvmconv.torch.report import PYTORCH_NAME
+from tvmconv.torch.selection import kernels_deadline
+from tvmconv.torch.timing import TimingCache
 
 LARGE, SMALL = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(4, 8, 1)
 

@@ -4,18 +4,16 @@ import copy
 import threading
 
 import pytest
+import torch
+from small_models import Block, undecided, with_statistics
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from small_models import Block, undecided, with_statistics  # noqa: E402
-
-import tvmconv as tc  # noqa: E402
-import tvmconv.torch  # noqa: E402
-from tvmconv.torch import operator  # noqa: E402
-from tvmconv.torch.backend import backend  # noqa: E402
-from tvmconv.torch.launch import make_launcher  # noqa: E402
-from tvmconv.torch.operator import conv  # noqa: E402
-from tvmconv.torch.signature import parse_signature  # noqa: E402
+import tvmconv as tc
+import tvmconv.torch
+from tvmconv.torch import operator
+from tvmconv.torch.backend import backend
+from tvmconv.torch.launch import make_launcher
+from tvmconv.torch.operator import conv
+from tvmconv.torch.signature import parse_signature
 
 pytestmark = pytest.mark.gpu
 

@@ -6,16 +6,14 @@ import threading
 import zipfile
 
 import pytest
+import torch
+from small_models import X
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from small_models import X  # noqa: E402
-
-import tvmconv.torch  # noqa: E402
-from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
-from tvmconv.torch import archive  # noqa: E402
-from tvmconv.torch.layer import TunedConv  # noqa: E402
-from tvmconv.torch.operator import conv  # noqa: E402
+import tvmconv.torch
+from tvmconv.errors import DeviceError, Error, ModelError
+from tvmconv.torch import archive
+from tvmconv.torch.layer import TunedConv
+from tvmconv.torch.operator import conv
 
 TEXT = "conv2d:2x8x9x11,8x8x3x3,s1,p1,bias,add,relu"
 

@@ -6,20 +6,18 @@ import itertools
 import json
 
 import pytest
+import small_models
+import torch
+from small_models import Model, NormAct, X, differ, optimized, runs, with_statistics
+from torch.nn import Conv2d
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-import small_models  # noqa: E402
-from small_models import Model, NormAct, X, differ, optimized, runs, with_statistics  # noqa: E402
-from torch.nn import Conv2d  # noqa: E402
-
-import tvmconv.torch  # noqa: E402
-from tvmconv.checksummed_file import read_checked, write_checked  # noqa: E402
-from tvmconv.errors import Error, ModelError  # noqa: E402
-from tvmconv.search.options import TuneOptions  # noqa: E402
-from tvmconv.torch import operator  # noqa: E402
-from tvmconv.torch.kernels import AvailableKernel  # noqa: E402
-from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
+import tvmconv.torch
+from tvmconv.checksummed_file import read_checked, write_checked
+from tvmconv.errors import Error, ModelError
+from tvmconv.search.options import TuneOptions
+from tvmconv.torch import operator
+from tvmconv.torch.kernels import AvailableKernel
+from tvmconv.torch.report import PYTORCH_NAME
 
 
 def test_a_block_is_three_kernels_with_the_same_output(faster, block):

@@ -4,15 +4,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from torch.nn import functional  # noqa: E402
-
-from tvmconv.torch.layer import is_tf32_allowed, make_input_key  # noqa: E402
-from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS, compensate_truncation, is_truncating, round_to_tf32  # noqa: E402
-from tvmconv.torch.signature import parse_signature  # noqa: E402
-from tvmconv.workloads.dtypes import round_operand  # noqa: E402
+from tvmconv.torch.layer import is_tf32_allowed, make_input_key
+from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS, compensate_truncation, is_truncating, round_to_tf32
+from tvmconv.torch.signature import parse_signature
+from tvmconv.workloads.dtypes import round_operand
 
 
 def truncated(x):

@@ -1,15 +1,14 @@
 """What follows a convolution in a model's graph, found without running a kernel."""
 
 import pytest
+import torch
+from small_models import Model, NormAct
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch", reason="PyTorch is missing")
-
-from small_models import Model, NormAct  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from tvmconv.torch.fusion import find_fusion_sites, trace_model  # noqa: E402
-from tvmconv.torch.layer import ACTIVATIONS  # noqa: E402
+from tvmconv.torch.fusion import find_fusion_sites
+from tvmconv.torch.layer import ACTIVATIONS
+from tvmconv.torch.partition import trace_model
 
 X = torch.linspace(-8, 8, 65)
 BEHIND = {

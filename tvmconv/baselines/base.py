@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.devices.device import Device, Timing, get_first_line
 from tvmconv.errors import DeviceError, Error
+from tvmconv.workloads import Workload
 from tvmconv.workloads.filters import Filter
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.workloads import Workload
-
 
 TimeLibrary = Callable[..., "Baseline"]
 
@@ -30,9 +27,6 @@ def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
     The function gets all arguments of the workload except Y, times it with a cold cache if `cold`, and spends about
     `seconds` of device time. It imports the library when it is called. It raises `UnsupportedDeviceError` if the
     library never supports the device, and another `Error` if the library is missing or cannot compute the workload.
-
-    Raises:
-        Error: Another module has registered the name.
     """
 
     def register(function: TimeLibrary) -> TimeLibrary:
@@ -51,22 +45,14 @@ class UnsupportedDeviceError(DeviceError):
 
 @dataclass(frozen=True)
 class Baseline:
-    """Result of a library for a workload.
+    """Result of a library for a workload."""
 
-    Attributes:
-        timing: Times, taken with the method of our kernels.
-        output: Computed output; None for a baseline that only moves bytes and cannot be verified.
-        description: Library with its version and settings.
-        time_again: Function that times the same algorithm again for about the given seconds; None if the whole baseline
-            is called again instead.
-        close: Function that frees the resources of `time_again`.
-    """
-
-    timing: Timing
-    output: NDArray[Any] | None
-    description: str
+    timing: Timing  # taken with the method of our kernels
+    output: NDArray[Any] | None  # None for a baseline that only moves bytes and cannot be verified
+    description: str  # library with its version and settings
+    # Function that times the same algorithm again for about the given seconds; None if the baseline is called again.
     time_again: Callable[[float], Timing] | None = None
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None  # frees the resources of `time_again`
 
 
 def require_gpu(device: Device, library: str) -> CudaDevice:

@@ -6,25 +6,22 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
 from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, to_tensor
+from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_buffer_sets, warm_up
-from tvmconv.devices.device import BufferSets, Device, sum_buffer_bytes
+from tvmconv.devices.device import BufferSets, Device, Timing
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
 from tvmconv.workloads import dtypes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.devices.device import Timing
-    from tvmconv.workloads.conv import Conv
-    from tvmconv.workloads.filters import Filter
-
+from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.filters import Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
@@ -163,7 +160,7 @@ class CudnnPick:
         self._num_algorithms = num_algorithms
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
-        nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
+        nbytes = sum(x.nbytes for x in inputs) + ArrayType(w.argument_shapes[-1], w.storage).nbytes
         self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
         algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"
@@ -201,18 +198,9 @@ class CudnnPick:
         """Free the tensors."""
         self._copies.clear()
 
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """Apply PyTorch's settings and the stream of this pick, and translate the library's errors."""
-        torch = self._torch
-        with (
-            translate_library_errors("cuDNN through PyTorch", self._gpu, RuntimeError),
-            torch.cuda.device(self._gpu.index),
-            torch.cuda.stream(self._stream),
-            torch.no_grad(),
-            configure_cudnn(torch, allow_tf32=self._tf32, num_algorithms=self._num_algorithms),
-        ):
-            yield
+    def _on_stream(self) -> AbstractContextManager[None]:
+        tf32, num_algorithms = self._tf32, self._num_algorithms
+        return compute_on_stream(self._torch, self._gpu, self._stream, allow_tf32=tf32, num_algorithms=num_algorithms)
 
 
 def torch_with_cudnn() -> Any:
@@ -245,6 +233,21 @@ def configure_cudnn(torch: Any, *, allow_tf32: bool, num_algorithms: int | None 
     finally:
         for (owner, name, _), value in zip(settings, previous_values, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def compute_on_stream(
+    torch: Any, gpu: CudaDevice, stream: Any, *, allow_tf32: bool, num_algorithms: int | None = 0
+) -> Iterator[None]:
+    """Compute on a stream with the settings of `configure_cudnn`, and translate the library's errors."""
+    with (
+        translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError),
+        torch.cuda.device(gpu.index),
+        torch.cuda.stream(stream),
+        torch.no_grad(),
+        configure_cudnn(torch, allow_tf32=allow_tf32, num_algorithms=num_algorithms),
+    ):
+        yield
 
 
 def _format_versions(torch: Any) -> tuple[str, str]:

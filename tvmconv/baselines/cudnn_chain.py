@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tvmconv.baselines.base import Baseline, require_gpu, translate_library_errors
-from tvmconv.baselines.cudnn import CudnnPick, configure_cudnn, torch_with_cudnn
+from numpy.typing import NDArray
+
+from tvmconv.baselines.base import Baseline, require_gpu
+from tvmconv.baselines.cudnn import CudnnPick, compute_on_stream, torch_with_cudnn
 from tvmconv.baselines.torch_calls import TorchConvCall, list_calls_in_layout, to_tensor
 from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import time_replay
 from tvmconv.devices.cuda.kernel_chain import find_linked_inputs, make_chain_timing
+from tvmconv.devices.device import Device, Timing
 from tvmconv.errors import DeviceError
 from tvmconv.workloads import dtypes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.devices.device import Device, Timing
-    from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.conv import Conv
 
 NUM_PICKS = 3  # threads that each let cuDNN pick for the whole chain
 
-WorkloadInputs = Mapping["Conv", Sequence["NDArray[Any]"]]
+WorkloadInputs = Mapping[Conv, Sequence[NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,7 @@ def _time_chain_once(
     call_by_workload = {w: _pick_faster_call(w, inputs[w], gpu, single_seconds) for w in inputs}
     tf32 = all(w.dtype == dtypes.TF32.name for w in workloads)
     stream = torch.cuda.Stream(gpu.index)
-    with (
-        translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError),
-        torch.cuda.device(gpu.index),
-        torch.cuda.stream(stream),
-        torch.no_grad(),
-        configure_cudnn(torch, allow_tf32=tf32),
-    ):
+    with compute_on_stream(torch, gpu, stream, allow_tf32=tf32):
         calls = [call_by_workload[w][0] for w in workloads]
         prepared_inputs = [
             call.prepare(*(to_tensor(array).to(gpu.text) for array in inputs[w]))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_filter, require_gpu, translate_library_errors
 from tvmconv.devices.cuda.graphs import make_capture, time_buffer_sets
-from tvmconv.devices.device import BufferSets, Device, get_first_line, sum_buffer_bytes
+from tvmconv.devices.device import BufferSets, Device, get_first_line
 from tvmconv.errors import DeviceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.workloads import Workload
-    from tvmconv.workloads.filters import Filter
+from tvmconv.workloads import Workload
+from tvmconv.workloads.filters import Filter
 
 
 @baseline("cupy")
@@ -35,7 +32,7 @@ def time_cupy(
     except ImportError as error:
         reason = get_first_line(error)
         raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({reason})") from error
-    nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
+    nbytes = sum(array.nbytes for array in inputs) + inputs[0].nbytes  # the output is like the image
     sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
     with (
         translate_library_errors("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.baselines.base import Baseline, baseline, require_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import ArrayType, LaunchConfig
+from tvmconv.devices import cuda
 from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_buffer_sets
 from tvmconv.devices.cuda.loaded_kernel import CudaFunction, DeviceArrays, translate_errors
-from tvmconv.devices.device import BufferSets, Device, sum_buffer_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.workloads import Workload
+from tvmconv.devices.device import BufferSets, Device
+from tvmconv.workloads import Workload
 
 _THREADS_PER_BLOCK = 256
 _VECTOR_ELEMENTS = 4  # elements of the float4 that each thread copies
@@ -45,38 +43,24 @@ def time_copy(
     x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)
     count = max(1, (x.nbytes + output.nbytes) // 2 // _ITEMSIZE_BYTES)
     source, target = np.resize(x.reshape(-1).view(np.uint8), count * _ITEMSIZE_BYTES), ArrayType((count,), "float32")
-    sets = BufferSets.choose_count(sum_buffer_bytes([source], target.shape, target.dtype), gpu.l2_bytes or 0, cold=cold)
+    sets = BufferSets.choose_count(2 * target.nbytes, gpu.l2_bytes or 0, cold=cold)
     cubin = nvrtc.compile_cubin(_COPY_SOURCE, str(gpu.arch))
     with translate_errors(gpu), DeviceArrays() as arrays, create_stream(gpu.index) as stream:
         copies = [arrays.upload_all([source], target) for _ in range(sets.num_sets)]
-        copy_functions = {
-            "cudaMemcpyAsync": _make_runtime_copy(target.nbytes),
-            "a float4 kernel": _make_kernel_copy(cubin.image, count),
-        }
-        timings = {}
-        for name, copy in copy_functions.items():
+        function, kind = CudaFunction(cubin.image, "copy"), cuda.runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        num_blocks = ceil_div(count, _VECTOR_ELEMENTS * _THREADS_PER_BLOCK)
+        shape = LaunchConfig(grid=(num_blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
 
-            def launch(i: int, copy: Callable[[int, int, int], None] = copy) -> None:
-                source_pointer, target_pointer = copies[i % sets.num_sets]
-                copy(source_pointer, target_pointer, stream)
+        def copy_by_runtime(i: int) -> None:
+            x_pointer, y_pointer = copies[i % sets.num_sets]
+            check_cuda(cuda.runtime.cudaMemcpyAsync(y_pointer, x_pointer, target.nbytes, kind, stream))
 
+        def copy_by_kernel(i: int) -> None:
+            function.launch(shape, (*copies[i % sets.num_sets], count), stream)
+
+        copy_functions, timings = {"cudaMemcpyAsync": copy_by_runtime, "a float4 kernel": copy_by_kernel}, {}
+        for name, launch in copy_functions.items():
             launch(0)
             timings[name] = time_buffer_sets(make_capture(stream, launch), stream, sets, seconds / len(copy_functions))
     fastest = min(timings, key=lambda name: timings[name].median)
     return Baseline(timings[fastest], None, f"by {fastest}, the faster of {' and '.join(copy_functions)}")
-
-
-def _make_runtime_copy(nbytes: int) -> Callable[[int, int, int], None]:
-    """Return a function of source, target and stream that queues cudaMemcpyAsync."""
-    from cuda.bindings import runtime
-
-    kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-    return lambda source, target, stream: check_cuda(runtime.cudaMemcpyAsync(target, source, nbytes, kind, stream))
-
-
-def _make_kernel_copy(cubin: bytes, count: int) -> Callable[[int, int, int], None]:
-    """Return a function of source, target and stream that queues the copy kernel for `count` elements."""
-    function = CudaFunction(cubin, "copy")
-    num_blocks = ceil_div(count, _VECTOR_ELEMENTS * _THREADS_PER_BLOCK)
-    shape = LaunchConfig(grid=(num_blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
-    return lambda source, target, stream: function.launch(shape, (source, target, count), stream)

@@ -99,11 +99,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str], seconds: float) -> int | None:
-    """Run a command with a time limit, and end all processes that it started.
-
-    Returns:
-        The exit status; None after the time limit.
-    """
+    """Run a command, end all processes that it started, and return its exit status; None after the time limit."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tvmconv.workloads.layout import CHANNELS_LAST, LAYOUTS
 
 Tensors = tuple[Any, ...]
-
-# PyTorch's names of the layouts by number of spatial axes. It computes 1-D convolutions as images with one row.
-_MEMORY_FORMATS = {
-    2: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last"},
-    3: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last_3d"},
-}
-
-# Operations of epilogues that have PyTorch's names.
-FUNCTION_NAMES = (
-    *("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid"),
-    *("tanh", "mish", "elu", "softplus"),
-)
 
 # PyTorch's functions, for NVIDIA GPUs only, of epilogues that cuDNN fuses with the convolution.
 FUSED_FUNCTIONS = {
@@ -46,6 +34,23 @@ def to_tensor(array: NDArray[Any]) -> Any:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+@functools.cache
+def load_activations() -> dict[str, Callable[[Any], Any]]:
+    """Return PyTorch's functions of the epilogue operations that take no argument, by name."""
+    import torch
+    from torch.nn import functional
+
+    names = ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "mish", "elu", "softplus")
+    return {
+        **{name: getattr(functional, name) for name in names},
+        "clamp": lambda y: y.clamp(0, 1),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+        **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,9 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
     leading_bias, remaining_ops = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
     input_names = w.argument_names[2:-1]
     needs_zero_bias = fused and "bias" not in input_names  # the function would otherwise allocate zeros in each call
-    memory_format = getattr(torch, _MEMORY_FORMATS[w.spatial_ndim][layout])
+    channels_last = torch.channels_last if w.spatial_ndim == 2 else torch.channels_last_3d
+    memory_format = channels_last if layout == CHANNELS_LAST else torch.contiguous_format
+    activations = load_activations()
 
     def copy_to_layout(tensor: Any) -> Any:
         # `contiguous` would keep ambiguous strides of axes with size 1, which look like the other layout.
@@ -146,7 +153,12 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
             x = functional.pad(x, sides)
         y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
         for name in remaining_ops:
-            y = _OP_FUNCTIONS[name](y, values_by_name.get(name))
+            if name == "add":
+                y = y + values_by_name[name]
+            elif name == "bias":
+                y = y + values_by_name[name].view(-1, *(1,) * w.spatial_ndim)
+            else:
+                y = activations[name](y)
         return y
 
     def compute_fused(x: Any, k: Any, *others: Any) -> Any:
@@ -173,29 +185,6 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
 def _move_channels_second(w: Conv, tensor: Any) -> Any:
     """Return a view of X, K, Y or a residual with the axes (N, C, space)."""
     return tensor.movedim(-1, 1) if w.layout == CHANNELS_LAST else tensor
-
-
-def _add_bias(y: Any, bias: Any) -> Any:
-    return y + bias.view(-1, *(1,) * (y.dim() - 2))
-
-
-def _make_functional(name: str, **options: Any) -> Callable[[Any, Any], Any]:
-    def apply_function(y: Any, _: Any) -> Any:
-        from torch.nn import functional
-
-        return getattr(functional, name)(y, **options)
-
-    return apply_function
-
-
-_OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "bias": _add_bias,
-    "add": lambda y, residual: y + residual,
-    "clamp": lambda y, _: y.clamp(0, 1),
-    **{name: _make_functional(name) for name in FUNCTION_NAMES},
-    "gelu_tanh": _make_functional("gelu", approximate="tanh"),
-    **{name: _make_functional("leaky_relu", negative_slope=slope) for name, slope in SLOPES.items()},
-}
 
 
 def _list_filter_calls(w: Filter) -> list[TorchConvCall]:

@@ -45,7 +45,7 @@ from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
 from tvmconv.measure.pipeline import format_target
 from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS, MeasureResult, RunnerResult, merge_results
-from tvmconv.measure.runner_process import measure_executable
+from tvmconv.measure.runner import measure_executable
 from tvmconv.measure.serialization import decode_executable, encode_executable
 from tvmconv.space import Config
 from tvmconv.verification import Problem

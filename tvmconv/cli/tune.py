@@ -122,8 +122,7 @@ def search_all(
     start of the command. With `--seconds-total`, the workloads that cost the network most are searched first.
     `on_workload` is called before each search with its number, from 1. `option_values` are fields of `TuneOptions`.
     """
-    from tvmconv.measure.workers.pool import keep_workers_alive
-    from tvmconv.measure.workers.prestart import prestart_workers
+    from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
     from tvmconv.search.options import TuneOptions
     from tvmconv.search.task_scheduler import tune_tasks
     from tvmconv.search.tune import find_devices

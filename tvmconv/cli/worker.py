@@ -15,7 +15,7 @@ from tvmconv.cli.errors import INTERRUPTED_STATUS
 from tvmconv.cli.options import add_device_option, add_option, add_tracker_option, parse_port, print_auto_device
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
-from tvmconv.measure.rpc_worker import serve_sessions
+from tvmconv.measure.rpc import serve_sessions
 from tvmconv.tvm_import import import_tvm
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.workloads.base import OutputSample
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CHUNK_ELEMENTS = 1 << 22  # elements per task of the thread pool
 
@@ -88,13 +85,10 @@ def compute_relative_error(output: NDArray[Any], reference: NDArray[np.float64])
 def _find_nonfinite(output: NDArray[Any]) -> float:
     """Return NaN if any element is NaN, infinity if one is infinite, and otherwise zero."""
     flat = output.reshape(-1)
+    chunks = [flat[start : start + CHUNK_ELEMENTS] for start in range(0, flat.size, CHUNK_ELEMENTS)]
 
-    def iterate_chunks() -> Iterator[NDArray[Any]]:
-        return (flat[start : start + CHUNK_ELEMENTS] for start in range(0, flat.size, CHUNK_ELEMENTS))
-
-    def find_nonfinite_in_chunk(chunk: NDArray[Any]) -> float:
-        return 0.0 if np.isfinite(chunk).all() else float(np.abs(chunk.astype(np.float32)).max())  # NaN if there is one
+    def find_in_chunk(chunk: NDArray[Any]) -> float:
+        return 0.0 if np.isfinite(chunk).all() else float(np.abs(chunk.astype(np.float32)).max())
 
     with ThreadPoolExecutor() as threads:
-        nonfinite_values = [value for value in threads.map(find_nonfinite_in_chunk, iterate_chunks()) if value]
-    return float(np.nan if any(map(np.isnan, nonfinite_values)) else np.inf if nonfinite_values else 0.0)
+        return float(np.max([*threads.map(find_in_chunk, chunks)]))  # NaN if there is one

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.compiler.executable import ArrayType, Executable, check_block_limits
 from tvmconv.errors import DeviceError
@@ -16,7 +17,6 @@ from tvmconv.target import BlockLimits, Target, get_max_cluster_blocks
 
 if TYPE_CHECKING:
     import tvm
-    from numpy.typing import NDArray
 
     from tvmconv.compiler.lowered_module import LoweredModule
     from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
@@ -86,9 +86,10 @@ class Device(ABC):
     multiprocessors: int | None  # number of streaming multiprocessors (OpenCL: compute units)
     max_threads_per_block: int  # maximum number of threads per block (OpenCL: work-items per work-group)
     shared_bytes_per_block: int  # maximum static shared memory per block in bytes (OpenCL: local memory)
-    peak_flops: float | None  # peak float32 FLOP/s, with a multiply-add counted as two; None if unknown
-    peak_bandwidth: float | None  # peak bandwidth of global memory in bytes/s; None if unknown
-    l2_bytes: int | None  # size of the last cache before global memory
+    peak_flops: float | None = None  # peak float32 FLOP/s, with a multiply-add counted as two; None if unknown
+    peak_bandwidth: float | None = None  # peak bandwidth of global memory in bytes/s; None if unknown
+    l2_bytes: int | None = None  # size of the last cache before global memory
+    index: int = 0  # index among the devices of its kind on its host
     # Maximum static and dynamic shared memory per block in bytes if the launch opts in; None if this is not supported.
     opt_in_shared_bytes_per_block: int | None = field(default=None, kw_only=True)
     has_float16: bool = field(default=True, kw_only=True)  # whether kernels can use float16
@@ -180,10 +181,6 @@ class Benchmark(ABC):
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
         """Run a kernel once with output and workspace filled with NaN, and compare the output with the reference."""
 
-    def measure_relative_error(self, kernel: LoadedKernel) -> float:
-        """Return the relative L2 error by `compare`; it is not finite if an element is unwritten."""
-        return self.compare(kernel).relative_error
-
     @abstractmethod
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
         """Time a kernel that ran before with a hot cache, for a duration that depends on `measurement_fraction`.
@@ -261,11 +258,6 @@ class BufferSets:
         text = f"cold {cache}: {self.num_sets} sets of buffers in turn, {total / 1e6:.3g} MB"
         is_enough = total > self.min_cold_bytes
         return text if is_enough else f"{text} of the {self.min_cold_bytes / 1e6:.3g} MB that would empty it"
-
-
-def sum_buffer_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:
-    """Return the total size of all inputs and the output in bytes."""
-    return sum(array.nbytes for array in inputs) + ArrayType(tuple(output_shape), output_dtype).nbytes
 
 
 def get_first_line(error: BaseException) -> str:

@@ -7,29 +7,26 @@ A worker is a TVM RPC server that registers a key with the tracker and serves on
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import queue
 import re
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
 
 from tvmconv import jsonfile
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.device import Device, get_first_line
-from tvmconv.devices.opencl.device import OpenclDevice
+from tvmconv.devices.opencl import OpenclDevice
 from tvmconv.errors import DeviceError
 from tvmconv.jsonfile import JsonError, JsonValue
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import Executable
 
 DESCRIBE_FUNCTION = "tvmconv.describe"  # function of the worker that describes its device
 TRACKER_SECONDS = 10.0
@@ -45,19 +42,16 @@ T = TypeVar("T")
 class RPCDevice(Device):
     """A device of a worker, for which kernels are compiled locally and measured remotely."""
 
-    key: str  # key under which the workers are registered
-    tracker: Address  # host and port of the tracker
+    key: str = field(kw_only=True)  # key under which the workers are registered
+    tracker: Address = field(kw_only=True)  # host and port of the tracker
 
-    def load(self, executable: Executable) -> NoReturn:
-        """Raise DeviceError, because only `tvmconv.measure.rpc_runner` runs kernels on a worker."""
-        self._refuse_to_run()
-
-    def create_benchmark(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
-        """Raise DeviceError, as `load` does."""
-        self._refuse_to_run()
-
-    def _refuse_to_run(self) -> NoReturn:
+    def load(self, *_: Any) -> NoReturn:
+        """Raise DeviceError, because only `tvmconv.measure.rpc` runs kernels on a worker."""
         raise DeviceError(f"{self.text} is to tune on: to run a kernel there, use tvmconv on that host")
+
+    def create_benchmark(self, *_: Any) -> NoReturn:
+        """Raise DeviceError, as `load` does."""
+        self.load()
 
 
 @dataclass(frozen=True)
@@ -171,26 +165,24 @@ def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
 
     TVM's calls have no time limit and ignore Ctrl-C.
     """
-    answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    future = futures.Future[T]()
 
     def call() -> None:
         try:
-            answers.put((True, function()))
-        except Exception as error:  # re-raised in the caller's thread
-            answers.put((False, error))
+            future.set_result(function())
+        except Exception as error:  # raised again in the caller's thread
+            future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
     try:
-        succeeded, answer = answers.get(timeout=seconds)
-    except queue.Empty:
+        return future.result(seconds)
+    except futures.TimeoutError:
+        if future.done():  # the function itself timed out
+            raise
         raise DeviceError(f"a worker has not answered for {seconds:g} s") from None
-    if not succeeded:
-        raise answer
-    return answer
 
 
 def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> JsonValue:
-    """Send a request to a tracker in the protocol of `tvm.rpc.base`."""
     from tvm.rpc import base
 
     host, port = tracker
@@ -217,16 +209,13 @@ def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> Js
     return values[0]
 
 
-@contextlib.contextmanager
-def _translate_tracker_errors(tracker: Address) -> Iterator[None]:
+def _translate_tracker_errors(tracker: Address) -> AbstractContextManager[None]:
     """Translate a `JsonError` of a tracker request in the block to `DeviceError`."""
-    host, port = tracker
-    with jsonfile.translate_json_errors(f"the server at {host}:{port} is not a TVM RPC tracker", DeviceError):
-        yield
+    message = "the server at {}:{} is not a TVM RPC tracker".format(*tracker)
+    return jsonfile.translate_json_errors(message, DeviceError)
 
 
 def _receive_bytes(connection: socket.socket, num_bytes: int, seconds: float) -> bytes:
-    """Receive a number of bytes."""
     received_bytes = bytearray()
     deadline = time.monotonic() + seconds
     while len(received_bytes) < num_bytes:

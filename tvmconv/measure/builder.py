@@ -1,4 +1,4 @@
-"""Builder process, which receives configs and returns executables."""
+"""Builds in processes that receive configs and return executables, each of which may crash."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import contextlib
 import functools
 import resource
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tvmconv.errors import CompileError, ScheduleFailure, describe_error
+from tvmconv.compiler.executable import Executable
+from tvmconv.deadline import Deadline
+from tvmconv.devices import Device, find_device
+from tvmconv.errors import CompileError, Error, HostError, ScheduleFailure, describe_error
 from tvmconv.measure.results import ErrorKind, PhaseTimer
+from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
+from tvmconv.measure.workers.supervisor import MAX_QUEUED_JOBS, ExitCause, ExitInfo, Job, SupervisedWorker, WorkerLimits
+from tvmconv.registry import BUILT_IN, Schedule, schedules
+from tvmconv.space import Config
 from tvmconv.tvm_import import import_tvm
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices import Device
-    from tvmconv.registry import Schedule
-    from tvmconv.space import Config
-    from tvmconv.workloads import Workload
-
+from tvmconv.workloads import Workload, parse
 
 WARM_UP_WORKLOAD, WARM_UP_ARCH = "conv2d:1x1x2x2,1x1x1x1", "sm_90"  # kernel that loads the compilers
+START_SECONDS = 120.0  # time limit for loading TVM on a busy machine
+EXIT_MESSAGES = {
+    ExitCause.CRASH: "the builder process {how}",
+    ExitCause.START_TIMEOUT: "the builder process does not start in {limit:g} s",
+    ExitCause.JOB_TIMEOUT: "the build takes longer than {limit:g} s",
+}
+BUILD_SECONDS, BUILD_MEMORY_BYTES = 60.0, 4 << 30  # limits of one build of `build_all`
+POLL_SECONDS = 0.1
+NO_TIME_MESSAGE = "not built: no time left"
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def build_executable(
 
     `workload`: workload to compute; that of the setup by default.
     """
-    from tvmconv.compiler import lowering as lowering
+    from tvmconv.compiler import lowering
 
     phase_timer, device = PhaseTimer(), setup.device
     start = time.monotonic()
@@ -104,7 +112,8 @@ def main(connection: Connection) -> None:
             connection.send(describe_error(error))
             return
         if isinstance(message, BuilderSetup):
-            setup, current_bytes = message, _get_allocated_bytes()
+            setup = message
+            current_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()  # virtual
             initial_bytes = initial_bytes or current_bytes
             if current_bytes - initial_bytes > setup.memory_limit_bytes / 2:
                 return  # earlier builds leaked too much memory
@@ -130,18 +139,8 @@ def preload_compilers() -> None:
     """
     with contextlib.suppress(Exception):  # a real build reports the error
         import_tvm()
-        from tvmconv import devices, registry, workloads
-        from tvmconv.compiler import lowering as lowering
-
-        workload, device = workloads.parse(WARM_UP_WORKLOAD), devices.find_device(WARM_UP_ARCH)
-        schedule = registry.schedules(workload)[0]
-        target = device.make_target()
-        _ = lowering.lower_schedule(workload, schedule, {}, target, device.limits, device.text).lowered.executable
-
-
-def _get_allocated_bytes() -> int:
-    """Return the virtual memory of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        workload, device = parse(WARM_UP_WORKLOAD), find_device(WARM_UP_ARCH)
+        build_executable(BuilderSetup(workload, {"": schedules(workload)[0]}, device, BUILD_MEMORY_BYTES), "", {})
 
 
 def _limit_memory(max_bytes: int) -> None:
@@ -149,3 +148,125 @@ def _limit_memory(max_bytes: int) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     soft_limit = max_bytes if hard_limit == resource.RLIM_INFINITY else min(max_bytes, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (soft_limit, hard_limit))
+
+
+class BuilderPool:
+    """Pool of processes that build configs.
+
+    A config that hangs, crashes its process or allocates too much memory results in one `BuilderResult` with the error.
+    The process is restarted, and its queued configs go to other builders.
+
+    `num_workers`: number of processes; 0 if nothing is built.
+    """
+
+    def __init__(self, setup: BuilderSetup, num_workers: int, timeout_seconds: float) -> None:
+        self._setup = setup
+        self._queued_jobs: deque[Job] = deque()
+        limits = WorkerLimits(START_SECONDS, timeout_seconds)
+        self._builders = [
+            SupervisedWorker(__name__, lambda: setup, limits, EXIT_MESSAGES, pool_key=__name__)
+            for _ in range(num_workers)
+        ]
+
+    def submit(self, tag: int, schedule: str, config: Config, workload: Workload | None = None) -> None:
+        """Queue a build, whose result `poll` returns with the tag; the workload is that of the setup by default."""
+        self._queued_jobs.append(Job(tag, (schedule, config, workload)))
+
+    def poll(self) -> list[tuple[int, BuilderResult]]:
+        """Send queued builds to the processes, and return tags and results of builds that ended since the last call."""
+        results: list[tuple[int, BuilderResult]] = []
+        for builder in self._builders:
+            for job, answer in builder.poll():
+                if isinstance(answer, ExitInfo):
+                    is_timeout = answer.cause is ExitCause.JOB_TIMEOUT
+                    kind = ErrorKind.BUILD_TIMEOUT if is_timeout else ErrorKind.COMPILE_HOST
+                    answer = BuilderResult(None, kind, answer.reason, seconds=answer.seconds)
+                results.append((job.tag, answer))
+        for builder in self._builders:
+            if builder.exit_info:
+                self._restart_builder(builder, builder.exit_info)
+        for num_free_slots in range(MAX_QUEUED_JOBS, 0, -1):  # idle processes first
+            for builder in self._builders:
+                if self._queued_jobs and builder.num_free_slots == num_free_slots:
+                    builder.submit(self._queued_jobs.popleft())
+        return results
+
+    def wait_handles(self) -> list[Connection]:
+        """Return the connections that become readable when `poll` has results."""
+        return [connection for builder in self._builders for connection in builder.wait_handles()]
+
+    def close(self) -> None:
+        """End all processes or return them to `tvmconv.measure.workers.pool`."""
+        for builder in self._builders:
+            builder.close()
+
+    def _restart_builder(self, builder: SupervisedWorker, exit_info: ExitInfo) -> None:
+        """Restart a builder, or raise an error if that is pointless."""
+        if exit_info.cause is ExitCause.REFUSED:
+            modules = {name: schedule.function.__module__ for name, schedule in self._setup.schedules.items()}
+            plugin_names = [name for name, module in modules.items() if not module.startswith(BUILT_IN)]
+            names = " or ".join(plugin_names or modules)
+            raise Error(f"a builder process cannot load schedule {names}: {exit_info.reason}")
+        if builder.is_hopeless:
+            raise HostError(f"the builder processes do not start: {exit_info.reason}")
+        self._queued_jobs.extendleft(reversed(builder.reclaim_jobs()))
+        builder.restart()
+
+
+@dataclass(frozen=True)
+class BuilderInput:
+    """A schedule and a config to build for a workload."""
+
+    workload: Workload
+    schedule: Schedule
+    config: Config
+
+
+def build_all(
+    inputs: Sequence[BuilderInput],
+    device: Device,
+    num_workers: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    deadline: Deadline | None = None,
+    num_needed: int = 0,
+) -> list[BuilderResult]:
+    """Build kernels in parallel and return the result for each input.
+
+    With a single worker and no deadline, the builds run in this process.
+
+    `num_workers`: number of processes; by default one less than the number of processors.
+    `on_progress`: function that is called with the number of finished builds.
+    `deadline`: time at which unfinished builds are abandoned with `NO_TIME_MESSAGE`; inputs are built in order. A
+        deadline requires a block of `tvmconv.measure.workers.pool.keep_workers_alive`.
+    `num_needed`: number of first inputs for which the deadline's cut-off applies instead.
+    """
+    if not inputs:
+        return []
+    # Schedule names are unique per operator only.
+    jobs = [(f"{each.workload.operator} {each.schedule.name}", each.config, each.workload) for each in inputs]
+    by_key = {key: each.schedule for (key, _, _), each in zip(jobs, inputs, strict=True)}
+    setup = BuilderSetup(inputs[0].workload, by_key, device, BUILD_MEMORY_BYTES)
+    pool_size = min(pool.resolve_num_workers(num_workers), len(inputs))
+    if deadline is None and pool_size == 1:
+        return [build_executable(setup, *job) for job in jobs]
+    timed_out = BuilderResult(None, ErrorKind.BUILD_TIMEOUT, NO_TIME_MESSAGE)
+    if deadline is not None:
+        first_deadline = deadline.cut_off if num_needed else deadline
+        pool.shared.prestart(__name__, __name__, pool_size)
+        if not pool.shared.wait_for_worker(__name__, first_deadline.remaining_seconds):
+            return [timed_out] * len(inputs)
+    builder_pool, results = BuilderPool(setup, pool_size, BUILD_SECONDS), dict[int, BuilderResult]()
+    try:
+        for tag, job in enumerate(jobs):
+            builder_pool.submit(tag, *job)
+        while len(results) < len(inputs):
+            is_needed = any(tag not in results for tag in range(num_needed))
+            if deadline and (deadline.cut_off if is_needed else deadline).has_passed:
+                break
+            wait(builder_pool.wait_handles(), POLL_SECONDS)
+            results.update(builder_pool.poll())
+            if on_progress:
+                on_progress(len(results))
+    finally:
+        builder_pool.close()
+    return [results.get(tag, timed_out) for tag in range(len(inputs))]

@@ -12,19 +12,11 @@ import signal
 
 from tvmconv.measure.results import ErrorKind
 
-DOUBTFUL_RUN_KINDS = frozenset({ErrorKind.RUNTIME, ErrorKind.COMPILE_DEVICE})
-DOUBTFUL_BUILD_KINDS = frozenset({ErrorKind.COMPILE_HOST})
+DOUBTFUL_KINDS = frozenset({ErrorKind.COMPILE_HOST, ErrorKind.COMPILE_DEVICE, ErrorKind.RUNTIME})
 
 # No config can cause these errors. ENOMEM is excluded, because a config may allocate too much memory.
 _ERRNOS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EIO,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO),
     errno.ENODEV,
 )
 
@@ -52,26 +44,11 @@ def is_environment_fault(message: str) -> bool:
     return any(signature in message for signature in _FAULT_SIGNATURES)
 
 
-def is_external_signal(message: str) -> bool:
-    """Return whether a message names a signal that another process or the operating system sent."""
-    return any(f"killed by {number.name}" in message for number in _SENT_SIGNALS)
-
-
 def is_retryable(message: str) -> bool:
-    """Return whether the config may succeed after the fault in the message has passed."""
-    return is_environment_fault(message) or is_external_signal(message)
-
-
-def is_doubtful_run(error: ErrorKind) -> bool:
-    """Return whether the environment, rather than the kernel, may have caused a failure on a device."""
-    return error in DOUBTFUL_RUN_KINDS
-
-
-def is_doubtful_build(error: ErrorKind, message: str) -> bool:
-    """Return whether the environment, rather than the config, may have caused a build failure."""
-    return error in DOUBTFUL_BUILD_KINDS or (error is ErrorKind.INSTANTIATION and is_environment_fault(message))
+    """Return whether the config may succeed after the fault, or the signal from outside, that the message names."""
+    return is_environment_fault(message) or any(f"killed by {number.name}" in message for number in _SENT_SIGNALS)
 
 
 def is_doubtful(error: ErrorKind, message: str) -> bool:
-    """Return whether the environment may have caused a recorded failure."""
-    return is_doubtful_run(error) or is_doubtful_build(error, message)
+    """Return whether the environment, rather than the config, may have caused a failure."""
+    return error in DOUBTFUL_KINDS or (error is ErrorKind.INSTANTIATION and is_environment_fault(message))

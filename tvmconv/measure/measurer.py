@@ -10,7 +10,6 @@ from dataclasses import replace
 from importlib import metadata
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
 
 from tvmconv import devices as known_devices
 from tvmconv import registry
@@ -18,19 +17,17 @@ from tvmconv.devices import Device
 from tvmconv.devices.device import get_first_line
 from tvmconv.devices.rpc import RPCDevice
 from tvmconv.errors import DeviceError, Error, ScheduleError
-from tvmconv.measure.builder import BuilderSetup
-from tvmconv.measure.builder_pool import BuilderPool, resolve_num_workers
+from tvmconv.measure.builder import BuilderPool, BuilderSetup
 from tvmconv.measure.pipeline import MeasureCandidate, MeasurePipeline
 from tvmconv.measure.results import MeasureResult, PhaseMeans
-from tvmconv.measure.rpc_runner import RPCRunner
+from tvmconv.measure.rpc import RPCRunner
 from tvmconv.measure.runner import LocalRunner, Runner
+from tvmconv.measure.workers.pool import resolve_num_workers
+from tvmconv.registry import Schedule
+from tvmconv.space import Config
 from tvmconv.verification import Problem
 from tvmconv.version import VERSION
-
-if TYPE_CHECKING:
-    from tvmconv.registry import Schedule
-    from tvmconv.space import Config
-    from tvmconv.workloads import Workload
+from tvmconv.workloads import Workload
 
 POLL_SECONDS = 0.05  # interval of checks of the processes' time and memory
 CLOSE_SECONDS = 1.0  # longest wait for a reference computation or a starting process that is no longer needed
@@ -71,7 +68,7 @@ class Measurer:
         seed: int | None = None,
         problem: Problem | Callable[[], Problem] | None = None,
     ):
-        schedule_list = [schedules] if isinstance(schedules, registry.Schedule) else list(schedules)
+        schedule_list = [schedules] if isinstance(schedules, Schedule) else list(schedules)
         for schedule in schedule_list:
             _check_importable(schedule)
         self._first_schedule = schedule_list[0].name
@@ -254,7 +251,6 @@ def _find_common_device(endpoints: Sequence[Device | Runner]) -> Device:
 
 
 def _collect_versions(device: Device) -> dict[str, str]:
-    """Return the versions of the software that builds and runs the kernels."""
     versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm")}
     if device.kind != "cuda":
         return {**versions, "pyopencl": metadata.version("pyopencl")}

@@ -16,19 +16,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
+from tvmconv.compiler.executable import Executable
+from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error, HostError
 from tvmconv.measure import faults
-from tvmconv.measure.builder import BuilderResult, BuilderSetup
+from tvmconv.measure.builder import BuilderPool, BuilderResult, BuilderSetup
 from tvmconv.measure.results import NUM_FINALISTS, ErrorKind, MeasureResult, PhaseMeans, RunnerResult
 from tvmconv.measure.runner import Runner
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices import Device
-    from tvmconv.measure.builder_pool import BuilderPool
-    from tvmconv.space import Config
+from tvmconv.space import Config
 
 MAX_UNEXPLAINED_FAILURES = 8  # failures of a device or of the builders after which a control runs before other work
 
@@ -134,12 +130,12 @@ class MeasurePipeline:
         try:
             for tag, builder_result in self._builder_pool.poll():
                 self._handle_build(tag, builder_result)
-            self._resolve_build_failures()
+            self._resolve_failures(self._build_stage)
         except HostError as error:
             self._pending_error = error  # raised by the next call, after the results of this one
         for stage in list(self._run_stages):
             with self._drop_if_lost(stage) as runner:
-                self._resolve_run_failures(stage, runner)
+                self._resolve_failures(stage)
                 while runner.num_free_slots > 0 and (next_tag := self._take_next_tag(stage)) is not None:
                     entry = self._in_flight[next_tag]
                     entry.runner, entry.sent_at = runner, time.monotonic()
@@ -191,7 +187,7 @@ class MeasurePipeline:
     def _handle_build(self, tag: int, result: BuilderResult) -> None:
         """Queue a built executable, or finish a config that certainly cannot be built."""
         stage = self._build_stage
-        is_doubtful = faults.is_doubtful_build(result.error, result.message)
+        is_doubtful = faults.is_doubtful(result.error, result.message)
         if tag == stage.control_tag:
             stage.control_tag = None
             if is_doubtful:
@@ -214,7 +210,7 @@ class MeasurePipeline:
 
     def _handle_run(self, tag: int, stage: _Stage, runner: Runner, result: RunnerResult) -> None:
         """Finish an executable, and the failures whose cause it decides."""
-        is_doubtful = faults.is_doubtful_run(result.error)
+        is_doubtful = faults.is_doubtful(result.error, result.message)
         is_control = tag == stage.control_tag
         if is_control:
             stage.control_tag = None
@@ -248,43 +244,27 @@ class MeasurePipeline:
                 assert stage.runner
                 self._finish_run(tag, stage.runner, result)
 
-    def _resolve_build_failures(self) -> None:
-        """Build the control if builds failed and no other build can decide the cause."""
-        stage = self._build_stage
+    def _resolve_failures(self, stage: _Stage) -> None:
+        """Try the control if work of a stage failed and no other work can decide the cause."""
         if not stage.failures or stage.control_tag is not None:
             return
-        failed_tags = {tag for tag, _ in stage.failures}
+        runner, failed_tags = stage.runner, {tag for tag, _ in stage.failures}
         has_pending = any(
-            entry.builder_result.executable is None and tag not in failed_tags for tag, entry in self._in_flight.items()
+            (entry.runner is runner or tag in self._ready_tags) if runner else entry.builder_result.executable is None
+            for tag, entry in self._in_flight.items()
+            if tag not in failed_tags
         )
-        if self._control_candidate is None:
+        if self._control_candidate is None and not (runner and self._control_executable):
             self._accept_failures(stage)
-        elif len(stage.failures) >= MAX_UNEXPLAINED_FAILURES or not has_pending:
-            self._submit_control(self._control_candidate)
-
-    def _resolve_run_failures(self, stage: _Stage, runner: Runner) -> None:
-        """Run the control if executables failed and no other one can decide the cause."""
-        if not stage.failures or stage.control_tag is not None:
+        elif has_pending and len(stage.failures) < MAX_UNEXPLAINED_FAILURES:
             return
-        failed_tags = {tag for tag, _ in stage.failures}
-        has_pending = bool(self._ready_tags) or any(
-            entry.runner is runner and tag not in failed_tags for tag, entry in self._in_flight.items()
-        )
-        if len(stage.failures) < MAX_UNEXPLAINED_FAILURES and has_pending:
-            return
-        if self._control_executable is not None:
+        elif runner and self._control_executable:
             if runner.num_free_slots > 0:
                 stage.control_tag = next(self._tags)
                 runner.submit(stage.control_tag, self._control_executable, 0.0)
-        elif self._control_candidate is not None:
-            self._submit_control(self._control_candidate)
-        else:  # no control is available
-            self._accept_failures(stage)
-
-    def _submit_control(self, control: MeasureCandidate) -> None:
-        """Queue the build of the control unless it is in progress."""
-        if self._build_stage.control_tag is None:
+        elif self._control_candidate and self._build_stage.control_tag is None:
             self._build_stage.control_tag = next(self._tags)
+            control = self._control_candidate
             self._builder_pool.submit(self._build_stage.control_tag, control.schedule, control.config)
 
     def _finish_build_failure(self, tag: int, result: BuilderResult) -> None:

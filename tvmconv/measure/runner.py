@@ -1,26 +1,34 @@
-"""Runners, which measure executables on a local or remote device.
+"""Runners, which verify and time executables on a local or remote device, and the process of a local one.
 
-A custom runner implements the methods of `Runner`, and the `Measurer` submits executables to its free runners.
+A custom runner implements the methods of `Runner`, and the `Measurer` submits executables to its free runners. The
+process imports neither TVM nor PyTorch, so that it restarts quickly after a crash.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
-from tvmconv.errors import DeviceError
-from tvmconv.measure.results import ErrorKind, RunnerResult
-from tvmconv.measure.runner_process import RunnerSetup
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.compiler.executable import Executable
+from tvmconv.devices import Device, find_device
+from tvmconv.devices.comparison import ReferenceOutput
+from tvmconv.devices.device import Benchmark, DeviceLostError, get_first_line
+from tvmconv.errors import CompileError, DeviceError, describe_error
+from tvmconv.measure.results import ErrorKind, PhaseTimer, RunnerResult
+from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.measure.workers.supervisor import ExitCause, ExitInfo, Job, SupervisedWorker, WorkerLimits
+from tvmconv.tempdir import ProcessTempDir
 from tvmconv.verification import Problem
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices import Device
-
-RUNNER_PROCESS_MODULE = "tvmconv.measure.runner_process"
 START_SECONDS = 120.0
 RETRY_SECONDS = 1.0  # a GPU needs a moment to recover after its process was killed
 EXIT_MESSAGES = {
@@ -109,7 +117,7 @@ class LocalRunner(ProcessRunner):
         memory_bytes = memory_limit_bytes + 4 * problem.nbytes  # pickled, unpickled, and copied to a CPU device
         limits = WorkerLimits(START_SECONDS, timeout_seconds, memory_bytes)
         self._device = device  # `_make_setup` reads it
-        worker = SupervisedWorker(RUNNER_PROCESS_MODULE, self._make_setup, limits, EXIT_MESSAGES, pool_key=device.text)
+        worker = SupervisedWorker(__name__, self._make_setup, limits, EXIT_MESSAGES, pool_key=device.text)
         super().__init__(device, worker)
 
     def poll(self) -> list[tuple[int, RunnerResult]]:
@@ -142,3 +150,103 @@ class LocalRunner(ProcessRunner):
         if answer.error is ErrorKind.NONE:
             self._control_executable, _ = job.message
         return answer
+
+
+@dataclass(frozen=True)
+class RunnerSetup:
+    """Setup of a runner process for all executables."""
+
+    device: str  # name of the device for `tvmconv.devices.find_device`
+    inputs: Sequence[NDArray[Any]]
+    reference: ReferenceOutput | NDArray[np.float64]
+    tolerance: float  # largest relative L2 error of a correct output
+    # Executable that was correct before, with which the process first checks the device; None to skip the check.
+    control_executable: Executable | None = None
+
+
+def measure_executable(
+    device: Device, benchmark: Benchmark, executable: Executable, best_seconds: float | None, tolerance: float
+) -> RunnerResult:
+    """Verify an executable, and time it if its output is correct.
+
+    `best_seconds`: best time so far in seconds per launch, or `math.inf`; slow kernels are timed for a shorter time.
+        None requests a final timing by `Benchmark.time_final`.
+    `tolerance`: largest relative L2 error of a correct output.
+    """
+    phase_timer = PhaseTimer()
+    start = time.monotonic()
+
+    def make_result(**fields: Any) -> RunnerResult:
+        return RunnerResult(**fields, phases=phase_timer.milliseconds, seconds=time.monotonic() - start)
+
+    try:
+        with phase_timer.phase("load"):
+            kernel = device.load(executable)
+        with phase_timer.phase("verify"):
+            comparison = benchmark.compare(kernel)
+        if not comparison.is_within_tolerance(tolerance):
+            benchmark.restore_inputs()
+            return make_result(
+                error=ErrorKind.WRONG_ANSWER,
+                message=comparison.describe_mismatch(tolerance),
+                relative_error=comparison.relative_error,
+            )
+        with phase_timer.phase("time"):
+            times = benchmark.time_final(kernel) if best_seconds is None else benchmark.time(kernel, best_seconds)
+    except DeviceLostError:
+        raise
+    except CompileError as error:
+        return make_result(error=ErrorKind.COMPILE_DEVICE, message=get_first_line(error))
+    except Exception as error:  # drivers may raise any exception
+        return make_result(error=ErrorKind.RUNTIME, message=describe_error(error))
+    return make_result(times=times, relative_error=comparison.relative_error)
+
+
+def main(connection: Connection) -> None:
+    """Serve measurements: answer each `RunnerSetup` with None or an error text, and each job with a `RunnerResult`.
+
+    A job is a tuple of an executable and the best time so far. A new setup for the same device replaces the arrays. An
+    optional first message names the device, which is initialized before the setup arrives.
+    """
+    benchmark: Benchmark | None = None
+    for message in iterate_messages(connection):
+        if isinstance(message, str):
+            with contextlib.suppress(Exception):  # the answer to `RunnerSetup` reports errors
+                dummy_input = np.zeros(1, np.float32)
+                device = find_device(message)
+                device.create_benchmark([dummy_input], dummy_input.astype(np.float64)).close()
+            continue
+        if isinstance(message, RunnerSetup):
+            setup = message
+            try:
+                if benchmark:
+                    benchmark.close()
+                if setup.device.startswith("opencl"):
+                    _keep_pocl_cache_private()
+                device = find_device(setup.device)
+                benchmark = device.create_benchmark(setup.inputs, setup.reference)
+                if control := setup.control_executable:
+                    reason = measure_executable(device, benchmark, control, 0.0, setup.tolerance).message
+                    if reason:
+                        connection.send(f"a kernel that was correct before fails: {reason}")
+                        return
+            except Exception as error:
+                connection.send(describe_error(error))
+                return
+            connection.send(None)
+            continue
+        assert benchmark
+        executable, best_seconds = message
+        try:
+            connection.send(measure_executable(device, benchmark, executable, best_seconds, setup.tolerance))
+        except DeviceLostError as error:
+            connection.send(FinalMessage(RunnerResult(error=ErrorKind.RUNTIME, message=get_first_line(error))))
+            return
+
+
+@functools.cache
+def _keep_pocl_cache_private() -> ProcessTempDir:
+    """Give PoCL a folder that goes with this process; it would keep compiled kernels, which are never reused."""
+    folder = ProcessTempDir("tvmconv-")
+    os.environ["POCL_KERNEL_CACHE"], os.environ["POCL_CACHE_DIR"] = "0", str(folder.path)
+    return folder

@@ -69,6 +69,10 @@ class _KernelHeader(TypedDict):
     code: int  # index of the code
 
 
+# Fields of `CompiledKernel` that the header has unchanged.
+_PLAIN_FIELDS = ("name", "arguments", "shared_bytes", "dynamic_shared_bytes", "constants", "textures", "uses_pdl")
+
+
 def encode_executable(executable: Executable, best_seconds: float | None) -> tuple[str, bytes]:
     """Return a JSON header and the code of an executable; `best_seconds` is that of `Runner.submit`.
 
@@ -76,20 +80,12 @@ def encode_executable(executable: Executable, best_seconds: float | None) -> tup
     """
     codes = list(dict.fromkeys(kernel.code for kernel in executable.kernels))
     kernels = [
-        _KernelHeader(
-            name=kernel.name,
-            grid=kernel.launch.grid,
-            block=kernel.launch.block,
-            cluster=kernel.launch.cluster,
-            arguments=kernel.arguments,
-            shared_bytes=kernel.shared_bytes,
-            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
-            constants=kernel.constants,
-            textures=kernel.textures,
-            tensor_maps=tuple((position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps),
-            uses_pdl=kernel.uses_pdl,
-            code=codes.index(kernel.code),
-        )
+        {
+            **{name: getattr(kernel, name) for name in _PLAIN_FIELDS},
+            **vars(kernel.launch),
+            "tensor_maps": [(position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps],
+            "code": codes.index(kernel.code),
+        }
         for kernel in executable.kernels
     ]
     header = {
@@ -137,7 +133,7 @@ def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float
 
 def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> CompiledKernel:
     """Parse a device function of an executable with some arrays; `num_buffers` includes the workspace."""
-    header: _KernelHeader = data.decode(_KernelHeader)
+    header: dict[str, Any] = data.decode(_KernelHeader)
     extents = [*header["grid"], *header["block"], *header["cluster"]]
     array_indices = [*header["textures"], *(index for index, _ in header["constants"])]
     for name, numbers, low, high in (
@@ -155,18 +151,9 @@ def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_
             place = f"is at position {position}, but {header['name']} has {num_parameters} parameters"
             raise DeviceError(f"{tensor_map}, {place}")
         tensor_maps.append((position, tensor_map))
-    return CompiledKernel(
-        code=codes[header["code"]],
-        name=header["name"],
-        launch=LaunchConfig(header["grid"], header["block"], header["cluster"]),
-        arguments=header["arguments"],
-        shared_bytes=header["shared_bytes"],
-        dynamic_shared_bytes=header["dynamic_shared_bytes"],
-        constants=header["constants"],
-        textures=header["textures"],
-        tensor_maps=tuple(tensor_maps),
-        uses_pdl=header["uses_pdl"],
-    )
+    fields = {name: header[name] for name in _PLAIN_FIELDS}
+    launch = LaunchConfig(header["grid"], header["block"], header["cluster"])
+    return CompiledKernel(code=codes[header["code"]], launch=launch, tensor_maps=tuple(tensor_maps), **fields)
 
 
 def _parse_array_type(data: JsonValue) -> ArrayType:

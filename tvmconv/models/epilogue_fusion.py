@@ -106,7 +106,6 @@ class _EpilogueFuser:
         return all(size == 1 or axis == 1 for axis, size in enumerate(padded)) and padded[1] in (1, value_shape[1])
 
     def _adds_residual(self, op: ModelOp, value: str) -> bool:
-        """Return whether an operation adds a tensor of the same shape."""
         if op.kind != "add" or len(op.reads) != 2 or op.reads.count(value) != 1:
             return False
         first, second = (self._graph.shapes.get(read) for read in op.reads)

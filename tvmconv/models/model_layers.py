@@ -28,17 +28,9 @@ class ModelLayers:
 def derive_layers(source: str, inputs: Sequence[InputSpec] = ()) -> ModelLayers:
     """Find the convolutions of a model, each with its epilogue.
 
-    Args:
-        source: Path of an ONNX file, which is read as data, or `package.module:callable`, which is imported and run: a
-            PyTorch module, or a function without arguments that returns one.
-        inputs: Shapes of the model's inputs; an ONNX file needs them only for dynamic dimensions.
-
-    Returns:
-        The layers, and the convolutions that were skipped.
-
-    Raises:
-        ModelError: The model cannot be read or does not run on these inputs, or a required package is not installed.
-        OSError: The file cannot be read.
+    The source is the path of an ONNX file, which is read as data, or `package.module:callable`, which is imported and
+    run: a PyTorch module, or a function without arguments that returns one. An ONNX file needs the shapes of its inputs
+    only for dynamic dimensions. Raises ModelError if the model cannot be read or does not run, or a package is missing.
     """
     is_callable = _CALLABLE_PATTERN.fullmatch(source) and not Path(source).exists()
     package, kind = ("torch", "PyTorch modules") if is_callable else ("onnx", "ONNX files")

@@ -62,15 +62,9 @@ PARAMETRIC_OPS: dict[
 
 
 def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
-    """Read the operations of an ONNX file's model.
+    """Read the operations of an ONNX file's model, given the shapes of its inputs with dynamic dimensions.
 
-    Args:
-        file: Path of an ONNX model.
-        inputs: Shapes of its inputs with dynamic dimensions.
-
-    Raises:
-        ModelError: The file is not an ONNX model, or a dimension on which a convolution depends is unknown.
-        OSError: The file cannot be read.
+    Raises ModelError if the file is not an ONNX model, or a dimension on which a convolution depends is unknown.
     """
     try:
         model = _read_model(file, inputs)
@@ -247,7 +241,6 @@ class _GraphTranslator:
             self.graph.skip_layer(location, f"{count} convolution{'s' * (count > 1)} inside, which are not translated")
 
     def _make_workload(self, node: NodeProto) -> Conv:
-        """Return the workload of a `Conv`; raise WorkloadError if there is none."""
         if len(node.input) < 2:
             raise WorkloadError("it has no input and weight")
         shapes = [self.graph.shapes.get(name) for name in node.input[:2]]
@@ -269,7 +262,6 @@ class _GraphTranslator:
         )
 
     def _translate_constant(self, node: NodeProto) -> None:
-        """Record the value of a `Constant`."""
         (name,) = node.output[:1] or [""]
         self.graph.constants.add(name)
         tensor = _get_attribute(node, "value", None)
@@ -326,12 +318,10 @@ def _get_name(node: NodeProto) -> str:
 
 
 def _is_folded_normalization(node: NodeProto) -> bool:
-    """Return whether a node is a batch normalization with constant statistics."""
     return node.op_type == "BatchNormalization" and not _get_attribute(node, "training_mode", 0)
 
 
 def _get_attribute(node: NodeProto, name: str, default: Any) -> Any:
-    """Return the value of an attribute, or a default."""
     for attribute in node.attribute:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
@@ -381,7 +371,6 @@ def _read_scalar(tensor: TensorProto) -> float | None:
 
 
 def _iterate_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield the graphs inside a node."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g

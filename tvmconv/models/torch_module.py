@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,18 +38,20 @@ LIMIT_ARGUMENTS = {
     "clamp_min": {"min": "low"},
     "clamp_max": {"max": "high"},
 }
+# The option, the argument with its value, and a condition on the other arguments.
+PARAMETRIC_OPS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], bool]]] = {
+    "leaky_relu": ("slope", "negative_slope", lambda arguments: True),
+    "elu": ("alpha", "alpha", lambda arguments: arguments["scale"] == arguments["input_scale"] == 1),
+    "softplus": ("beta", "beta", lambda arguments: arguments["threshold"] >= 20),
+}
 OTHER_CONVOLUTION_PATTERN = re.compile(r"conv(?!ert)")
 
 
 def trace_module(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
-    """Record the operations of a module's forward pass in evaluation mode.
+    """Record the operations of the forward pass in evaluation mode of `package.module:callable`.
 
-    Args:
-        source: `package.module:callable`, a module or a function without arguments that returns one.
-        inputs: Inputs of the forward pass: positional, or by keyword if they have names.
-
-    Raises:
-        ModelError: The module does not exist, or does not run on these inputs.
+    The callable is a module or a function without arguments that returns one; it gets inputs with names by keyword.
+    Raises ModelError if the module does not exist, or does not run on the inputs.
     """
     if not inputs:
         raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE_TEXT}")
@@ -196,14 +198,12 @@ class _GraphRecorder(TorchDispatchMode):
 
 
 def _bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an operation's arguments by name, with defaults for those left out."""
     schema = func._schema.arguments
     defaults = {parameter.name: parameter.default_value for parameter in schema if parameter.has_default_value()}
     return {**defaults, **dict(zip((parameter.name for parameter in schema), args, strict=False)), **kwargs}
 
 
 def _make_workload(arguments: Mapping[str, Any]) -> Conv:
-    """Return the workload of a convolution; raise WorkloadError if there is none."""
     x, weight = arguments["input"], arguments["weight"]
     if weight.dtype != x.dtype:
         raise WorkloadError(f"its input has dtype {x.dtype} and its weight {weight.dtype}: expected one dtype")
@@ -221,37 +221,24 @@ def _make_workload(arguments: Mapping[str, Any]) -> Conv:
 
 def _match_pointwise(kind: str, arguments: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]] | None:
     """Return the kind, operands and options of a pointwise operation; None for other operations."""
-    x = arguments.get("self")
+    x, other = arguments.get("self"), arguments.get("other")
     if kind in UNARY_OPS:
         return kind, [x], {}
     if kind in IDENTITY_OPS:
         return ("same", [x], {}) if arguments.get("dtype") in (None, arguments["self"].dtype) else None
-    if kind == "leaky_relu":
-        return kind, [x], {"slope": arguments["negative_slope"]}
-    if kind == "elu" and arguments["scale"] == arguments["input_scale"] == 1:
-        return kind, [x], {"alpha": arguments["alpha"]}
-    if kind == "softplus" and arguments["threshold"] >= 20:
-        return kind, [x], {"beta": arguments["beta"]}
     if kind == "gelu":
-        return "gelu", [x], {"by_tanh": arguments["approximate"] == "tanh"}
-    if kind in BINARY_OPS:
+        return kind, [x], {"by_tanh": arguments["approximate"] == "tanh"}
+    if kind in PARAMETRIC_OPS:
+        option, argument, is_supported = PARAMETRIC_OPS[kind]
+        return (kind, [x], {option: arguments[argument]}) if is_supported(arguments) else None
+    if kind in BINARY_OPS or kind == "rsub":
         has_default_options = arguments.get("alpha", 1) == 1 and arguments.get("rounding_mode") is None
-        return (
-            (BINARY_OPS[kind], [x, arguments["other"]], {})
-            if has_default_options and _is_number_or_tensor(arguments["other"])
-            else None
-        )
-    if kind == "rsub" and arguments.get("alpha", 1) == 1 and _is_number_or_tensor(arguments["other"]):
-        return "sub", [arguments["other"], x], {}
+        if not has_default_options or not isinstance(other, (int, float, torch.Tensor)):
+            return None
+        return ("sub", [other, x], {}) if kind == "rsub" else (BINARY_OPS[kind], [x, other], {})
     if kind in LIMIT_ARGUMENTS:
         limits = {
-            limit_name: arguments[name]
-            for name, limit_name in LIMIT_ARGUMENTS[kind].items()
-            if arguments[name] is not None
+            limit: arguments[name] for name, limit in LIMIT_ARGUMENTS[kind].items() if arguments[name] is not None
         }
         return None if any(isinstance(limit, torch.Tensor) for limit in limits.values()) else ("clip", [x], limits)
     return None
-
-
-def _is_number_or_tensor(value: object) -> bool:
-    return isinstance(value, (int, float, torch.Tensor))

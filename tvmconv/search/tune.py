@@ -10,7 +10,7 @@ from tvmconv import compat, devices, registry
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.measure.workers import pool
-from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.pool import prestart_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.progress import SearchProgress
 from tvmconv.search.search import TuneResult, search

@@ -11,7 +11,6 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from tvmconv import compat, devices, jsonfile
 from tvmconv.compiler.executable import ArrayType, Executable
 from tvmconv.errors import DeviceError, Error, ModelError, translate_to_model_error
 from tvmconv.files import check_archive, open_regular
+from tvmconv.jsonfile import JsonValue
 from tvmconv.measure.serialization import decode_executable, encode_executable
 from tvmconv.torch import operator
 from tvmconv.torch.launch import make_launcher
@@ -84,19 +84,19 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
     """
     path_text = os.fspath(path)
     with translate_to_model_error(f"cannot read {path_text}"):
-        archived = _read_archive(path)
-        torch_device = torch.device(archived.torch_device_text)
-        if archived.kernels:
+        torch_device_text, saved_name, saved_arch, kernels, model = _read_archive(path)
+        torch_device = torch.device(torch_device_text)
+        if kernels:
             target_device = devices.find_device(
                 device or (f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0")
             )
-            is_other_arch = target_device.arch != archived.arch
+            is_other_arch = target_device.arch != saved_arch
             if is_other_arch and not rebuild:
                 raise DeviceError(
-                    f"{path_text} has kernels of {archived.device_name} ({archived.arch}), but {target_device.text} is "
+                    f"{path_text} has kernels of {saved_name} ({saved_arch}), but {target_device.text} is "
                     f"{target_device.name} ({target_device.arch}): rebuild=True builds them again"
                 )
-            for name, program in archived.kernels:
+            for name, program in kernels:
                 signature = parse_signature(name)
                 if is_other_arch:
                     from tvmconv.predicted_kernel import build_predicted
@@ -104,50 +104,41 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
                     program = build_predicted(signature.workload, target_device).executable
                 launcher = make_launcher(signature, program, target_device, torch_device)
                 operator.install_kernel(name, torch_device, launcher)
-        return torch.export.load(io.BytesIO(archived.model)).module()
+        return torch.export.load(io.BytesIO(model)).module()
 
 
-@dataclass(frozen=True)
-class _ArchivedModel:
-    """The contents of a file."""
+def _read_archive(
+    path: str | os.PathLike[str],
+) -> tuple[str, str | None, str | None, list[tuple[str, Executable]], bytes]:
+    """Read and check a file, except for the model itself, which PyTorch reads; raise ModelError.
 
-    torch_device_text: str  # text of PyTorch's device
-    device_name: str | None  # name of the device for which the kernels were built; None without kernels
-    arch: str | None  # architecture of that device; None for OpenCL
-    kernels: list[tuple[str, Executable]]  # all kernels that the model calls, by their names
-    model: bytes  # what `torch.export.save` wrote
-
-
-def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
-    """Read and check a file, except for the model itself, which PyTorch reads; raise ModelError."""
-    path_text = os.fspath(path)
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # limit of a file that can be loaded
+    Returns the text of PyTorch's device, name and architecture of the device that the kernels were built for, the
+    kernels by name, and the model.
+    """
+    path_text, name, arch = os.fspath(path), None, None
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            check_archive(archive, memory_bytes)
+            check_archive(archive, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
             header = jsonfile.parse_json(archive.read(HEADER_FILE))
             if header["version"].value not in READABLE_VERSIONS:
                 version = header["version"].decode(int)
                 raise ModelError(f"{path_text} has version {version}, expected {VERSION}: save the model again")
-            device, arch = None, None
-            if header["kernels"].elements():
-                device = header["device"]["name"].decode_line(MAX_NAME)
-                arch_value = header["device"]["arch"]
-                arch = None if arch_value.value is None else arch_value.decode_line(MAX_NAME)
             kernels = [
                 _parse_kernel(kernel_data, archive.read(CODE_FILE.format(kernel_index)))
                 for kernel_index, kernel_data in enumerate(header["kernels"].elements())
             ]
+            if kernels:
+                name, arch_value = header["device"]["name"].decode_line(MAX_NAME), header["device"]["arch"]
+                arch = None if arch_value.value is None else arch_value.decode_line(MAX_NAME)
             torch_device_text = header.rename_members(compat.TORCH_ARCHIVE_KEYS)["torch_device"].decode_line(MAX_NAME)
-            return _ArchivedModel(torch_device_text, device, arch, kernels, archive.read(MODEL_FILE))
+            return torch_device_text, name, arch, kernels, archive.read(MODEL_FILE)
     except ModelError:
         raise
     except (Error, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"cannot read {path_text}: {reason}") from error
+        raise ModelError(f"cannot read {path_text}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _parse_kernel(data: jsonfile.JsonValue, code: bytes) -> tuple[str, Executable]:
+def _parse_kernel(data: JsonValue, code: bytes) -> tuple[str, Executable]:
     """Read a kernel's name and executable, and check that it takes the tensors of its workload."""
     name = data["workload"].decode(str)
     workload = parse_signature(name).workload

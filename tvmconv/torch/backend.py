@@ -27,18 +27,16 @@ from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.fusion import (
     DEFAULT_EPS,
-    MODEL_NAME,
     NORM_ARGUMENTS,
     NORM_TENSORS,
     ConvSite,
-    remove_no_ops,
+    match_convolutions,
     replace_sites,
 )
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.match import match_convolutions
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import find_device_for
-from tvmconv.torch.partition import GraphPartition
+from tvmconv.torch.partition import MODEL_NAME, GraphPartition, remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
 from tvmconv.torch.timing import TimingCache, time_call, use_cudnn_heuristics
@@ -143,7 +141,6 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
 
 
 def _bind_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a convolution or a normalization by name."""
     argument_names = CONVOLUTION_ARGUMENTS if node.target in CONVOLUTION_MODULES else NORM_ARGUMENTS
     return dict(zip(argument_names, node.args, strict=False)) | node.kwargs
 

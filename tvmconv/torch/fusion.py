@@ -1,27 +1,28 @@
-"""The convolutions of a traced model, each with the operations after it that one kernel can compute."""
+"""The convolutions of a traced model, with the operations after each that one kernel can compute, and the workloads."""
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn import functional
 
-from tvmconv.errors import ModelError
+from tvmconv.errors import ModelError, WorkloadError
+from tvmconv.models.model_graph import make_convolution
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, InputKey, TunedConv, make_input_key
+from tvmconv.torch.model import Optimized
+from tvmconv.torch.partition import GraphPartition, has_hooks
 from tvmconv.torch.signature import ACTIVATIONS, MEMORY_FORMATS
+from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
-MODEL_NAME = "model"  # attribute of the graph module that holds the model
-HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 ADD_METHODS = ("add", "add_")
-NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
-NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
 
 # PyTorch's functions and modules that compute a kernel's activation if their parameters are right. Modules have the
 # same names without underscore, and functions that write to their input end in one.
@@ -45,6 +46,12 @@ IN_PLACE_OPERATORS.add("setitem")
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 NORM_TENSORS = NORM_ARGUMENTS[1:5]
 DEFAULT_EPS = 1e-5  # PyTorch's default
+
+
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+TF32_DTYPE = "tf32"
+ROOT_PATH = "(itself)"  # path of a model that is itself a convolution
+NOT_RUN_REASON = "it did not run on the example, or it is in a module with hooks or a subclass of a convolution"
 
 
 @dataclass(frozen=True)
@@ -159,93 +166,6 @@ def match_functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalN
     if owner is None or owner.training:
         return None
     return FunctionalNorm(owner, {name: paths[name][2] if name in paths else None for name in NORM_TENSORS}, eps)
-
-
-class _ModelHolder(torch.nn.Module):
-    """A module that calls the model, so that a model that is a single convolution is a module in the graph, too."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Any) -> Any:
-        return self.model(x)
-
-
-class _FusionTracer(fx.Tracer):
-    """A tracer that enters all modules except PyTorch's own and those with hooks, which must be called."""
-
-    proxy_buffer_attributes = True  # computations on buffers run at each call
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._autocast = _get_autocast_dtypes()
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a node; raise ModelError if the model has changed autocast, which a graph does not reproduce."""
-        if _get_autocast_dtypes() != self._autocast:
-            raise ModelError("it changes autocast")
-        return super().create_node(*args, **kwargs)
-
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a module becomes one node."""
-        return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _get_autocast_dtypes() -> list[torch.dtype | None]:
-    """Return the autocast dtypes on the CPU and on GPUs; None where autocast is off."""
-    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether hooks are registered that run when the module is called."""
-    return any(getattr(module, name) for name in HOOK_ATTRIBUTES)
-
-
-def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
-    """Trace a model as a graph that shares the model's modules and parameters; the model is its attribute `MODEL_NAME`.
-
-    Fixed arguments keep one value in the graph whatever it is called with. A model that cannot be traced may raise any
-    exception.
-    """
-    holder, tracer = _ModelHolder(model), _FusionTracer()
-    if type(model) in CONVOLUTIONS or has_hooks(model):
-        graph = tracer.trace(holder)
-    else:
-        graph = tracer.trace(model, dict(fixed_arguments or {}))
-        for node in graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                node.target = f"{MODEL_NAME}.{node.target}"
-        _remove_guards(graph, fixed_arguments or {})
-    remove_no_ops(graph, dict(holder.named_modules()))
-    traced = fx.GraphModule(holder, graph, type(model).__name__)
-    traced.model = model  # `GraphModule` has put empty modules in place of parents
-    return traced
-
-
-def _remove_guards(graph: fx.Graph, fixed_arguments: Mapping[str, Any]) -> None:
-    """Restore the names of the placeholders of fixed arguments, and remove the guards on their values."""
-    names = {f"{name}_1": name for name in fixed_arguments}  # the tracer appends _1
-    for node in [node for node in graph.nodes if node.op == "placeholder" and node.target in names]:
-        node.target = names[node.target]
-        for user in list(node.users):
-            for guard_node in list(user.users):
-                graph.erase_node(guard_node)
-            graph.erase_node(user)
-
-
-def remove_no_ops(graph: fx.Graph, modules: dict[str, Any]) -> None:
-    """Remove nodes that return their input in evaluation mode."""
-    for node in graph.nodes:
-        is_no_op = False
-        if node.op == "call_module":
-            module = modules.get(str(node.target))
-            is_no_op = isinstance(module, NO_OP_MODULES) and not has_hooks(module)
-        elif node.op == "call_function" and (index := NO_OP_FUNCTIONS.get(getattr(node.target, "__name__", ""))):
-            is_no_op = node.kwargs.get("training", (*node.args, *[True] * index)[index]) is False
-        if is_no_op and node.args:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
 
 
 def find_fusion_sites(graph: fx.GraphModule, metadata: Mapping[fx.Node, TensorMetadata]) -> Iterator[ConvSite]:
@@ -389,3 +309,118 @@ def replace_sites(graph: fx.GraphModule, sites: list[ConvSite]) -> None:
         for node in reversed(site.nodes):
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+class ShapeRecorder(fx.Interpreter):
+    """An interpreter that runs a graph and records the metadata of its nodes."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.metadata: dict[fx.Node, TensorMetadata] = {}
+
+    def run_with_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on positional and keyword arguments."""
+        arguments = inspect.signature(self.module.forward).bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return self.run(*arguments.args)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node and record the metadata of its result."""
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.metadata[n] = TensorMetadata.from_tensor(result)
+        return result
+
+
+def match_convolutions(
+    model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]
+) -> list[ConvSite]:
+    """Match the convolutions of a model in a run on the example; replace those that have a workload.
+
+    Returns all convolutions of the model, in the order of the graphs of its traced parts.
+    """
+    recorders = [ShapeRecorder(partition.module.graph) for partition in partitions]
+    for partition, recorder in zip(partitions, recorders, strict=True):
+        partition.module.interpreter = recorder.run_with_arguments
+    with torch.no_grad():
+        model(*arguments)
+    sites: list[ConvSite] = []
+    for partition, recorder in zip(partitions, recorders, strict=True):
+        partition.module.interpreter = None
+        sites += _replace_convolutions(partition, recorder.metadata)
+    matched_paths = {site.path for site in sites}
+    for path, module in model.named_modules():
+        if isinstance(module, tuple(CONVOLUTIONS)) and (path or ROOT_PATH) not in matched_paths:
+            sites.append(ConvSite(path, reason=NOT_RUN_REASON))
+    return sites
+
+
+def _replace_convolutions(partition: GraphPartition, metadata: dict[fx.Node, TensorMetadata]) -> list[ConvSite]:
+    """Match the convolutions of one part and replace those that have a workload."""
+    sites = list(find_fusion_sites(partition.module.graph, metadata))
+    layouts = [metadata[site.nodes[0]].layout for site in sites if site.nodes[0] in metadata]
+    known_layouts = [layout for layout in layouts if layout]
+    default_layout = max(known_layouts, key=known_layouts.count, default=CHANNELS_FIRST)
+    for site in sites:
+        site.path = f"{partition.path}.{site.path}".strip(".") or ROOT_PATH
+        try:
+            site.workload_text = _make_workload(site, metadata, default_layout).text
+        except (WorkloadError, ModelError) as error:
+            site.reason = str(error)
+        else:
+            site.input_metadata = metadata[site.nodes[0].args[0]]
+            site.residual_metadata = None if site.residual is None else metadata[site.residual]
+    replace_sites(partition.module.graph, [site for site in sites if site.workload_text])
+    return sites
+
+
+def _make_workload(site: ConvSite, metadata: dict[fx.Node, TensorMetadata], default_layout: str) -> Conv:
+    """Return the workload of a site; raise ModelError with the reason if tvmconv's kernels cannot compute it."""
+    conv = site.conv
+    input_node = site.nodes[0].args[0]
+    input_metadata = metadata.get(input_node) if isinstance(input_node, fx.Node) else None
+    output_metadata = metadata.get(site.nodes[0])
+    if input_metadata is None or output_metadata is None:
+        raise ModelError("it did not run on the example")
+    if reason := _find_obstacle(conv, input_metadata, output_metadata):
+        raise ModelError(reason)
+    padding = conv.padding
+    if padding == "same":
+        totals = [dilation * (size - 1) for dilation, size in zip(conv.dilation, conv.kernel_size, strict=True)]
+        padding = (*(total // 2 for total in totals), *(total - total // 2 for total in totals))
+    elif padding == "valid":
+        padding = (0,) * len(conv.kernel_size)
+    uses_tf32 = input_metadata.key[3] and output_metadata.dtype is torch.float32
+    workload: Any = make_convolution(
+        input_metadata.shape,
+        tuple(conv.weight.shape),
+        stride=tuple(conv.stride),
+        padding=tuple(padding),
+        dilation=tuple(conv.dilation),
+        groups=conv.groups,
+        dtype=TF32_DTYPE if uses_tf32 else DTYPES[output_metadata.dtype],
+        bias=conv.bias is not None or site.norm is not None,
+    )
+    return replace(
+        workload, layout=output_metadata.layout or default_layout, epilogue=(*workload.epilogue, *site.epilogue_names)
+    )
+
+
+def _find_obstacle(conv: Any, input_metadata: TensorMetadata, output_metadata: TensorMetadata) -> str:
+    """Return the reason why tvmconv's kernels cannot compute a convolution; "" if they can."""
+    if has_hooks(conv):
+        return "the module has hooks"
+    if "weight" not in conv._parameters:
+        return "its weight is computed"
+    if conv.padding_mode != "zeros":
+        return f"it pads by {conv.padding_mode}"
+    weight = conv.weight
+    if type(weight) is not torch.nn.Parameter or weight.layout is not torch.strided:
+        return f"its weight is {type(weight).__name__} of {str(weight.layout).removeprefix('torch.')}"
+    if weight.is_inference():
+        return "its weight is an inference tensor, whose changes cannot be detected"
+    if output_metadata.dtype not in DTYPES:
+        return f"its dtype is {str(output_metadata.dtype).removeprefix('torch.')}"
+    if len(input_metadata.shape) != CONVOLUTIONS[type(conv)] + 2:
+        return "its input has no batch axis"
+    return ""

@@ -24,11 +24,9 @@ from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.measure import kernel_cache
-from tvmconv.measure.build_all import NO_TIME_MESSAGE, BuilderInput, build_all
-from tvmconv.measure.builder_pool import resolve_num_workers
+from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
 from tvmconv.measure.serialization import encode_executable
-from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers, resolve_num_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.search import SkippedPhase, TuneResult
 from tvmconv.search.task_scheduler import tune_tasks
@@ -243,5 +241,4 @@ class KernelProvider:
 
 
 def _config_key(workload: Workload, schedule: str, config: Config) -> str:
-    """Return a key that is equal for equal configs of a schedule for a workload."""
     return json.dumps([workload.text, schedule, sorted(config.items())])

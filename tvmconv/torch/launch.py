@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from tvmconv.devices.cuda.function import CudaFunction, PackedParams
+from tvmconv.baselines.torch_calls import to_tensor
+from tvmconv.compiler.executable import CompiledKernel, Executable
+from tvmconv.devices import Device
+from tvmconv.devices.cuda.function import CudaFunction, PackedParams, encode_tensor_map
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
-from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
 from tvmconv.torch.signature import ConvSignature
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import CompiledKernel, Executable
-    from tvmconv.devices import Device
 
 MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their arrays
 
@@ -55,7 +53,9 @@ class OpenclLauncher:
         """Run the executable on tensors in the signature's memory format and return the output."""
         tensors: dict[str, Any] = {"bias": bias, "add": add}
         arguments = [x, weight, *(tensors[name] for name in self._epilogue_order)]
-        result = self._to_tensor(self._loaded.run([self._to_array(tensor) for tensor in arguments]))
+        result = to_tensor(self._loaded.run([self._to_array(tensor) for tensor in arguments]))
+        if self._signature.memory_format is not torch.contiguous_format:
+            result = result.movedim(-1, 1)  # to the axes N, C and space
         return self._signature.allocate_output(x.device).copy_(result)
 
     def _to_array(self, tensor: torch.Tensor) -> np.ndarray:
@@ -66,14 +66,6 @@ class OpenclLauncher:
         if tensor.dtype is torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
-
-    def _to_tensor(self, array: np.ndarray) -> torch.Tensor:
-        """Return an array as a tensor with the axes N, C and space."""
-        if array.dtype == ml_dtypes.bfloat16:
-            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(array)
-        return tensor if self._signature.memory_format is torch.contiguous_format else tensor.movedim(-1, 1)
 
 
 class CudaLauncher:
@@ -175,7 +167,9 @@ class _LoadedFunction:
         self._free_params: list[PackedParams] = []
         self._overlaps = kernel.uses_pdl  # the kernel itself waits for the end of its predecessor on the stream
         self._stream_launchers: dict[int, Callable[[PackedParams], None]] = {}  # by stream handle
-        self._encode_map = functools.lru_cache(MAX_TENSOR_MAPS)(self._encode_uncached_map)
+        self._encode_map = functools.lru_cache(MAX_TENSOR_MAPS)(
+            lambda parameter_index, pointer: encode_tensor_map(self._tensor_maps[parameter_index], pointer)
+        )
 
     def enqueue(self, pointers: Sequence[int], stream: int) -> None:
         """Queue one launch on arrays at these addresses."""
@@ -194,6 +188,3 @@ class _LoadedFunction:
             )
         launch_on_stream(params)
         self._free_params.append(params)
-
-    def _encode_uncached_map(self, parameter_index: int, pointer: int) -> tuple[int, ...]:
-        return encode_tensor_map(self._tensor_maps[parameter_index], pointer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +45,17 @@ def is_tf32_allowed() -> bool:
         return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
 
 
+@dataclass
+class _PackedWeights:
+    """Weight and bias of a layer as one kernel reads them, in buffers of the layer."""
+
+    weight: str  # name of the buffer
+    bias: str
+    memory_format: torch.memory_format
+    truncates: bool  # whether the kernel truncates its inputs to TF32
+    stamps: list[TensorStamp] = field(default_factory=list)  # of the source tensors; empty if they have to be read
+
+
 class TunedConv(torch.nn.Module):
     """A convolution and the operations that follow it; it reads the parameters of the model's modules and owns none.
 
@@ -58,10 +70,7 @@ class TunedConv(torch.nn.Module):
         self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
         self.epilogue_names = tuple(epilogue_names)
         self.kernels: dict[InputKey, str] = {}  # names of kernels
-        self._buffer_names: dict[str, tuple[str, str]] = {}  # buffers of packed weight and bias by kernel name
-        self._formats: dict[str, torch.memory_format] = {}
-        self._truncates: dict[str, bool] = {}
-        self._stamps: dict[str, list[TensorStamp]] = {}
+        self._packed: dict[str, _PackedWeights] = {}  # by the names of kernels
 
     @property
     def conv(self) -> Any:
@@ -86,15 +95,14 @@ class TunedConv(torch.nn.Module):
         dtype = key[1]
         if add is not None and add.dtype is not dtype:
             return self.run_eager(x, add)  # PyTorch promotes the sum's dtype
-        weight, bias = self._buffer_names[kernel]
+        packed = self._packed[kernel]
         if x.dtype is not dtype:  # autocast would convert it too
             x = x.to(dtype)
         # A compiler can fuse this conversion into the producer of x; the operator alone could not.
-        memory_format = self._formats[kernel]
-        x = x.contiguous(memory_format=memory_format)
+        x = x.contiguous(memory_format=packed.memory_format)
         if add is not None:
-            add = add.contiguous(memory_format=memory_format)
-        return operator(x, self._buffers[weight], self._buffers[bias], add, kernel)
+            add = add.contiguous(memory_format=packed.memory_format)
+        return operator(x, self._buffers[packed.weight], self._buffers[packed.bias], add, kernel)
 
     def _has_module_changed(self) -> bool:
         """Return whether, since the optimization, a module got hooks or the normalization was set to training mode."""
@@ -119,59 +127,58 @@ class TunedConv(torch.nn.Module):
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
         """Compute inputs with this key by an installed kernel, given whether it truncates its inputs to TF32."""
-        if kernel not in self._buffer_names:
-            self._formats[kernel], self._truncates[kernel] = parse_signature(kernel).memory_format, truncates
+        if kernel not in self._packed:
             number = next(number for number in itertools.count() if f"weight{number}" not in self._buffers)
-            names = self._buffer_names[kernel] = f"weight{number}", f"bias{number}"
-            for name, packed in zip(names, self._pack_weights(kernel), strict=True):
-                self.register_buffer(name, packed, persistent=False)
-            self._stamps[kernel] = self._stamp_sources()
+            memory_format = parse_signature(kernel).memory_format
+            packed = _PackedWeights(f"weight{number}", f"bias{number}", memory_format, truncates, self._stamp_sources())
+            for name, tensor in zip((packed.weight, packed.bias), self._pack_weights(kernel, packed), strict=True):
+                self.register_buffer(name, tensor, persistent=False)
+            self._packed[kernel] = packed
             self._register_refresh(kernel)
         self.kernels[key] = kernel
-
-    def refresh(self) -> None:
-        """Update packed weights, as each launch does."""
-        for kernel in self._buffer_names:
-            self._refresh(kernel)
 
     def clear_kernel(self, key: InputKey) -> None:
         """Compute inputs with this key by PyTorch."""
         kernel = self.kernels.pop(key, None)
         if kernel is not None and kernel not in self.kernels.values():
-            for name in self._buffer_names.pop(kernel):
-                del self._buffers[name]
-            for kernel_state in (self._formats, self._truncates, self._stamps):
-                del kernel_state[kernel]
+            packed = self._packed.pop(kernel)
+            del self._buffers[packed.weight], self._buffers[packed.bias]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stamps": {kernel: [] for kernel in self._stamps}}
+        return {**self.__dict__, "_packed": {kernel: replace(own, stamps=[]) for kernel, own in self._packed.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Register the refresh of the copy's own packed weights."""
         super().__setstate__(state)
-        for kernel in self._buffer_names:
+        for kernel in self._packed:
             self._register_refresh(kernel)
 
     def _register_refresh(self, kernel: str) -> None:
         weak_self = weakref.ref(self)
 
         def refresh() -> None:
-            if (module := weak_self()) is not None and kernel in module._buffer_names:
+            if (module := weak_self()) is not None and kernel in module._packed:
                 module._refresh(kernel)
 
-        register_weight_refresh(getattr(self, self._buffer_names[kernel][0]), refresh)
+        register_weight_refresh(getattr(self, self._packed[kernel].weight), refresh)
+
+    def refresh(self) -> None:
+        """Update packed weights, as each launch does."""
+        for kernel in self._packed:
+            self._refresh(kernel)
 
     def _refresh(self, kernel: str) -> None:
         """Pack weight and bias again, in the same memory, if the model's tensors have changed."""
-        if self._is_current(kernel):
+        packed = self._packed[kernel]
+        if self._is_current(packed):
             return
-        stamp = self._stamp_sources()
-        for name, new_value in zip(self._buffer_names[kernel], self._pack_weights(kernel), strict=True):
+        stamps = self._stamp_sources()
+        for name, new_value in zip((packed.weight, packed.bias), self._pack_weights(kernel, packed), strict=True):
             buffer = self._buffers[name]
             if buffer is not None and new_value is not None:
                 with torch.no_grad():
                     buffer.copy_(new_value)
-        self._stamps[kernel] = stamp
+        packed.stamps = stamps
 
     def weight_sources(self) -> list[torch.Tensor]:
         """Return all tensors from which packed weight and bias are computed."""
@@ -185,20 +192,21 @@ class TunedConv(torch.nn.Module):
         """Return stamps that change when a source tensor is written to, replaced or moved."""
         return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.weight_sources()]
 
-    def _is_current(self, kernel: str) -> bool:
+    def _is_current(self, packed: _PackedWeights) -> bool:
         """Return whether packed weight and bias match the current source tensors."""
-        packed_stamps, current_sources = self._stamps[kernel], self.weight_sources()
-        for (tensor_ref, pointer, version), tensor in zip(packed_stamps, current_sources, strict=False):
+        sources = self.weight_sources()
+        for (tensor_ref, pointer, version), tensor in zip(packed.stamps, sources, strict=False):
             if version != tensor._version or pointer != tensor.data_ptr() or tensor_ref() is not tensor:
                 return False
-        return len(packed_stamps) == len(current_sources)
+        return len(packed.stamps) == len(sources)
 
     def invalidate_packed_weights(self) -> None:
         """Force packing before the next launch, because the memory of old source tensors may have been reused."""
-        self._stamps = {kernel: [] for kernel in self._stamps}
+        for packed in self._packed.values():
+            packed.stamps = []
 
     @torch.no_grad()
-    def _pack_weights(self, kernel: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _pack_weights(self, kernel: str, packed: _PackedWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return weight and bias as a kernel reads them, in new memory."""
         signature, (conv, norm) = parse_signature(kernel), self._conv_and_norm
         weight, bias = conv.weight, conv.bias
@@ -211,7 +219,7 @@ class TunedConv(torch.nn.Module):
                 shift = shift + norm.bias.double()
             weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
             bias = shift if bias is None else bias.double() * factor + shift
-        if self._truncates[kernel]:
+        if packed.truncates:
             weight = compensate_truncation(weight.double())
-        packed = torch.empty_like(weight, dtype=signature.dtype, memory_format=signature.memory_format).copy_(weight)
-        return packed, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)
+        weight = torch.empty_like(weight, dtype=signature.dtype, memory_format=signature.memory_format).copy_(weight)
+        return weight, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)

@@ -102,7 +102,6 @@ def _run_conv(
 def _check_tensors(
     signature: ConvSignature, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
 ) -> None:
-    """Raise Error unless the tensors match the signature."""
     if (
         x.shape == signature.x_shape
         and weight.shape == signature.weight_shape

@@ -12,18 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tvmconv import devices
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
-from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.match import match_convolutions
-from tvmconv.torch.memory_format import MEMORY_FORMAT_BY_NAME, choose_memory_format, find_memory_format
-from tvmconv.torch.model import Optimized
+from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.partition import clone_tensors, partition_model, record_calls
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
@@ -165,7 +164,7 @@ def _optimize_on_device(
 def _run_model(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     """Run a model and return the values in its result as a flat list; raise ModelError if it does not run."""
     with translate_to_model_error("the model does not run on the example"), use_cudnn_heuristics():
-        return _flatten_values(model(*clone_tensors(arguments)))
+        return tree_leaves(model(*clone_tensors(arguments)))
 
 
 def _set_fastest_format(
@@ -182,15 +181,6 @@ def _set_fastest_format(
         model.restore_memory_format()
         return [f"Images keep their memory format: with {name}, {error}."]
     return [f"Inside the model, images are {name}, which is faster: inputs and results are converted."]
-
-
-def _flatten_values(result: Any) -> list[Any]:
-    """Return the values in nested tuples, lists and dictionaries as a flat list."""
-    if isinstance(result, dict):
-        result = list(result.values())
-    if isinstance(result, (tuple, list)):
-        return [value for item in result for value in _flatten_values(item)]
-    return [result]
 
 
 def _find_largest_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float | None:

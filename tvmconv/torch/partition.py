@@ -6,17 +6,22 @@ import contextlib
 import copy
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from tvmconv.torch.fusion import trace_model
+from tvmconv.errors import ModelError
 from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.model import Optimized, get_forward_defaults, static_arguments
 
+MODEL_NAME = "model"  # attribute of the graph module that holds the model
+HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
+NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
 EQUAL_TOLERANCE = 1e-3  # tolerated difference of equal results, relative to the largest element
 StaticCalls = dict[torch.nn.Module, dict[str, Any]]  # called modules with the result of `static_arguments`
 
@@ -129,7 +134,6 @@ def clone_tensors(values: Any) -> Any:
 
 
 def _are_equal(result: Any, expected: Any) -> bool:
-    """Return whether two results are equal up to the order of sums."""
     (result_leaves, result_spec), (expected_leaves, expected_spec) = tree_flatten(result), tree_flatten(expected)
     return result_spec == expected_spec and all(map(_are_close, result_leaves, expected_leaves))
 
@@ -143,3 +147,90 @@ def _are_close(result: Any, expected: Any) -> bool:
     if expected.is_floating_point() and expected.numel():
         max_magnitude = float(expected.abs().nan_to_num(posinf=0).max())
     return torch.allclose(result, expected, rtol=0, atol=EQUAL_TOLERANCE * max_magnitude, equal_nan=True)
+
+
+class _ModelHolder(torch.nn.Module):
+    """A module that calls the model, so that a model that is a single convolution is a module in the graph, too."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any) -> Any:
+        return self.model(x)
+
+
+class _FusionTracer(fx.Tracer):
+    """A tracer that enters all modules except PyTorch's own and those with hooks, which must be called."""
+
+    proxy_buffer_attributes = True  # computations on buffers run at each call
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._autocast = _get_autocast_dtypes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a node; raise ModelError if the model has changed autocast, which a graph does not reproduce."""
+        if _get_autocast_dtypes() != self._autocast:
+            raise ModelError("it changes autocast")
+        return super().create_node(*args, **kwargs)
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module becomes one node."""
+        return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _get_autocast_dtypes() -> list[torch.dtype | None]:
+    """Return the autocast dtypes on the CPU and on GPUs; None where autocast is off."""
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether hooks are registered that run when the module is called."""
+    return any(getattr(module, name) for name in HOOK_ATTRIBUTES)
+
+
+def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
+    """Trace a model as a graph that shares the model's modules and parameters; the model is its attribute `MODEL_NAME`.
+
+    Fixed arguments keep one value in the graph whatever it is called with. A model that cannot be traced may raise any
+    exception.
+    """
+    holder, tracer = _ModelHolder(model), _FusionTracer()
+    if type(model) in CONVOLUTIONS or has_hooks(model):
+        graph = tracer.trace(holder)
+    else:
+        graph = tracer.trace(model, dict(fixed_arguments or {}))
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"{MODEL_NAME}.{node.target}"
+        _remove_guards(graph, fixed_arguments or {})
+    remove_no_ops(graph, dict(holder.named_modules()))
+    traced = fx.GraphModule(holder, graph, type(model).__name__)
+    traced.model = model  # `GraphModule` has put empty modules in place of parents
+    return traced
+
+
+def _remove_guards(graph: fx.Graph, fixed_arguments: Mapping[str, Any]) -> None:
+    """Restore the names of the placeholders of fixed arguments, and remove the guards on their values."""
+    names = {f"{name}_1": name for name in fixed_arguments}  # the tracer appends _1
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.target in names]:
+        node.target = names[node.target]
+        for user in list(node.users):
+            for guard_node in list(user.users):
+                graph.erase_node(guard_node)
+            graph.erase_node(user)
+
+
+def remove_no_ops(graph: fx.Graph, modules: dict[str, Any]) -> None:
+    """Remove nodes that return their input in evaluation mode."""
+    for node in graph.nodes:
+        is_no_op = False
+        if node.op == "call_module":
+            module = modules.get(str(node.target))
+            is_no_op = isinstance(module, NO_OP_MODULES) and not has_hooks(module)
+        elif node.op == "call_function" and (index := NO_OP_FUNCTIONS.get(getattr(node.target, "__name__", ""))):
+            is_no_op = node.kwargs.get("training", (*node.args, *[True] * index)[index]) is False
+        if is_no_op and node.args:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)

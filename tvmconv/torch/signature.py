@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
+from tvmconv.baselines.torch_calls import load_activations
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
-from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "clamp": lambda y: y.clamp(0, 1),
-    "relu6": functional.relu6,
-    "hardswish": functional.hardswish,
-    "hardsigmoid": functional.hardsigmoid,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "mish": functional.mish,
-    "elu": functional.elu,
-    "softplus": functional.softplus,
-    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
-    **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
-}
+ACTIVATIONS = load_activations()
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest

@@ -7,15 +7,15 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
-from tvmconv.devices.arch import NvidiaGpu
+from tvmconv.devices import cuda
 from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
 from tvmconv.devices.cuda.function import CudaFunction
 from tvmconv.devices.cuda.graphs import (
@@ -37,57 +37,31 @@ from tvmconv.devices.cuda.loaded_kernel import (
     fill_nan,
     translate_errors,
 )
-from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, LoadedKernel, measurement_fraction
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, Device, LoadedKernel, measurement_fraction
 
 FULL_REPLAY_SECONDS = 5e-3  # replay time for a kernel that may become the best
 MIN_REPLAYS = 3
 FINAL_SECONDS, NUM_FINAL_SAMPLES = 0.05, 20  # replay time of final timings, and number of quantiles kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
-# Kernels that compare the full output, or a sample and whether all elements are finite. The results are two float64
-# numbers: the sum of squared differences, which becomes NaN or infinite if an element is, and the largest difference in
-# the sample relative to the allowed one. atomicMax works on the bits, which order non-negative doubles like integers.
+# A kernel that compares elements of the output, at some positions or all, with a reference. Without a reference, it
+# looks for elements that are not finite. The results are two float64 numbers: the sum of squared differences, which is
+# NaN or infinite if an element is, and the largest difference relative to the allowed one. atomicMax works on the bits,
+# which order non-negative doubles like integers.
 _THREADS_PER_BLOCK = 256
 _COMPARISON_SOURCE = """
-__device__ void add_up(double mine, double* sum) {
-  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_down_sync(0xffffffff, mine, offset);
-  if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(sum, mine);  // true for NaN
-}
-
-extern "C" __global__ void squared_error(const T* output, const double* reference, long long count, double* results) {
-  double mine = 0;
+extern "C" __global__ void compare(const T* output, const long long* positions, const double* reference,
+                                   const float* allowed, long long count, double* results, long long adds_errors) {
+  double sum = 0, worst = 0;
   long long step = (long long)gridDim.x * blockDim.x;
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
-    double difference = (double)(float)output[i] - reference[i];
-    mine += difference * difference;
+    double value = (double)(float)output[positions ? positions[i] : i];
+    double difference = reference ? fabs(value - reference[i]) : isfinite(value) ? 0 : fabs(value);
+    if (adds_errors) sum += difference * difference;
+    if (allowed && difference > worst * allowed[i]) worst = difference / allowed[i];  // a NaN is in the sum
   }
-  add_up(mine, results);
-}
-
-extern "C" __global__ void not_finite(const T* output, long long count, double* results) {
-  double mine = 0;
-  long long step = (long long)gridDim.x * blockDim.x;
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
-    double value = (double)(float)output[i];
-    if (isnan(value) || isinf(value)) mine += fabs(value);
-  }
-  add_up(mine, results);
-}
-
-extern "C" __global__ void compare_points(const T* output, const long long* positions, const double* values,
-                                          const float* allowed, long long count, double* results, long long counts) {
-  double mine = 0, worst = 0;
-  long long step = (long long)gridDim.x * blockDim.x;
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
-    double difference = fabs((double)(float)output[positions[i]] - values[i]);
-    double relative = difference / allowed[i];
-    if (relative > worst) worst = relative;  // a NaN is in the sum
-    if (counts) mine += difference * difference;
-  }
-  add_up(mine, results);
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
+  if (threadIdx.x % 32 == 0 && sum != 0) atomicAdd(results, sum);  // true for NaN
   if (worst != 0) atomicMax((unsigned long long*)results + 1, (unsigned long long)__double_as_longlong(worst));
 }
 """
@@ -98,22 +72,11 @@ _ELEMENT_DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class _OutputBuffer:
-    """Output memory with the device functions that compare it with the reference."""
-
-    pointer: int
-    nbytes: int
-    squared_error: CudaFunction
-    not_finite: CudaFunction
-    compare_points: CudaFunction
-
-
 class CudaBenchmark(Benchmark):
     """Arrays of a workload in the memory of a GPU; see `Benchmark`."""
 
     def __init__(
-        self, device: NvidiaGpu, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
+        self, device: Device, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
     ) -> None:
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
@@ -123,7 +86,7 @@ class CudaBenchmark(Benchmark):
         self._sample = expected.sample
         self._reference_norm = expected.l2_norm
         self._last_busy_at = -math.inf
-        self._outputs: dict[str, _OutputBuffer] = {}
+        self._outputs: dict[str, tuple[int, CudaFunction]] = {}  # memory and comparison by dtype
         with translate_errors(device), ExitStack() as stack:
             self._arrays = stack.enter_context(DeviceArrays())
             self._pointers = [self._arrays.allocate(array.nbytes) for array in self._inputs]
@@ -152,20 +115,17 @@ class CudaBenchmark(Benchmark):
 
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
         """Run once and compare on the GPU; see `Benchmark.compare`."""
-        from cuda.bindings import runtime
-
         assert isinstance(kernel, CudaLoadedKernel)
         results = np.zeros(2)
         with kernel.translate_errors():
-            output = self._get_output_buffer(kernel)
-            fill_nan(output.pointer, output.nbytes, self._stream)
-            check_cuda(runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
-            with kernel.bind([*self._pointers, output.pointer], self._stream) as bound:
+            pointer, comparison = self._get_output(kernel)
+            fill_nan(pointer, kernel.executable.output.nbytes, self._stream)
+            check_cuda(cuda.runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
+            with kernel.bind([*self._pointers, pointer], self._stream) as bound:
                 bound.launch()
-                self._queue_comparison(output, math.prod(kernel.executable.output.shape))
-                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-                check_cuda(runtime.cudaMemcpyAsync(results.ctypes.data, self._results_pointer, 16, kind, self._stream))
-                check_cuda(runtime.cudaStreamSynchronize(self._stream))
+                self._queue_comparison(comparison, pointer, math.prod(kernel.executable.output.shape))
+                check_cuda(cuda.runtime.cudaStreamSynchronize(self._stream))
+                self._arrays.download(self._results_pointer, results)
         return OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
 
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
@@ -212,38 +172,33 @@ class CudaBenchmark(Benchmark):
         return time.monotonic() - self._last_busy_at > IDLE_SECONDS
 
     def _bind(self, kernel: CudaLoadedKernel) -> BoundKernel:
-        return kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], self._stream)
+        return kernel.bind([*self._pointers, self._get_output(kernel)[0]], self._stream)
 
-    def _get_output_buffer(self, kernel: CudaLoadedKernel) -> _OutputBuffer:
-        """Return the buffer for a kernel's output, which kernels with the same output dtype share."""
+    def _get_output(self, kernel: CudaLoadedKernel) -> tuple[int, CudaFunction]:
+        """Return the address of a kernel's output, which kernels of one output dtype share, and its comparison."""
         output = kernel.executable.output
         if output.dtype not in self._outputs:
-            cubin = _compile_comparison(output.dtype, str(self._device.arch))
-            functions = [CudaFunction(cubin, name) for name in ("squared_error", "not_finite", "compare_points")]
-            self._outputs[output.dtype] = _OutputBuffer(self._arrays.allocate(output.nbytes), output.nbytes, *functions)
+            function = CudaFunction(_compile_comparison(output.dtype, str(self._device.arch)), "compare")
+            self._outputs[output.dtype] = self._arrays.allocate(output.nbytes), function
         return self._outputs[output.dtype]
 
-    def _queue_comparison(self, output: _OutputBuffer, num_elements: int) -> None:
-        """Queue the device functions that compare an output with `num_elements` elements."""
+    def _queue_comparison(self, function: CudaFunction, output: int, num_elements: int) -> None:
+        """Queue the comparison of the `num_elements` elements of an output."""
 
-        def launch(function: CudaFunction, count: int, *parameters: int) -> None:
+        def launch(count: int, positions: int, reference: int, allowed: int, *, adds_errors: bool) -> None:
             blocks = min(ceil_div(count, _THREADS_PER_BLOCK), 8 * (self._device.multiprocessors or 1))
             shape = LaunchConfig(grid=(blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
+            parameters = (output, positions, reference, allowed, count, self._results_pointer, int(adds_errors))
             function.launch(shape, parameters, self._stream)
 
-        pointer, references, results = output.pointer, self._reference_pointers, self._results_pointer
-        if self._full_output is not None:
-            launch(output.squared_error, num_elements, pointer, references[0], num_elements, results)
-        else:
-            launch(output.not_finite, num_elements, pointer, num_elements, results)
+        has_full = self._full_output is not None
+        launch(num_elements, 0, self._reference_pointers[0] if has_full else 0, 0, adds_errors=True)
         if self._sample is not None:
-            count, adds_errors = self._sample.values.size, int(self._full_output is None)
-            launch(output.compare_points, count, pointer, *references[-3:], count, results, adds_errors)
+            launch(self._sample.values.size, *self._reference_pointers[-3:], adds_errors=not has_full)
 
 
 @functools.cache
 def _compile_comparison(dtype: str, arch: str) -> bytes:
-    """Return the cubin that compares an output of a dtype with a reference."""
     return nvrtc.compile_cubin(format_comparison_source(dtype), arch).image
 
 

@@ -1,33 +1,89 @@
-"""Devices `cuda:N`: the NVIDIA GPUs of this machine and their properties."""
+"""Devices `cuda:N`, the NVIDIA GPUs of this machine, and their architectures as compilation targets without a GPU."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from tvmconv.devices.arch import NvidiaGpu
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.executable import Executable
+from tvmconv.devices import cuda
+from tvmconv.devices.comparison import ReferenceOutput
 from tvmconv.devices.cuda.benchmark import CudaBenchmark
-from tvmconv.devices.cuda.graphs import check_cuda
+from tvmconv.devices.cuda.graphs import check_cuda, query_attribute
 from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
-from tvmconv.devices.device import DeviceNotFoundError, get_first_line
+from tvmconv.devices.device import Device, DeviceNotFoundError, get_first_line
+from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
-from tvmconv.target import find_architecture
+from tvmconv.target import WARP_SIZE, find_architecture, get_block_limits
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices.comparison import ReferenceOutput
+    import tvm
 
 DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 _NO_GPU_REMEDY = "use opencl:0, or compile only, for an architecture such as sm_90"
 
 
 @dataclass(frozen=True)
-class CudaDevice(NvidiaGpu):
+class _NvidiaDevice(Device):
+    """An NVIDIA GPU or architecture."""
+
+    kind: ClassVar[str] = "cuda"
+
+    def make_target(self) -> tvm.target.Target:
+        """Return the CUDA target of the architecture, with an LLVM host."""
+        from tvm.target import Target
+
+        return Target(
+            {
+                "kind": "cuda",
+                "arch": str(self.arch),
+                "max_threads_per_block": self.max_threads_per_block,
+                "max_shared_memory_per_block": self.shared_bytes_per_block,
+                "thread_warp_size": WARP_SIZE,
+                "host": "llvm",
+            }
+        )
+
+
+class Arch(_NvidiaDevice):
+    """An NVIDIA architecture, such as "sm_90", for which kernels are compiled but not run."""
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"sm_([0-9]{2,3})a?", text)
+        supported = nvrtc.list_architectures()
+        if match is None or (supported and int(match[1]) not in supported):
+            expected = ", ".join(f"sm_{number}" for number in supported) or "one such as sm_90"
+            raise DeviceError(f"unknown architecture {text!r}: expected {expected}")
+        limits = get_block_limits(text)
+        super().__init__(
+            text=text,
+            name=f"{text}, to compile for only",
+            arch=text,
+            memory_bytes=None,
+            multiprocessors=None,
+            max_threads_per_block=limits.max_threads,
+            shared_bytes_per_block=limits.shared_bytes,
+            opt_in_shared_bytes_per_block=limits.opt_in_shared_bytes,
+        )
+
+    def load(self, *_: Any) -> NoReturn:
+        """Raise DeviceError, because an architecture runs no kernels."""
+        raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
+
+    def create_benchmark(self, *_: Any) -> NoReturn:
+        """Raise DeviceError, as `load` does."""
+        self.load()
+
+
+@dataclass(frozen=True)
+class CudaDevice(_NvidiaDevice):
     """An NVIDIA GPU of this machine."""
 
     def load(self, executable: Executable) -> CudaLoadedKernel:
@@ -49,7 +105,8 @@ def list_cuda_devices() -> list[CudaDevice]:
     except ImportError as error:
         reason = f"cuda-bindings does not import ({get_first_line(error)})"
         remedy = format_install_command("cuda.bindings")
-        raise DeviceNotFoundError("cuda", reason, remedy, has_driver=has_driver()) from error
+        has_driver = any(Path(file).exists() for file in DRIVER_FILES)
+        raise DeviceNotFoundError("cuda", reason, remedy, has_driver=has_driver) from error
     status, count = runtime.cudaGetDeviceCount()
     if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
         _, version = runtime.cudaDriverGetVersion()
@@ -66,23 +123,13 @@ def list_cuda_devices() -> list[CudaDevice]:
     return [_query_device(index) for index in range(count)]
 
 
-def has_driver() -> bool:
-    """Return whether the operating system has loaded NVIDIA's driver."""
-    return any(Path(file).exists() for file in DRIVER_FILES)
-
-
 def _query_device(index: int) -> CudaDevice:
-    from cuda.bindings import runtime
-
-    properties = check_cuda(runtime.cudaGetDeviceProperties(index))
+    properties = check_cuda(cuda.runtime.cudaGetDeviceProperties(index))
     arch = f"sm_{properties.major}{properties.minor}"
     lanes = find_architecture(arch).fp32_lanes
-    attribute = runtime.cudaDeviceAttr
     # Clock rates are in kHz and the bus width in bits; memory transfers data twice per clock.
-    clock = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrClockRate, index)) * 1e3
-    memory_clock = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMemoryClockRate, index)) * 1e3
-    opt_in = check_cuda(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMaxSharedMemoryPerBlockOptin, index))
-    bandwidth = 2 * memory_clock * properties.memoryBusWidth / 8
+    flops = 2 * (lanes or 0) * properties.multiProcessorCount * query_attribute("ClockRate", index) * 1e3
+    bandwidth = 2 * query_attribute("MemoryClockRate", index) * 1e3 * properties.memoryBusWidth / 8
     return CudaDevice(
         text=f"cuda:{index}",
         name=properties.name.decode(),
@@ -91,9 +138,9 @@ def _query_device(index: int) -> CudaDevice:
         multiprocessors=properties.multiProcessorCount,
         max_threads_per_block=properties.maxThreadsPerBlock,
         shared_bytes_per_block=properties.sharedMemPerBlock,
-        peak_flops=2 * lanes * properties.multiProcessorCount * clock if lanes else None,
+        peak_flops=flops or None,
         peak_bandwidth=bandwidth or None,
         l2_bytes=properties.l2CacheSize,
-        opt_in_shared_bytes_per_block=opt_in or None,
         index=index,
+        opt_in_shared_bytes_per_block=query_attribute("MaxSharedMemoryPerBlockOptin", index) or None,
     )

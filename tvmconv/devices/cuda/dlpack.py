@@ -6,15 +6,12 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tvmconv.devices.device import check_inputs, get_first_line
+from tvmconv.compiler.executable import Executable
+from tvmconv.devices.device import Device, check_inputs, get_first_line
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
-
-if TYPE_CHECKING:
-    from tvmconv.compiler.executable import Executable
-    from tvmconv.devices.arch import NvidiaGpu
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class DLPackArgs:
     owners: tuple[Any, ...]  # objects that keep the memory of inputs and workspace alive
 
 
-def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaGpu) -> DLPackArgs:
+def import_dlpack(inputs: Sequence[Any], executable: Executable, device: Device) -> DLPackArgs:
     """Import inputs through DLPack without a copy, and let their library allocate output and workspace."""
     import tvm
 

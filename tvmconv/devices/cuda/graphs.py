@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tvmconv.devices import cuda
 from tvmconv.devices.device import LONG_LAUNCH_SECONDS, BufferSets, Timing
 from tvmconv.errors import DeviceError
 
@@ -42,27 +43,29 @@ class ReplayTiming:
 
 def check_cuda(result: tuple[Any, ...]) -> Any:
     """Return the value in a result of cuda-bindings, which is a tuple that begins with an error code."""
-    from cuda.bindings import driver, runtime
-
     error, *values = result
     if int(error):
-        is_driver = isinstance(error, driver.CUresult)
-        _, text = driver.cuGetErrorString(error) if is_driver else runtime.cudaGetErrorString(error)
+        is_driver = isinstance(error, cuda.driver.CUresult)
+        _, text = cuda.driver.cuGetErrorString(error) if is_driver else cuda.runtime.cudaGetErrorString(error)
         raise DeviceError(f"CUDA: {text.decode()}")
     return values[0] if values else None
+
+
+def query_attribute(name: str, device: int) -> int:
+    """Return the value of `cudaDevAttrNAME` for the device with an index."""
+    attribute = getattr(cuda.runtime.cudaDeviceAttr, f"cudaDevAttr{name}")
+    return int(check_cuda(cuda.runtime.cudaDeviceGetAttribute(attribute, device)))
 
 
 @contextmanager
 def create_stream(index: int) -> Iterator[int]:
     """Create a stream that does not synchronize with the default stream, and yield its handle as an int."""
-    from cuda.bindings import runtime
-
-    check_cuda(runtime.cudaSetDevice(index))
-    stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+    check_cuda(cuda.runtime.cudaSetDevice(index))
+    stream = check_cuda(cuda.runtime.cudaStreamCreateWithFlags(cuda.runtime.cudaStreamNonBlocking))
     try:
         yield int(stream)
     finally:
-        runtime.cudaStreamDestroy(stream)
+        cuda.runtime.cudaStreamDestroy(stream)
 
 
 class CudaGraph:
@@ -70,29 +73,25 @@ class CudaGraph:
 
     def __init__(self, stream: int, num_launches: int, launch: Callable[[int], None]) -> None:
         """Capture `launch(0)`, `launch(1)`, ... `launch(num_launches - 1)`, which must use only `stream`."""
-        from cuda.bindings import runtime
-
         # In thread-local mode, other threads of the process can still allocate memory.
-        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        check_cuda(runtime.cudaStreamBeginCapture(stream, mode))
+        mode = cuda.runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        check_cuda(cuda.runtime.cudaStreamBeginCapture(stream, mode))
         try:
             for i in range(num_launches):
                 launch(i)
         finally:
-            capture_result = runtime.cudaStreamEndCapture(stream)
+            capture_result = cuda.runtime.cudaStreamEndCapture(stream)
         graph = check_cuda(capture_result)
         try:
-            self._executable = check_cuda(runtime.cudaGraphInstantiate(graph, 0))
+            self._executable = check_cuda(cuda.runtime.cudaGraphInstantiate(graph, 0))
         finally:
-            runtime.cudaGraphDestroy(graph)
+            cuda.runtime.cudaGraphDestroy(graph)
         self._stream = stream
-        weakref.finalize(self, runtime.cudaGraphExecDestroy, self._executable)
+        weakref.finalize(self, cuda.runtime.cudaGraphExecDestroy, self._executable)
 
     def replay(self) -> None:
         """Queue all launches of the graph."""
-        from cuda.bindings import runtime
-
-        check_cuda(runtime.cudaGraphLaunch(self._executable, self._stream))
+        check_cuda(cuda.runtime.cudaGraphLaunch(self._executable, self._stream))
 
 
 def make_capture(stream: int, launch: Callable[[int], None]) -> Callable[[int], Replay]:
@@ -147,7 +146,6 @@ def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
 
 
 def _count_replays(seconds: float, replay_seconds: float) -> int:
-    """Return the number of replays to time within about `seconds`."""
     min_replays = min(max(MAX_SLOW_SECONDS / replay_seconds, MIN_SLOW_REPLAYS), MIN_REPLAYS)
     return int(min(max(seconds / replay_seconds, min_replays), MAX_REPLAYS))
 
@@ -196,18 +194,16 @@ def _is_steady(spans: Sequence[float]) -> bool:
 
 def time_between_events(stream: int, replay: Replay, count: int) -> list[float]:
     """Return the seconds of each of `count` replays, which are queued without waiting in between."""
-    from cuda.bindings import runtime
-
     events: list[Any] = []
     try:
         for _ in range(count + 1):
-            events.append(check_cuda(runtime.cudaEventCreate()))
-        check_cuda(runtime.cudaEventRecord(events[0], stream))
+            events.append(check_cuda(cuda.runtime.cudaEventCreate()))
+        check_cuda(cuda.runtime.cudaEventRecord(events[0], stream))
         for event in events[1:]:
             replay()
-            check_cuda(runtime.cudaEventRecord(event, stream))
-        check_cuda(runtime.cudaStreamSynchronize(stream))
-        return [check_cuda(runtime.cudaEventElapsedTime(start, stop)) / 1e3 for start, stop in pairwise(events)]
+            check_cuda(cuda.runtime.cudaEventRecord(event, stream))
+        check_cuda(cuda.runtime.cudaStreamSynchronize(stream))
+        return [check_cuda(cuda.runtime.cudaEventElapsedTime(start, stop)) / 1e3 for start, stop in pairwise(events)]
     finally:
         for event in events:
-            runtime.cudaEventDestroy(event)
+            cuda.runtime.cudaEventDestroy(event)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tvmconv.compiler.executable import ArrayType, Executable
+from tvmconv.devices import cuda
+from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import CudaGraph, check_cuda, create_stream, time_replay
-from tvmconv.devices.cuda.loaded_kernel import BoundKernel, DeviceArrays, fill_nan, translate_errors
+from tvmconv.devices.cuda.loaded_kernel import BoundKernel, CudaLoadedKernel, DeviceArrays, fill_nan, translate_errors
 from tvmconv.devices.device import Timing
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.compiler.executable import ArrayType, Executable
-    from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
 
 
 def find_linked_inputs(inputs: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> list[bool]:
@@ -80,14 +77,12 @@ class KernelChain(ExitStack):
 
         `use_pdl`: let kernels begin before their predecessor has ended if they support it.
         """
-        from cuda.bindings import runtime
-
         results = [np.empty(executable.output.shape, executable.output.dtype) for executable in self.executables]
         with self._translate_errors():
             for pointer, result in zip(self._outputs, results, strict=True):
                 fill_nan(pointer, result.nbytes, self._stream)
             self._launch_all(use_pdl)
-            check_cuda(runtime.cudaStreamSynchronize(self._stream))
+            check_cuda(cuda.runtime.cudaStreamSynchronize(self._stream))
             for pointer, result in zip(self._outputs, results, strict=True):
                 self._arrays.download(pointer, result)
         return results

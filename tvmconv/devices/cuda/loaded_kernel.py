@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tvmconv.devices.arch import NvidiaGpu
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable
+from tvmconv.devices import cuda
 from tvmconv.devices.cuda.dlpack import import_dlpack
-from tvmconv.devices.cuda.function import CudaFunction, ParameterValue
+from tvmconv.devices.cuda.function import CudaFunction, ParameterValue, create_texture, encode_tensor_map
 from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_between_events, time_buffer_sets
-from tvmconv.devices.cuda.tensor_map import encode_tensor_map
-from tvmconv.devices.cuda.texture import create_texture
-from tvmconv.devices.device import LONG_LAUNCH_SECONDS, BufferSets, DeviceLostError, LoadedKernel, Timing, check_inputs
+from tvmconv.devices.device import (
+    LONG_LAUNCH_SECONDS,
+    BufferSets,
+    Device,
+    DeviceLostError,
+    LoadedKernel,
+    Timing,
+    check_inputs,
+)
 from tvmconv.errors import DeviceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable
 
 
 class CudaLoadedKernel(LoadedKernel):
     """An executable that is loaded on an NVIDIA GPU; see `LoadedKernel`."""
 
-    device: NvidiaGpu
-
-    def __init__(self, device: NvidiaGpu, executable: Executable) -> None:
+    def __init__(self, device: Device, executable: Executable) -> None:
         self.device = device
         self.executable = executable
         with self.translate_errors():
@@ -74,30 +75,10 @@ class CudaLoadedKernel(LoadedKernel):
             return time_buffer_sets(make_capture(stream, launch), stream, sets, seconds)
 
     def bind(
-        self,
-        pointers: Sequence[int],
-        stream: int,
-        workspace: Sequence[int] | None = None,
-        *,
-        use_pdl: bool = True,
-        has_predecessor: bool = False,
+        self, pointers: Sequence[int], stream: int, workspace: Sequence[int] | None = None, **options: bool
     ) -> BoundKernel:
-        """Prepare launches on arrays at given addresses; call it within `translate_errors`.
-
-        `pointers`: addresses of the executable's `arrays`, in their order.
-        `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
-        `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
-        `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
-        """
-        return BoundKernel(
-            self.executable,
-            self._functions,
-            pointers,
-            stream,
-            workspace,
-            use_pdl=use_pdl,
-            has_predecessor=has_predecessor,
-        )
+        """Prepare launches on arrays; the arguments are those of `BoundKernel`. Call it within `translate_errors`."""
+        return BoundKernel(self.executable, self._functions, pointers, stream, workspace, **options)
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """Return a context of `translate_errors` that adds this kernel's launch shape to messages."""
@@ -110,6 +91,11 @@ class BoundKernel(ExitStack):
     The constructor copies constant-memory arguments on the stream, creates texture objects and tensor maps, allocates
     the workspace, and launches the prepack kernels once. All launches of a loaded kernel share its constant memory, so
     it can be bound to one set of constants at a time. Closing it frees textures and workspace after their use.
+
+    `pointers`: addresses of the executable's `arrays`, in their order.
+    `workspace`: addresses of the executable's workspace arrays; by default new memory filled with NaN.
+    `use_pdl`: let a device function begin before its predecessor has ended if it supports this.
+    `has_predecessor`: whether another kernel is launched right before, which the first device function may overlap.
     """
 
     def __init__(
@@ -123,8 +109,6 @@ class BoundKernel(ExitStack):
         use_pdl: bool = True,
         has_predecessor: bool = False,
     ) -> None:
-        from cuda.bindings import runtime
-
         super().__init__()
         with ExitStack() as resources:
             owns_workspace = bool(executable.workspace) and workspace is None
@@ -154,7 +138,7 @@ class BoundKernel(ExitStack):
             self._launches = launches[executable.num_prepack_kernels :]
             self.push(resources.pop_all())
         if texture_handles or owns_workspace:
-            self.callback(runtime.cudaStreamSynchronize, stream)  # the reader of the results reports errors
+            self.callback(cuda.runtime.cudaStreamSynchronize, stream)  # the reader of the results reports errors
 
     def launch(self) -> None:
         """Queue one launch of every device function except the prepack kernels."""
@@ -166,8 +150,9 @@ def _make_parameters(
     kernel: CompiledKernel, addresses: Mapping[int, int], texture_handles: Mapping[int, int]
 ) -> list[ParameterValue]:
     """Return the parameters of a device function: addresses, texture objects and tensor maps."""
-    values = {**addresses, **{i: texture_handles[i] for i in kernel.textures}}
-    parameters: list[ParameterValue] = [values[i] for i in kernel.arguments]
+    parameters: list[ParameterValue] = [
+        texture_handles[i] if i in kernel.textures else addresses[i] for i in kernel.arguments
+    ]
     for position, tensor_map in kernel.tensor_maps:
         parameters[position] = encode_tensor_map(tensor_map, addresses[kernel.arguments[position]])
     return parameters
@@ -178,10 +163,8 @@ class DeviceArrays(ExitStack):
 
     def allocate(self, nbytes: int) -> int:
         """Allocate memory and return its address."""
-        from cuda.bindings import runtime
-
-        pointer = int(check_cuda(runtime.cudaMalloc(nbytes)))
-        self.callback(runtime.cudaFree, pointer)  # errors are ignored: a lost device has nothing to free
+        pointer = int(check_cuda(cuda.runtime.cudaMalloc(nbytes)))
+        self.callback(cuda.runtime.cudaFree, pointer)  # errors are ignored: a lost device has nothing to free
         return pointer
 
     def upload(self, array: NDArray[Any]) -> int:
@@ -198,49 +181,39 @@ class DeviceArrays(ExitStack):
 
     def upload_all(self, inputs: Sequence[NDArray[Any]], output: ArrayType) -> list[int]:
         """Copy the inputs, allocate an output filled with NaN, and return all addresses."""
-        from cuda.bindings import runtime
-
         pointers = [*(self.upload(array) for array in inputs), self.allocate_nan_filled(output, stream=0)]
-        check_cuda(runtime.cudaStreamSynchronize(0))
+        check_cuda(cuda.runtime.cudaStreamSynchronize(0))
         return pointers
 
     def download(self, pointer: int, array: NDArray[Any]) -> None:
         """Copy device memory to `array` after all work of the default stream."""
-        from cuda.bindings import runtime
-
-        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        check_cuda(runtime.cudaMemcpy(array.ctypes.data, pointer, array.nbytes, kind))
+        kind = cuda.runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        check_cuda(cuda.runtime.cudaMemcpy(array.ctypes.data, pointer, array.nbytes, kind))
 
 
 def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
     """Copy an array to device memory and wait for the end of the copy."""
-    from cuda.bindings import runtime
-
-    dense, kind = np.ascontiguousarray(array), runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-    check_cuda(runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, kind))
-    check_cuda(runtime.cudaStreamSynchronize(0))  # cudaMemcpy from pageable memory may return early
+    dense, kind = np.ascontiguousarray(array), cuda.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+    check_cuda(cuda.runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, kind))
+    check_cuda(cuda.runtime.cudaStreamSynchronize(0))  # cudaMemcpy from pageable memory may return early
 
 
 def fill_nan(pointer: int, nbytes: int, stream: int) -> None:
     """Queue the filling of memory with set bits, which are NaN in every floating-point dtype."""
-    from cuda.bindings import runtime
-
-    check_cuda(runtime.cudaMemsetAsync(pointer, 0xFF, nbytes, stream))
+    check_cuda(cuda.runtime.cudaMemsetAsync(pointer, 0xFF, nbytes, stream))
 
 
 @contextmanager
-def translate_errors(device: NvidiaGpu, context: str = "") -> Iterator[None]:
+def translate_errors(device: Device, context: str = "") -> Iterator[None]:
     """Make a GPU the current device, and add its name to CUDA errors of the block.
 
     A kernel fault such as an illegal address makes the CUDA context of the process unusable.
     """
-    from cuda.bindings import runtime
-
     try:
-        check_cuda(runtime.cudaSetDevice(device.index))
+        check_cuda(cuda.runtime.cudaSetDevice(device.index))
         yield
     except DeviceError as error:
         message = f"{device.text}: {error}{context}"
-        if runtime.cudaDeviceSynchronize()[0] == runtime.cudaError_t.cudaSuccess:
+        if cuda.runtime.cudaDeviceSynchronize()[0] == cuda.runtime.cudaError_t.cudaSuccess:
             raise DeviceError(message) from error
         raise DeviceLostError(f"{message} (this process can use the GPU no more: start another)") from error

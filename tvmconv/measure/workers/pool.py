@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 from tvmconv.errors import Error, HostError
-from tvmconv.measure.workers.fork_server import BuilderForkServer
-from tvmconv.measure.workers.process import CancelPending, WorkerProcess
+from tvmconv.measure.workers.process import FORKED_MODULE, BuilderForkServer, CancelPending, WorkerProcess
 
-FORKED_MODULES = ("tvmconv.measure.builder",)  # modules whose processes are forked from the fork server
+if TYPE_CHECKING:
+    from tvmconv.devices import Device
+
+BUILDER_MODULE, RUNNER_MODULE = FORKED_MODULE, "tvmconv.measure.runner"
 POLL_SECONDS = 0.05  # interval of checks for starting processes
 
 
@@ -102,9 +105,9 @@ class WorkerPool:
     def _start(self, module: str, first_message: object = None) -> WorkerProcess:
         """Start a process, forked if possible; this runs in the starter thread."""
         process = None
-        if module in FORKED_MODULES:
+        if module == FORKED_MODULE:
             with contextlib.suppress(Error):  # the fork server has ended
-                process = WorkerProcess(module, self._get_fork_server().fork)
+                process = WorkerProcess(module, self._get_fork_server())
         process = process or WorkerProcess(module)
         if first_message is not None:
             process.send(first_message)
@@ -143,3 +146,19 @@ def keep_workers_alive() -> Iterator[None]:
     finally:
         if pool is shared:  # otherwise this process was forked within the block
             pool.exit_context()
+
+
+def resolve_num_workers(num_workers: int | None) -> int:
+    """Return `num_workers` or, if it is None, one less than the number of processors available to this process."""
+    return max(1, len(os.sched_getaffinity(0)) - 1) if num_workers is None else num_workers
+
+
+def prestart_workers(num_builders: int | None, devices: Iterable[Device]) -> None:
+    """Start builder processes and the runner processes of local GPUs before they are needed.
+
+    Call it within `keep_workers_alive`. The number of builders is that of a `Measurer` by default.
+    """
+    for device in devices:  # first, because builders have to wait for the loading of TVM
+        if device.kind == "cuda" and not device.text.startswith("rpc:"):
+            shared.prestart(RUNNER_MODULE, device.text, 1, device.text)  # the first message initializes the device
+    shared.prestart(BUILDER_MODULE, BUILDER_MODULE, resolve_num_workers(num_builders))

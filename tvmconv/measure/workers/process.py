@@ -1,14 +1,20 @@
 """Child processes that communicate over a private pipe and end with their parent.
 
-They are started from scratch or forked from `tvmconv.measure.workers.fork_server`, but never from this process, because
-threads, TVM's compilers and CUDA do not survive a fork. They do not import the parent's main module, so that a script
-without `if __name__ == "__main__"` can tune.
+They are started from scratch or forked from a fork server, but never from this process, because threads, TVM's
+compilers and CUDA do not survive a fork. They do not import the parent's main module, so that a script without
+`if __name__ == "__main__"` can tune.
+
+The fork server is a process with loaded TVM, schedules and compilers, from which builders are forked. Loading takes
+seconds of a core, and several times as long if many processes do it at once. Forking is safe if no other thread may
+hold a lock: TVM and NVRTC compile in the calling thread, BLAS handles forks itself, and the CUDA driver is not loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib
 import os
 import pickle
 import queue
@@ -19,14 +25,15 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import Pipe
+from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from tvmconv.errors import Error, HostError
 
+FORKED_MODULE = "tvmconv.measure.builder"  # module whose `main` runs in forked processes, after `preload_compilers`
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_REASON_CHARACTERS = 300
@@ -44,43 +51,30 @@ class FinalMessage:
     message: Any
 
 
-class ProcessHandle(Protocol):
-    """A started process, as `subprocess.Popen` is one."""
-
-    pid: int
-
-    def kill(self) -> None:
-        """End the process if it is alive."""
-
-    def wait(self) -> int:
-        """Wait for the end of the process and return its exit status, or the negative number of a signal."""
-
-
 class WorkerProcess:
     """Parent's handle of a process that runs `main(connection)` of a module.
 
     The operating system ends the process together with the thread that started it, so that thread must live as long.
     Standard error of the process is kept as far as it fits into a pipe, because libraries report there why they abort.
 
-    `fork`: function that forks a process, which runs `serve` with `main` of a module and its own copy of a file
-        descriptor; by default the process is started from scratch.
+    `fork_server`: server that forks the process, for `FORKED_MODULE`; by default it is started from scratch.
     """
 
-    def __init__(self, module: str, fork: Callable[[str, int], ProcessHandle] | None = None) -> None:
+    def __init__(self, module: str, fork_server: BuilderForkServer | None = None) -> None:
         self.is_used = False  # whether the process has been given work
         self._stderr = -1
         with contextlib.ExitStack() as cleanup, _translate_os_errors():
             self.connection, child_connection = Pipe()
             cleanup.callback(self.connection.close)
             with child_connection:
-                self._process = (fork or self._start_process)(module, child_connection.fileno())
+                descriptor = child_connection.fileno()
+                self._process = fork_server.fork(descriptor) if fork_server else self._start_process(module, descriptor)
             self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
             self._sender = threading.Thread(target=self._send_all, daemon=True)
             self._sender.start()
             cleanup.pop_all()
 
-    def _start_process(self, module: str, descriptor: int) -> ProcessHandle:
-        """Start the process from scratch."""
+    def _start_process(self, module: str, descriptor: int) -> subprocess.Popen[bytes]:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
             f"from {module} import main; serve(main, {descriptor}, {os.getpid()})"
@@ -167,6 +161,99 @@ class WorkerProcess:
                 self.connection.send_bytes(message)
             except (OSError, ValueError):  # the process has ended, which `receive_messages` reports
                 return
+
+
+class _ForkedProcess:
+    """A forked process, with the methods of `subprocess.Popen`; waiting for it ends it."""
+
+    def __init__(self, fork_server: BuilderForkServer, pid: int) -> None:
+        self.pid = pid
+        self._fork_server = fork_server
+        self._status: int | None = None
+
+    def kill(self) -> None:
+        self.wait()
+
+    def wait(self) -> int:
+        if self._status is None:
+            self._status = self._fork_server.end_process(self.pid)
+        return self._status
+
+
+class BuilderForkServer:
+    """Parent's handle of the fork server, which is thread-safe.
+
+    The operating system ends the server and all forked processes together with the thread that started it.
+    """
+
+    def __init__(self) -> None:
+        self._child = WorkerProcess(__name__)
+        self._lock = threading.Lock()
+        self._live_pids: set[int] = set()
+        self._is_open = True
+
+    def fork(self, descriptor: int) -> _ForkedProcess:
+        """Fork a process with its own copy of a file descriptor, its end of a pipe, after everything is loaded."""
+        with self._lock:
+            try:
+                self._child.connection.send(sys.path)
+                reduction.send_handle(self._child.connection, descriptor, self._child.pid)
+                pid = self._child.connection.recv()
+            except (EOFError, OSError) as error:
+                raise Error("the process that builders are forked from has ended") from error
+            self._live_pids.add(pid)
+            return _ForkedProcess(self, pid)
+
+    def end_process(self, pid: int) -> int:
+        """End a forked process if it is alive, and return its exit status."""
+        with self._lock:
+            try:
+                self._child.connection.send(pid)
+                return self._child.connection.recv()
+            except (EOFError, OSError):
+                return -signal.SIGKILL  # it ended with the fork server
+            finally:
+                self._live_pids.discard(pid)
+                self._close_if_unused()
+
+    def stop_loading(self) -> None:
+        """End the server now if no forked process is alive; a waiting `fork` then raises Error."""
+        if not self._live_pids:  # without the lock, which the waiting `fork` holds
+            os.kill(self._child.pid, signal.SIGKILL)  # alive, or a zombie whose PID is still reserved
+
+    def close(self) -> None:
+        """End the server as soon as no forked process is alive."""
+        with self._lock:
+            self._is_open = False
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if not self._is_open and not self._live_pids:
+            self._child.kill()
+
+
+def main(connection: Connection) -> None:
+    """Run the fork server: end the process of each PID that it receives, and fork one for each search path."""
+    forked = importlib.import_module(FORKED_MODULE)
+    forked.preload_compilers()
+    gc.collect()
+    gc.freeze()  # keeps memory pages shared after forks
+    own_pid = os.getpid()
+    while True:
+        message = connection.recv()
+        if isinstance(message, int):
+            os.kill(message, signal.SIGKILL)  # alive, or a zombie whose PID is still reserved
+            connection.send(os.waitstatus_to_exitcode(os.waitpid(message, 0)[1]))
+            continue
+        descriptor = reduction.recv_handle(connection)
+        pid = os.fork()
+        if not pid:
+            connection.close()
+            os.setsid()
+            sys.path[:] = message
+            serve(forked.main, descriptor, own_pid)
+        os.close(descriptor)
+        connection.send(pid)
 
 
 @contextlib.contextmanager

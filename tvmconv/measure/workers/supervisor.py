@@ -173,7 +173,6 @@ class SupervisedWorker:
         self._state_started_at = time.monotonic()
 
     def _is_small(self) -> bool:
-        """Return whether the process uses less than half of its memory limit."""
         limit = self._limits.memory_bytes
         return limit is None or self.worker_process.resident_bytes < limit / 2
 

@@ -39,7 +39,6 @@ def patch_cpu_name(unknown_name: bytes = UNKNOWN_CPU) -> None:
 
 
 def _find_libraries() -> list[Path]:
-    """Return the paths of PoCL's libraries in pyopencl's wheel."""
     spec = find_spec("pyopencl")
     folders = spec.submodule_search_locations if spec else None
     return [file for folder in folders or () for file in sorted(Path(folder, ".libs").glob("libpocl-*.so"))]

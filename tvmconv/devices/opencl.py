@@ -1,25 +1,32 @@
-"""Execution and measurement of kernels on an OpenCL device.
+"""Devices `opencl:N`: all OpenCL devices that pyopencl finds; with PoCL from PyPI, this includes the CPU.
 
 TVM's wheel generates OpenCL but has no OpenCL runtime, so this module sets parameters and launch shapes itself.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tvmconv.compiler.executable import Executable
 from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
 from tvmconv.devices.device import (
     LONG_LAUNCH_SECONDS,
     Benchmark,
     BufferSets,
     Device,
+    DeviceNotFoundError,
     LoadedKernel,
     Timing,
     check_inputs,
@@ -27,16 +34,127 @@ from tvmconv.devices.device import (
     measurement_fraction,
     nan_filled,
 )
+from tvmconv.devices.pocl import patch_cpu_name
 from tvmconv.errors import CompileError, DeviceError
+from tvmconv.tempdir import ProcessTempDir
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from tvm.target import Target
 
-    from tvmconv.compiler.executable import Executable
-
+PROBE_BYTES = 1 << 20  # more than the cached data of a kernel
 MIN_SAMPLES, MAX_SAMPLES = 3, 1000
 MAX_SLOW_SECONDS = 1.0  # after this time MIN_SAMPLES are enough
 BENCHMARK_SECONDS, MAX_BENCHMARK_SAMPLES = 0.2, 20  # limits for a kernel that may become the best
+_INSTALL_COMMAND = 'pip install "pyopencl[pocl]"'
+
+
+@dataclass(frozen=True)
+class OpenclDevice(Device):
+    """An OpenCL device."""
+
+    kind: ClassVar[str] = "opencl"
+
+    def make_target(self) -> Target:
+        """Return the OpenCL target with the limits of this device."""
+        from tvm.target import Target
+
+        return Target(
+            {
+                "kind": "opencl",
+                "max_num_threads": self.max_threads_per_block,
+                "max_threads_per_block": self.max_threads_per_block,
+                "max_shared_memory_per_block": self.shared_bytes_per_block,
+                "host": "llvm",
+            }
+        )
+
+    def load(self, executable: Executable) -> OpenclLoadedKernel:
+        """Compile an executable with the compiler of the device; see `Device.load`."""
+        self.check_block_limits(executable)
+        return OpenclLoadedKernel(self, executable, _get_queue(self.index))
+
+    def create_benchmark(
+        self, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
+    ) -> OpenclBenchmark:
+        """Copy the inputs to the device; see `Device.create_benchmark`."""
+        return OpenclBenchmark(self, _get_queue(self.index), inputs, reference)
+
+
+def list_opencl_devices() -> list[OpenclDevice]:
+    """Return all OpenCL devices, at least one: GPUs first, and otherwise in the order of their platforms."""
+    return [
+        OpenclDevice(
+            text=f"opencl:{index}",
+            name=f"{device.name.strip()} ({device.platform.name.strip()})",
+            arch=None,
+            memory_bytes=device.global_mem_size,
+            multiprocessors=device.max_compute_units,
+            max_threads_per_block=device.max_work_group_size,
+            shared_bytes_per_block=device.local_mem_size,
+            l2_bytes=device.global_mem_cache_size,
+            index=index,
+            has_float16="cl_khr_fp16" in device.extensions.split(),
+        )
+        for index, device in enumerate(_query_devices())
+    ]
+
+
+@functools.cache
+def _query_devices() -> tuple[Any, ...]:
+    use_writable_caches()
+    try:
+        import pyopencl as cl
+    except ImportError as error:
+        reason = f"pyopencl does not import ({get_first_line(error)})"
+        raise DeviceNotFoundError("opencl", reason, _INSTALL_COMMAND) from error
+    patch_cpu_name()
+    try:
+        all_devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error as error:
+        raise DeviceNotFoundError("opencl", f"no OpenCL driver ({get_first_line(error)})", _INSTALL_COMMAND) from error
+    if not all_devices:
+        raise DeviceNotFoundError("opencl", "no OpenCL driver has a device", _INSTALL_COMMAND)
+    return tuple(sorted(all_devices, key=lambda device: not device.type & cl.device_type.GPU))
+
+
+def use_writable_caches() -> None:
+    """Redirect the caches of PoCL and PyOpenCL if their folders are not writable, before PyOpenCL is imported.
+
+    PoCL finds no device or aborts the process without a cache, so it gets a temporary folder. PyOpenCL raises
+    AttributeError, so its cache is disabled. Environment variables that are already set stay unchanged.
+    """
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no home directory
+        caches = None
+    if "POCL_CACHE_DIR" not in os.environ and not (caches and _is_writable(caches / "pocl" / "kcache")):
+        temp_dir = ProcessTempDir("pocl-")
+        os.environ["POCL_CACHE_DIR"] = str(temp_dir.path)
+        atexit.register(temp_dir.close)
+    if "PYOPENCL_NO_CACHE" not in os.environ and not (caches and _is_writable(caches / "pytools")):
+        os.environ["PYOPENCL_NO_CACHE"] = "1"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether a file of `PROBE_BYTES` can be written to a folder, which is created if necessary."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def _get_queue(index: int) -> Any:
+    """Return the command queue of a device, with profiling; there is one per device and process."""
+    device = _query_devices()[index]  # also prepares the import of PyOpenCL
+    import pyopencl as cl
+
+    context = cl.Context([device])
+    return cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
 
 
 class OpenclLoadedKernel(LoadedKernel):
@@ -69,8 +187,10 @@ class OpenclLoadedKernel(LoadedKernel):
 
     def run_on_buffers(self, buffers: Sequence[Any], output: NDArray[Any]) -> NDArray[Any]:
         """Run once on device buffers, copy the last one to `output` and return it; within `translate_errors`."""
+        import pyopencl as cl
+
         self._launch_kernels([*buffers, *self.allocate_workspace(buffers)])[-1].wait()
-        download_array(self._queue, output, buffers[-1])
+        cl.enqueue_copy(self._queue, _view_bytes(output), buffers[-1])
         return output
 
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
@@ -125,16 +245,9 @@ class OpenclLoadedKernel(LoadedKernel):
             events.append(cl.enqueue_nd_range_kernel(self._queue, kernel, work_items, block))
         return events
 
-    @contextmanager
-    def translate_errors(self) -> Iterator[None]:
-        """Translate OpenCL errors of the block to a one-line DeviceError."""
-        import pyopencl as cl
-
-        try:
-            yield
-        except cl.Error as error:
-            message = f"{self.device.text}: {get_first_line(error)}, launched as {self.executable.launch_text}"
-            raise DeviceError(message) from error
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Return a context of `_translate_errors` that adds this kernel's launch shape to messages."""
+        return _translate_errors(self.device, f", launched as {self.executable.launch_text}")
 
 
 class OpenclBenchmark(Benchmark):
@@ -155,12 +268,8 @@ class OpenclBenchmark(Benchmark):
 
     def restore_inputs(self) -> None:
         """Copy the inputs to the device; see `Benchmark.restore_inputs`."""
-        import pyopencl as cl
-
-        try:
+        with _translate_errors(self._device):
             self._buffers = upload_arrays(self._queue, self._inputs)
-        except cl.Error as error:
-            raise DeviceError(f"{self._device.text}: {get_first_line(error)}") from error
 
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
         """Run once and compare on the host; see `Benchmark.compare`."""
@@ -190,8 +299,18 @@ class OpenclBenchmark(Benchmark):
             buffer.release()
 
 
+@contextmanager
+def _translate_errors(device: Device, context: str = "") -> Iterator[None]:
+    """Translate OpenCL errors of the block to a one-line DeviceError."""
+    import pyopencl as cl
+
+    try:
+        yield
+    except cl.Error as error:
+        raise DeviceError(f"{device.text}: {get_first_line(error)}{context}") from error
+
+
 def _needs_more_samples(samples: Sequence[float], seconds: float) -> bool:
-    """Return whether a timing of about `seconds` needs more samples."""
     if not samples:
         return True
     if samples[0] >= LONG_LAUNCH_SECONDS:
@@ -212,13 +331,6 @@ def upload_arrays(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
 
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     return [cl.Buffer(queue.context, flags, hostbuf=_view_bytes(np.ascontiguousarray(array))) for array in arrays]
-
-
-def download_array(queue: Any, array: NDArray[Any], buffer: Any) -> None:
-    """Copy a buffer to a C-contiguous array."""
-    import pyopencl as cl
-
-    cl.enqueue_copy(queue, _view_bytes(array), buffer)
 
 
 def _view_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

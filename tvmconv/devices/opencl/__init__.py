@@ -1,1 +1,0 @@
-"""OpenCL devices through pyopencl."""
