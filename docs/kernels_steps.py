@@ -12,6 +12,7 @@ K = taps × channels; the page explains these letters.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -24,11 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-from tvmconv.builtin.conv.tensor_cores.gemm.atoms import (
-    ThreadPosition,
-    WgmmaAtom,
-    wgmma_wait_group,
-)
+from tvmconv.builtin.conv.tensor_cores.gemm.atoms import ThreadPosition, WgmmaAtom, wgmma_wait_group
 from tvmconv.builtin.conv.tensor_cores.gemm.channel_arguments import ChannelArguments
 from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from tvmconv.builtin.conv.tensor_cores.gemm.epilogue_ops import EpilogueOps
@@ -64,7 +61,7 @@ from tvmconv.builtin.tir_builder import (
 )
 
 import tvmconv as tc
-from tvmconv import baselines, devices, registry
+from tvmconv import baselines, devices
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.cli.options import update_page
 from tvmconv.errors import Error
@@ -108,6 +105,19 @@ class Tile:
     def m(self) -> int:
         """Rows."""
         return 64 * self.m_atoms * self.warpgroups
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the accumulators need more registers than an equal share, so that the producer gives some away.
+
+        Registers move by whole warpgroups: the producer's warpgroup then has three idle warps.
+        """
+        return self.warpgroups > 1 and self.m_atoms * self.n // 2 > 128
+
+    @property
+    def producer_warps(self) -> int:
+        """Warps of which one thread is the producer."""
+        return 4 if self.moves_registers else 1
 
     @property
     def stage_bytes(self) -> int:
@@ -302,7 +312,7 @@ def emit_epilogue(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
     with (
         thread_axis(tile.ctas, "blockIdx.x") as cta,
         cluster_axis(tile) as rank,
-        thread_axis((num_warps + 1) * WARP_SIZE, "threadIdx.x") as index,
+        thread_axis((num_warps + tile.producer_warps) * WARP_SIZE, "threadIdx.x") as index,
     ):
         thread, cluster = ThreadPosition(index), Cluster(tile.cluster_m, 1, rank)
         tiles = TileScheduler.of_product((shape.m, shape.n), (tile.m, tile.n), 1, tile.ctas, cluster)
@@ -317,6 +327,8 @@ def emit_epilogue(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
         epilogue = TmaEpilogue(subtiles, ops, channels, [y_map], buffers)
 
         with if_(thread.warp < num_warps):  # consumer warpgroups
+            if tile.moves_registers:
+                emit_ptx("setmaxnreg.inc.sync.aligned.u32", 232)
             descriptors = make_descriptors(mainloop)
             with tiles.work_tiles(cta) as work:
                 epilogue.channels.prefetch(work, thread)
@@ -324,6 +336,9 @@ def emit_epilogue(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
                 epilogue.store(accumulators, work, subtile_state, thread)
             with if_(thread.is_warpgroup_leader):
                 tma_store_wait(0)  # TMA reads shared memory until here
+        if tile.moves_registers:
+            with if_(thread.warp >= num_warps):  # the producer's warpgroup
+                emit_ptx("setmaxnreg.dec.sync.aligned.u32", 40)
         with if_(thread.is_first_of_warp(num_warps)):  # producer
             k = make_tap_iterator(w)
             with tiles.work_tiles(cta) as work:
@@ -358,7 +373,9 @@ def smem_bytes(w: Conv, tile: Tile) -> int:
 # --- the steps as schedules ---
 
 
-def choose_tile(w: Conv, k: Knobs, *, warpgroups: int = 1, cluster_m: int = 1, max_stages: int = 1) -> Tile:
+def choose_tile(
+    w: Conv, k: Knobs, max_stages: int = 4, *, warpgroups: int = 1, cluster_m: int = 1, has_epilogue: bool = True
+) -> Tile:
     """Return the tile: 128 rows per warpgroup, up to 160 columns, and as many stages as leave room for its CTAs.
 
     Two CTAs share an SM if a tile has one warpgroup and few columns, so that one multiplies while the other stores.
@@ -368,7 +385,8 @@ def choose_tile(w: Conv, k: Knobs, *, warpgroups: int = 1, cluster_m: int = 1, m
     ctas = k.choice("ctas", (2, 4, NUM_SMS, 2 * NUM_SMS), ctas_per_sm * NUM_SMS)
     for stages in range(max_stages, 0, -1):
         tile = Tile(warpgroups, 2, n, stages, ctas, cluster_m)
-        if smem_bytes(w, tile) + SWIZZLE_ALIGNMENT_BYTES + CTA_RESERVED_BYTES <= SM_SHARED_BYTES // ctas_per_sm:
+        nbytes = smem_bytes(w, tile) if has_epilogue else stages * (tile.stage_bytes + 2 * BARRIER_BYTES)
+        if nbytes + SWIZZLE_ALIGNMENT_BYTES + CTA_RESERVED_BYTES <= SM_SHARED_BYTES // ctas_per_sm:
             return tile
     raise Error(f"{w} does not fit into shared memory")
 
@@ -389,47 +407,206 @@ HOPPER: Mapping[str, Any] = {"dtypes": ("float16",), "device_kinds": ("cuda",), 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
 def step2_wgmma(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Threads copy, and a warpgroup multiplies."""
-    tile = choose_tile(w, k)
+    tile = choose_tile(w, k, max_stages=1)
     return build_schedule(w, lambda arguments: emit_gather(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
 def step3_tma(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """TMA copies to one stage."""
-    tile = choose_tile(w, k)
+    tile = choose_tile(w, k, max_stages=1)
     return build_schedule(w, lambda arguments: emit_tma(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
 def step4_pipeline(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A producer warp, a consumer warpgroup, and a pipeline of stages between them."""
-    tile = choose_tile(w, k, max_stages=4)
+    tile = choose_tile(w, k, has_epilogue=False)
     return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
 def step5_persistent(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """As many CTAs as run at a time, each with several tiles."""
-    tile = choose_tile(w, k, max_stages=4)
+    tile = choose_tile(w, k, has_epilogue=False)
     return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments, tile.ctas))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
 def step6_epilogue(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Results pass through shared memory, and TMA stores them."""
-    tile = choose_tile(w, k, max_stages=4)
+    tile = choose_tile(w, k)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
 def step7_cooperative(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Two consumer warpgroups share a tile of twice as many rows."""
-    tile = choose_tile(w, k, warpgroups=2, max_stages=4)
+    tile = choose_tile(w, k, warpgroups=2)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
 def step7_cluster(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Two CTAs of a cluster multicast the weights to each other."""
-    tile = choose_tile(w, k, warpgroups=2, cluster_m=2, max_stages=4)
+    tile = choose_tile(w, k, warpgroups=2, cluster_m=2)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
+
+
+# --- verification, resources and times ---
+
+STEPS = {
+    "step2_wgmma": "2: threads copy, wgmma multiplies",
+    "step3_tma": "3: TMA, one stage",
+    "step4_pipeline": "4: pipeline of stages",
+    "step5_persistent": "5: persistent CTAs",
+    "step6_epilogue": "6: epilogue with TMA stores",
+    "step7_cooperative": "7: two consumer warpgroups",
+    "step7_cluster": "7: and clusters of two CTAs",
+}
+SMALL_LAYER = "conv2d:2x64x20x20,32x64x3x3,s1,p1,f16,nhwc"  # 7 tiles of 128 rows, of which the last one overhangs
+LAYERS = {
+    "32×56×56, 64 → 64 channels": "conv2d:32x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
+    "4×64×64, 320 → 320 channels": "conv2d:4x320x64x64,320x320x3x3,s1,p1,f16,nhwc",
+}
+PEAK_FLOPS = 989.4e12  # dense float16 of the H100 SXM, by NVIDIA's data sheet
+PINGPONG = {"kernel_schedule": "pingpong"}  # config of `hopper`, where it has this knob
+NUM_ROUNDS, ROUND_SECONDS = 5, 0.03
+SECTION = "kernel-steps"  # of the page
+
+Measurement = Mapping[str, float]  # seconds by label, of one layer
+
+
+def list_problems(step: str) -> list[str]:
+    """Return the small layers that a step is verified with: without an epilogue, and with one if the step has it."""
+    workload = tc.parse(f"{SMALL_LAYER},bias,relu")
+    has_epilogue = any(schedule.name == step for schedule in tc.schedules(workload))
+    return [SMALL_LAYER, workload.text] if has_epilogue else [SMALL_LAYER]
+
+
+def emulate(kernel: tc.Kernel, problem: tc.Problem) -> tc.Verification:
+    """Execute a kernel in the emulator, which also finds races and deadlocks, and compare it with a reference."""
+    from tvmconv.emulator.arguments import bind_arguments
+    from tvmconv.emulator.execution import execute
+    from tvmconv.emulator.memory.arrays import GlobalArray
+
+    lowered = kernel.lowered_module
+    *input_types, output_type = lowered.arrays
+    arrays = [
+        GlobalArray.from_values(f"input {i}", np.asarray(values, array_type.dtype).reshape(array_type.shape))
+        for i, (values, array_type) in enumerate(zip(problem.inputs, input_types, strict=True))
+    ]
+    output = GlobalArray.allocate_unwritten("Y", np.dtype(output_type.dtype), int(np.prod(output_type.shape)))
+    for step in lowered.kernels:
+        execute(step.function, step.launch, bind_arguments(step, [*arrays, output]))
+    return problem.check(output.values.reshape(output_type.shape))
+
+
+def verify_small(steps: Sequence[str]) -> None:
+    """Verify steps in the emulator, with few CTAs so that each computes several tiles; raise Error if one is wrong."""
+    for step in steps:
+        for text in list_problems(step):
+            kernel = tc.build(text, step, arch="sm_90", config={"ctas": 2})
+            verification = emulate(kernel, tc.Problem(kernel.workload, seed=0))
+            print(f"{step}: {kernel.launch}, relative error {verification.error:.1e}")
+            if not verification.ok:
+                raise Error(f"{step} computes {text} wrong")
+
+
+def print_resources(steps: Sequence[str]) -> None:
+    """Print what the kernels of both layers use, compiled for sm_90a."""
+    headers = ["layer", "step", "CTAs", "threads", "registers", "spilled bytes", "shared memory"]
+    rows = []
+    for layer, text in LAYERS.items():
+        for step in steps:
+            kernel = tc.build(text, step, arch="sm_90")
+            grid, block, used = kernel.launch.grid, kernel.launch.block, kernel.resources
+            numbers = (grid[0], block[0], used.registers, used.spills + used.stack_bytes, kernel.dynamic_shared_bytes)
+            rows.append([layer, step, *(f"{number:,}" for number in numbers)])
+    print(Table(headers, rows, {"layer", "step"}).format_text())
+
+
+def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, float]:
+    """Verify the kernels of a layer, time them and cuDNN in turn, and return medians in seconds by label."""
+    workload = tc.parse(text)
+    problem, cold = tc.Problem(workload), exceeds_cache(workload, device)
+    kernels = {STEPS[step]: tc.build(workload, step, device=device) for step in steps}
+    kernels["`hopper`, default config"] = default = tc.build(workload, "hopper", device=device)
+    if PINGPONG.keys() <= default.config.keys():
+        config = choose_pingpong_config(workload)
+        kernels["8: `hopper`, ping-pong"] = tc.build(workload, "hopper", device=device, config=config)
+    for label, kernel in kernels.items():
+        if not kernel.verify(problem).ok:
+            raise Error(f"{label}: {text} is computed wrong")
+
+    def time_kernel(kernel: tc.Kernel) -> float:
+        return kernel.time(problem, cold=cold, seconds=ROUND_SECONDS).median
+
+    timers: dict[str, Callable[[], float]] = {
+        label: functools.partial(time_kernel, kernel) for label, kernel in kernels.items()
+    }
+    try:
+        library = baselines.load_baselines()["cudnn"](workload, problem.inputs, device=device, cold=cold, seconds=0.1)
+    except Error as error:
+        print(f"cuDNN is not timed: {error}", file=sys.stderr)
+    else:
+        time_again = library.time_again
+        if time_again is not None:
+            timers["cuDNN, fastest algorithm"] = lambda: time_again(ROUND_SECONDS).median
+    rounds = [{label: measure() for label, measure in timers.items()} for _ in range(NUM_ROUNDS)]
+    return {label: statistics.median(times[label] for times in rounds) for label in timers}
+
+
+def choose_pingpong_config(w: Conv) -> dict[str, Any]:
+    """Return a config of `hopper` in which two warpgroups compute tiles of their own, as large as those of step 6."""
+    n = next(width for width in (160, 128, 64) if w.O % width == 0)
+    tile = {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": n, "block_k_bytes": ROW_BYTES, "stages": 4}
+    return {**tile, "split_k": 1, "cluster_m": 1, "cluster_n": 1, **PINGPONG}
+
+
+def make_table(measured: Mapping[str, Measurement]) -> Table:
+    """Return the table of the page: a row for each step, and time, rate and share of the peak for each layer."""
+    headers, labels = ["step"], list(dict.fromkeys(label for times in measured.values() for label in times))
+    rows = [[label] for label in labels]
+    for layer, times in measured.items():
+        flops = tc.parse(LAYERS[layer]).flops
+        headers += [f"{layer} [µs]", "TFLOP/s", "of peak"]
+        for row, seconds in zip(rows, map(times.get, labels), strict=True):
+            rate = None if seconds is None else flops / seconds
+            row.append(format_micros(seconds))
+            row.append(EMPTY_CELL if rate is None else format_significant(rate / 1e12))
+            row.append(EMPTY_CELL if rate is None else f"{rate / PEAK_FLOPS:.0%}")
+    return Table(headers, rows, {"step"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Verify, compile or time the kernels of docs/kernels.md.")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"All by default: {', '.join(STEPS)}.")
+    parser.add_argument("--resources", action="store_true", help="Compile for sm_90a, and print registers and spills.")
+    parser.add_argument("--device", help="GPU to verify and time on, such as cuda:0; without it, emulate small layers.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the times to FILE.")
+    parser.add_argument("--update-page", type=Path, metavar="PAGE", help=f"Write the table into section {SECTION}.")
+    args = parser.parse_args(arguments)
+    steps = args.steps or list(STEPS)
+    if unknown := [step for step in steps if step not in STEPS]:
+        parser.error(f"expected steps among {', '.join(STEPS)}, not {', '.join(unknown)}")
+    if args.resources:
+        print_resources(steps)
+        return 0
+    if args.device is None:
+        verify_small(steps)
+        return 0
+    device = devices.find_device(args.device)
+    measured = {layer: time_layer(text, steps, device) for layer, text in LAYERS.items()}
+    table, provenance = make_table(measured), describe_provenance(device, "python docs/kernels_steps.py")
+    print(f"{table.format_text()}\n\n{provenance}")
+    if args.json:
+        result = {"provenance": provenance, "seconds": measured}
+        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    update_page(args.update_page, SECTION, f"{table.format_markdown()}\n\n{provenance}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
