@@ -81,8 +81,8 @@ def simulate(variant: Variant) -> list[Event]:
 STYLE = """<style>
 text { font: 12px Helvetica, Arial, sans-serif; fill: #24292f }
 .title { font-weight: bold }
+.small { font-size: 10px }
 .card { fill: #ffffff; stroke: #d0d7de }
-.line { stroke: #d0d7de }
 .row { fill: #f2f4f7 }
 .t0 { fill: #1f77b4 } .t1 { fill: #d9730d } .t2 { fill: #2a9d4a }
 .copy { fill-opacity: 0.35 }
@@ -93,7 +93,6 @@ text { font: 12px Helvetica, Arial, sans-serif; fill: #24292f }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 }
 .card { fill: #0d1117; stroke: #30363d }
-.line { stroke: #30363d }
 .row { fill: #1a2029 }
 .t0 { fill: #58a6ff } .t1 { fill: #f0883e } .t2 { fill: #56d364 }
 .cell { fill: #262d37; stroke: #0d1117 }
@@ -174,9 +173,10 @@ def draw_swizzle() -> str:
     for panel, (title, mask) in enumerate((("no swizzle: 8-way bank conflict", 0), ("128-byte swizzle: all banks", 7))):
         left, top = 60 + panel * (8 * CELL + 70), 58
         parts.append(text(left, 22, title, "title"))
+        parts.append(text(left - 8, top - 8, "banks", "small", "end"))
         for place in range(8):
             banks = f"{4 * place}–{4 * place + 3}"
-            parts.append(text(left + (place + 0.5) * CELL, top - 8, banks, anchor="middle"))
+            parts.append(text(left + (place + 0.5) * CELL, top - 8, banks, "small", "middle"))
         for row in range(8):
             y = top + row * CELL
             parts.append(text(left - 8, y + CELL / 2 + 4, f"row {row}", anchor="end"))
@@ -187,7 +187,11 @@ def draw_swizzle() -> str:
                 middle = left + (place + 0.5) * CELL, y + CELL / 2 + 4
                 parts.append(text(*middle, str(chunk), "read-text" if is_read else "", "middle"))
     width, height = 60 + 2 * (8 * CELL + 70) - 50, 58 + 8 * CELL + 40
-    parts.append(text(60, height - 16, "A cell is a chunk of 16 bytes with its number c in the row, below its 4 banks."))
+    parts.append(
+        text(
+            60, height - 16, "Each cell is a chunk of 16 bytes; its number is its place in the row before the swizzle."
+        )
+    )
     return svg(width, height, "Chunks of eight rows in the banks of shared memory", parts)
 
 

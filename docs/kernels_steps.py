@@ -70,7 +70,7 @@ from tvmconv.experiments.run import exceeds_cache
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 from tvmconv.space import Knobs
 from tvmconv.target import H200, WARP_SIZE, WARPGROUP_SIZE
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv2d
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
@@ -128,7 +128,7 @@ class Tile:
 # --- parts that several steps share ---
 
 
-def make_mainloop(w: Conv, tile: Tile) -> WgmmaMainloop:
+def make_mainloop(w: Conv2d, tile: Tile) -> WgmmaMainloop:
     """Return the layout of a stage, the copies that fill it, and the instructions that multiply it."""
     problem = make_fprop(w, rows_per_copy=tile.m)
     atom = WgmmaAtom(tile.n, "float16", "float16")
@@ -168,17 +168,17 @@ def init_pipeline(pipeline: TmaPipeline, thread: ThreadPosition) -> None:
     emit_call(T.cuda.cluster_sync() if pipeline.cluster.size > 1 else T.cuda.cta_sync())
 
 
-def count_k_tiles(w: Conv) -> int:
+def count_k_tiles(w: Conv2d) -> int:
     """Return the K tiles of the reduction: the taps, each with `BLOCK_K` channels at a time."""
     return w.R * w.S * ceil_div(w.C, BLOCK_K)
 
 
-def make_tap_iterator(w: Conv) -> TapIterator:
+def make_tap_iterator(w: Conv2d) -> TapIterator:
     """Return the iterator over the K tiles."""
     return TapIterator(w.kernel, ceil_div(w.C, BLOCK_K), BLOCK_K)
 
 
-def store_fragments(w: Conv, accumulators: Buffer, tile: Tile, m: Expr, n: Expr, thread: ThreadPosition, y: Buffer):
+def store_fragments(w: Conv2d, accumulators: Buffer, tile: Tile, m: Expr, n: Expr, thread: ThreadPosition, y: Buffer):
     """Store the accumulators as a thread has them: pairs of neighbouring columns of some rows."""
     num_rows, packed = w.N * w.P * w.Q, allocate("packed", 1, "uint32")
     for m_atom in range(tile.m_atoms):
@@ -194,7 +194,7 @@ def store_fragments(w: Conv, accumulators: Buffer, tile: Tile, m: Expr, n: Expr,
 # --- step 2: one wgmma tile ---
 
 
-def emit_gather(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
+def emit_gather(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
     """Threads copy a K tile to swizzled shared memory, and their warpgroup multiplies it."""
     shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
     tiles_n = w.O // tile.n
@@ -225,7 +225,7 @@ def emit_gather(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
 # --- step 3: TMA ---
 
 
-def emit_tma(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
+def emit_tma(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
     """One thread starts two TMA copies for a K tile, and a barrier counts their bytes."""
     shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
     x_map, k_map = declare_maps(mainloop, arguments)
@@ -266,7 +266,7 @@ def make_pipeline(tile: Tile, smem: Expr, barriers: Expr, cluster: Cluster = SIN
     )
 
 
-def emit_pipeline(w: Conv, tile: Tile, arguments: dict[str, Buffer], num_ctas: int | None = None) -> None:
+def emit_pipeline(w: Conv2d, tile: Tile, arguments: dict[str, Buffer], num_ctas: int | None = None) -> None:
     """A producer warp fills stages, and a consumer warpgroup multiplies them; by default, a CTA for each tile."""
     shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
     maps = declare_maps(mainloop, arguments)
@@ -302,7 +302,7 @@ def make_epilogue_tile(mainloop: WgmmaMainloop, tile: Tile) -> EpilogueTile:
     return EpilogueTile(mainloop.atom, tile.m_atoms, tile.warpgroups, "float16", row_bytes, stages=2)
 
 
-def emit_epilogue(w: Conv, tile: Tile, arguments: dict[str, Buffer]) -> None:
+def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
     """The persistent kernel with an epilogue: results pass through shared memory, and TMA stores them."""
     shape, mainloop, ops = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile), EpilogueOps.from_workload(w)
     maps, subtiles = declare_maps(mainloop, arguments), make_epilogue_tile(mainloop, tile)
@@ -357,7 +357,7 @@ def subtile_bytes(tile: Tile) -> int:
     return round_up(64 * int(np.gcd(2 * tile.n, 128)), SWIZZLE_ALIGNMENT_BYTES)
 
 
-def smem_offsets(w: Conv, tile: Tile) -> dict[str, int]:
+def smem_offsets(w: Conv2d, tile: Tile) -> dict[str, int]:
     """Return the offsets of what follows the stages in shared memory, in bytes."""
     subtiles = round_up(tile.stages * tile.stage_bytes, SWIZZLE_ALIGNMENT_BYTES)
     channels = subtiles + 2 * tile.warpgroups * subtile_bytes(tile)
@@ -365,7 +365,7 @@ def smem_offsets(w: Conv, tile: Tile) -> dict[str, int]:
     return {"subtiles": subtiles, "channels": channels, "barriers": barriers}
 
 
-def smem_bytes(w: Conv, tile: Tile) -> int:
+def smem_bytes(w: Conv2d, tile: Tile) -> int:
     """Return the bytes of shared memory of a CTA, without alignment."""
     return smem_offsets(w, tile)["barriers"] + 2 * tile.stages * BARRIER_BYTES
 
@@ -374,7 +374,7 @@ def smem_bytes(w: Conv, tile: Tile) -> int:
 
 
 def choose_tile(
-    w: Conv, k: Knobs, max_stages: int = 4, *, warpgroups: int = 1, cluster_m: int = 1, has_epilogue: bool = True
+    w: Conv2d, k: Knobs, max_stages: int = 4, *, warpgroups: int = 1, cluster_m: int = 1, has_epilogue: bool = True
 ) -> Tile:
     """Return the tile: 128 rows per warpgroup, up to 160 columns, and as many stages as leave room for its CTAs.
 
@@ -391,12 +391,12 @@ def choose_tile(
     raise Error(f"{w} does not fit into shared memory")
 
 
-def is_supported(w: Conv) -> bool:
+def is_supported(w: Conv2d) -> bool:
     """Return whether the steps compute a convolution: whole K tiles, and columns that tiles divide."""
     return w.layout == "nhwc" and w.groups == 1 and w.C % BLOCK_K == 0 and w.O % 16 == 0
 
 
-def is_supported_without_epilogue(w: Conv) -> bool:
+def is_supported_without_epilogue(w: Conv2d) -> bool:
     """Return whether a step without an epilogue computes a convolution."""
     return is_supported(w) and not w.epilogue
 
@@ -405,49 +405,49 @@ HOPPER: Mapping[str, Any] = {"dtypes": ("float16",), "device_kinds": ("cuda",), 
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
-def step2_wgmma(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step2_wgmma(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Threads copy, and a warpgroup multiplies."""
     tile = choose_tile(w, k, max_stages=1)
     return build_schedule(w, lambda arguments: emit_gather(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
-def step3_tma(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step3_tma(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """TMA copies to one stage."""
     tile = choose_tile(w, k, max_stages=1)
     return build_schedule(w, lambda arguments: emit_tma(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
-def step4_pipeline(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step4_pipeline(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A producer warp, a consumer warpgroup, and a pipeline of stages between them."""
     tile = choose_tile(w, k, has_epilogue=False)
     return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
-def step5_persistent(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step5_persistent(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """As many CTAs as run at a time, each with several tiles."""
     tile = choose_tile(w, k, has_epilogue=False)
     return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments, tile.ctas))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
-def step6_epilogue(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step6_epilogue(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Results pass through shared memory, and TMA stores them."""
     tile = choose_tile(w, k)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
-def step7_cooperative(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step7_cooperative(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Two consumer warpgroups share a tile of twice as many rows."""
     tile = choose_tile(w, k, warpgroups=2)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
 
 
 @tc.schedule("conv2d", condition=is_supported, **HOPPER)
-def step7_cluster(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+def step7_cluster(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Two CTAs of a cluster multicast the weights to each other."""
     tile = choose_tile(w, k, warpgroups=2, cluster_m=2)
     return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
@@ -529,6 +529,7 @@ def print_resources(steps: Sequence[str]) -> None:
 def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, float]:
     """Verify the kernels of a layer, time them and cuDNN in turn, and return medians in seconds by label."""
     workload = tc.parse(text)
+    assert isinstance(workload, Conv2d)
     problem, cold = tc.Problem(workload), exceeds_cache(workload, device)
     kernels = {STEPS[step]: tc.build(workload, step, device=device) for step in steps}
     kernels["`hopper`, default config"] = default = tc.build(workload, "hopper", device=device)
@@ -557,7 +558,7 @@ def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, flo
     return {label: statistics.median(times[label] for times in rounds) for label in timers}
 
 
-def choose_pingpong_config(w: Conv) -> dict[str, Any]:
+def choose_pingpong_config(w: Conv2d) -> dict[str, Any]:
     """Return a config of `hopper` in which two warpgroups compute tiles of their own, as large as those of step 6."""
     n = next(width for width in (160, 128, 64) if w.O % width == 0)
     tile = {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": n, "block_k_bytes": ROW_BYTES, "stages": 4}
