@@ -532,10 +532,11 @@ def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, flo
     assert isinstance(workload, Conv2d)
     problem, cold = tc.Problem(workload), exceeds_cache(workload, device)
     kernels = {STEPS[step]: tc.build(workload, step, device=device) for step in steps}
-    kernels["`hopper`, default config"] = default = tc.build(workload, "hopper", device=device)
+    default = tc.build(workload, "hopper", device=device)
     if PINGPONG.keys() <= default.config.keys():
         config = choose_pingpong_config(workload)
         kernels["8: `hopper`, ping-pong"] = tc.build(workload, "hopper", device=device, config=config)
+    kernels["`hopper`, default config"] = default
     for label, kernel in kernels.items():
         if not kernel.verify(problem).ok:
             raise Error(f"{label}: {text} is computed wrong")
@@ -546,15 +547,17 @@ def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, flo
     timers: dict[str, Callable[[], float]] = {
         label: functools.partial(time_kernel, kernel) for label, kernel in kernels.items()
     }
+    close_library: Callable[[], None] = lambda: None  # noqa: E731
     try:
         library = baselines.load_baselines()["cudnn"](workload, problem.inputs, device=device, cold=cold, seconds=0.1)
     except Error as error:
         print(f"cuDNN is not timed: {error}", file=sys.stderr)
     else:
-        time_again = library.time_again
+        time_again, close_library = library.time_again, library.close
         if time_again is not None:
             timers["cuDNN, fastest algorithm"] = lambda: time_again(ROUND_SECONDS).median
     rounds = [{label: measure() for label, measure in timers.items()} for _ in range(NUM_ROUNDS)]
+    close_library()
     return {label: statistics.median(times[label] for times in rounds) for label in timers}
 
 
