@@ -88,7 +88,7 @@ def test_command_parses(command):
         del words[place : place + 2]
     if words[0] == "tvmconv":
         parse_words(words[1:])
-    elif words[:1] == ["python"] and words[1].startswith("scripts/"):
+    elif words[:1] == ["python"] and words[1].startswith(("scripts/", "docs/")):
         page = subprocess.run(
             [sys.executable, *words[1 : 2 + (words[2].isidentifier())], "--help"],
             cwd=ROOT,
@@ -123,8 +123,9 @@ def prepared(section, folder):
     if adds_module or any(block.text.startswith("sed -i") for block in section):  # never in the project itself
         for package in PACKAGES:
             shutil.copytree(ROOT / package, folder / package)
-    for name in ("scripts", "tuning_logs"):
+    for name in ("scripts", "tuning_logs", "docs/kernels_steps.py"):
         if any(name in block.text for block in section):
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(ROOT / name)
     environment(folder, as_user=False)
     for block in section:

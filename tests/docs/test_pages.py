@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
+from cubins import needs_nvrtc
 from doc_blocks import FENCE, PAGES, ROOT
 
 from tvmconv import cli
@@ -25,7 +28,7 @@ def test_predictions_are_of_layers_that_the_model_had_not_seen():
     assert set(told) == {"none"}
 
 
-TIMED = {"seconds"}  # sections of what a script timed, and has no file of
+TIMED = {"seconds", "kernel-steps"}  # sections of what a script timed, and has no file of
 
 
 def anchors(page):
@@ -50,6 +53,32 @@ def test_links_lead_somewhere(page):
         assert target.exists(), f"{link}: there is no such file"
         assert target.is_relative_to(ROOT), f"{link} leads out of the project"
         assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_excerpts_are_as_in_their_file(page):
+    excerpts = [
+        match["text"] for match in FENCE.finditer(page.read_text(encoding="utf-8")) if match["mark"] == "excerpt"
+    ]
+    files = [page.parent / link for link in links(page) if link.endswith(".py") and "/" not in link]
+    sources = [file.read_text(encoding="utf-8") for file in files]
+    for excerpt in excerpts:
+        assert any(excerpt in source for source in sources), excerpt
+
+
+def test_pictures_of_the_pipeline_are_as_their_script_draws_them(tmp_path):
+    subprocess.run([sys.executable, ROOT / "docs/kernels_pictures.py", tmp_path], check=True)
+    for picture in ("kernels-timeline.svg", "kernels-swizzle.svg"):
+        assert (tmp_path / picture).read_text(encoding="utf-8") == (ROOT / "docs" / picture).read_text(encoding="utf-8")
+
+
+@needs_nvrtc
+def test_steps_of_the_convolution_keep_accumulators_in_registers():
+    command = [sys.executable, "docs/kernels_steps.py", "--resources"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    header, *lines = (re.split(r"\s{2,}", line) for line in printed.splitlines())
+    assert len(lines) == 14  # seven kernels of two layers
+    assert {line[header.index("spilled bytes")] for line in lines} == {"0"}
 
 
 def command_of(section, page, folder):

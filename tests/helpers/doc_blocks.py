@@ -6,6 +6,7 @@ The word behind a fence's language is the block's mark:
 * `gpu`: the block runs as printed where there is an NVIDIA GPU; elsewhere smaller problems run by the same commands.
 * `file`: the block is written to the path in its first line.
 * `record`: the block is a line of a log.
+* `excerpt`: the block is a part of a file beside the page, which the page links to.
 * `sketch`: the block has placeholders, such as `HOST`; its commands are parsed.
 * `setup`: the block installs something.
 
@@ -31,7 +32,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 EXECUTABLE = ("sh", "console", "python")
-MARKS = ("run", "gpu", "file", "record", "sketch", "setup")
+MARKS = ("run", "gpu", "file", "record", "excerpt", "sketch", "setup")
 FAULT = re.compile(r"^Traceback \(most recent|^\w+Error: ", re.MULTILINE)  # no sound command prints that
 
 

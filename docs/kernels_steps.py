@@ -1,0 +1,616 @@
+"""The kernels of docs/kernels.md: a Hopper convolution in steps, each with one more layer of `tensor_cores/gemm`.
+
+    python docs/kernels_steps.py                                              verify all steps in the emulator
+    python docs/kernels_steps.py step3_tma step4_pipeline                     verify two steps
+    python docs/kernels_steps.py --resources                                  compile for sm_90a; registers and spills
+    python docs/kernels_steps.py --device cuda:0 --json FILE --update-page docs/kernels.md       verify and time
+
+All steps compute a 2-D convolution in float16, channels last. Its product has M = N·P·Q pixels, N = filters, and
+K = taps × channels; the page explains these letters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+from tvmconv.builtin.conv.tensor_cores.gemm.atoms import ThreadPosition, WgmmaAtom, wgmma_wait_group
+from tvmconv.builtin.conv.tensor_cores.gemm.channel_arguments import ChannelArguments
+from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, FilterGather, ImageGather
+from tvmconv.builtin.conv.tensor_cores.gemm.epilogue_ops import EpilogueOps
+from tvmconv.builtin.conv.tensor_cores.gemm.pipelines import (
+    BARRIER_BYTES,
+    PipelineState,
+    TmaPipeline,
+    fence_barrier_init,
+)
+from tvmconv.builtin.conv.tensor_cores.gemm.problem import make_fprop
+from tvmconv.builtin.conv.tensor_cores.gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
+from tvmconv.builtin.conv.tensor_cores.gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, TileScheduler
+from tvmconv.builtin.conv.tensor_cores.gemm.tma import tma_store_fence, tma_store_wait
+from tvmconv.builtin.conv.tensor_cores.gemm.tma_epilogue import EpilogueTile, TmaEpilogue
+from tvmconv.builtin.conv.tensor_cores.gemm.tma_loaders import TapIterator
+from tvmconv.builtin.conv.tensor_cores.gemm.wgmma_mainloop import OperandTile, WgmmaMainloop
+from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmShape
+from tvmconv.builtin.tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    build_schedule,
+    declare_tensor_map,
+    emit_call,
+    emit_ptx,
+    if_,
+    pack,
+    serial_loop,
+    store_global,
+    thread_axis,
+    to_uint32,
+)
+
+import tvmconv as tc
+from tvmconv import baselines, devices
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.cli.options import update_page
+from tvmconv.errors import Error
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.experiments.run import exceeds_cache
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.space import Knobs
+from tvmconv.target import H200, WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads import Conv2d
+
+if TYPE_CHECKING:
+    from tvmconv.devices import Device
+
+BLOCK_K = 64  # channels of a K tile: rows of 128 bytes
+ROW_BYTES = 2 * BLOCK_K
+NUM_SMS = H200.multiprocessors  # the H100 SXM has as many
+SM_SHARED_BYTES, CTA_RESERVED_BYTES = 228 << 10, 1 << 10  # shared memory of an SM, and the driver's part for each CTA
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of a CTA.
+
+    Attributes:
+        warpgroups: Consumer warpgroups; the rows of the tile are divided among them.
+        m_atoms: wgmma instructions of a warpgroup along M, 64 rows each.
+        n: Columns.
+        stages: Stages of the pipeline.
+        ctas: CTAs of a persistent grid.
+        cluster_m: CTAs of a cluster that share operand B.
+    """
+
+    warpgroups: int
+    m_atoms: int
+    n: int
+    stages: int
+    ctas: int = 1
+    cluster_m: int = 1
+
+    @property
+    def m(self) -> int:
+        """Rows."""
+        return 64 * self.m_atoms * self.warpgroups
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the accumulators need more registers than an equal share, so that the producer gives some away.
+
+        Registers move by whole warpgroups: the producer's warpgroup then has three idle warps.
+        """
+        return self.warpgroups > 1 and self.m_atoms * self.n // 2 > 128
+
+    @property
+    def producer_warps(self) -> int:
+        """Warps of which one thread is the producer."""
+        return 4 if self.moves_registers else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage: a K tile of both operands."""
+        return (self.m + self.n) * ROW_BYTES
+
+
+# --- parts that several steps share ---
+
+
+def make_mainloop(w: Conv2d, tile: Tile) -> WgmmaMainloop:
+    """Return the layout of a stage, the copies that fill it, and the instructions that multiply it."""
+    problem = make_fprop(w, rows_per_copy=tile.m)
+    atom = WgmmaAtom(tile.n, "float16", "float16")
+    a_layout, b_layout = SmemLayout(tile.m, ROW_BYTES), SmemLayout(tile.n, ROW_BYTES)
+    a = OperandTile(problem.a, a_layout, 0, BLOCK_K, boxes_per_tap=1, copy_rows=tile.m)
+    b_rows = tile.n // tile.cluster_m  # each CTA of a cluster loads a slice
+    b = OperandTile(problem.b, b_layout, a_layout.nbytes, BLOCK_K, boxes_per_tap=1, copy_rows=b_rows)
+    return WgmmaMainloop(atom, tile.m_atoms, atom.m, a, b, BLOCK_K)
+
+
+def declare_maps(mainloop: WgmmaMainloop, arguments: dict[str, Buffer]) -> tuple[Expr, Expr]:
+    """Declare the tensor maps of both operands."""
+    a, b = (
+        declare_tensor_map(f"{tile.operand.tensor}_map", arguments[tile.operand.tensor], tile.tensor_map())
+        for tile in (mainloop.a, mainloop.b)
+    )
+    return a, b
+
+
+def make_descriptors(mainloop: WgmmaMainloop) -> tuple[MatrixDescriptor, MatrixDescriptor]:
+    """Return the matrix descriptors of both operands."""
+    return MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
+
+
+def align_smem(nbytes: int) -> Expr:
+    """Allocate shared memory, and return its address as a multiple of the swizzle's period."""
+    smem = allocate("smem", (nbytes + SWIZZLE_ALIGNMENT_BYTES) // 4, "uint32", "shared.dyn")
+    address = T.cuda.cvta_generic_to_shared(smem.access_ptr("rw")) + to_uint32(SWIZZLE_ALIGNMENT_BYTES - 1)
+    return Register("smem_base", "uint32", address & T.uint32(0xFFFFFFFF - (SWIZZLE_ALIGNMENT_BYTES - 1))).value
+
+
+def init_pipeline(pipeline: TmaPipeline, thread: ThreadPosition) -> None:
+    """Initialize the barriers before any thread uses them."""
+    with if_(thread.thread == 0):
+        pipeline.init_barriers()
+        fence_barrier_init()
+    emit_call(T.cuda.cluster_sync() if pipeline.cluster.size > 1 else T.cuda.cta_sync())
+
+
+def count_k_tiles(w: Conv2d) -> int:
+    """Return the K tiles of the reduction: the taps, each with `BLOCK_K` channels at a time."""
+    return w.R * w.S * ceil_div(w.C, BLOCK_K)
+
+
+def make_tap_iterator(w: Conv2d) -> TapIterator:
+    """Return the iterator over the K tiles."""
+    return TapIterator(w.kernel, ceil_div(w.C, BLOCK_K), BLOCK_K)
+
+
+def store_fragments(w: Conv2d, accumulators: Buffer, tile: Tile, m: Expr, n: Expr, thread: ThreadPosition, y: Buffer):
+    """Store the accumulators as a thread has them: pairs of neighbouring columns of some rows."""
+    num_rows, packed = w.N * w.P * w.Q, allocate("packed", 1, "uint32")
+    for m_atom in range(tile.m_atoms):
+        for half in range(2):
+            row = m + m_atom * 64 + thread.warp * 16 + half * 8 + thread.lane // 4
+            with if_(row < num_rows):
+                for j in range(tile.n // 8):
+                    first = m_atom * tile.n // 2 + j * 4 + half * 2
+                    pack(packed, 0, [accumulators[first], accumulators[first + 1]], "float16")
+                    store_global(y, row * w.O + n + j * 8 + thread.lane % 4 * 2, packed, 2)
+
+
+# --- step 2: one wgmma tile ---
+
+
+def emit_gather(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
+    """Threads copy a K tile to swizzled shared memory, and their warpgroup multiplies it."""
+    shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
+    tiles_n = w.O // tile.n
+    grid = ceil_div(shape.m, tile.m) * tiles_n
+    with thread_axis(grid, "blockIdx.x") as cta, thread_axis(WARPGROUP_SIZE, "threadIdx.x") as index:
+        thread, smem = ThreadPosition(index), align_smem(tile.stage_bytes)
+        m, n = cta // tiles_n * tile.m, cta % tiles_n * tile.n
+        a_threads, b_threads = (CopyThreads(each.layout, WARPGROUP_SIZE, index) for each in (mainloop.a, mainloop.b))
+        pixels = ImageGather(w, arguments["X"], BLOCK_K, None, a_threads)
+        filters = FilterGather(shape, w.storage, arguments["K"], BLOCK_K, None, b_threads)
+        pixels.locate(m, 0)
+        filters.locate(n, 0)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        descriptors = make_descriptors(mainloop)
+        with serial_loop(count_k_tiles(w), "k_tile") as k_tile:
+            pixels.load(smem, 0, k_tile * BLOCK_K)
+            filters.load(smem, mainloop.b.offset, k_tile * BLOCK_K)
+            emit_call(T.ptx.cp.async_.commit_group())
+            emit_call(T.ptx.cp.async_.wait_group(0))
+            tma_store_fence()  # wgmma reads by the async proxy
+            emit_call(T.cuda.cta_sync())
+            mainloop.multiply(accumulators, descriptors, smem, 0, k_tile > 0)
+            wgmma_wait_group(0)
+            emit_call(T.cuda.cta_sync())  # before the next copies overwrite the tile
+        store_fragments(w, accumulators, tile, m, n, thread, arguments["Y"])
+
+
+# --- step 3: TMA ---
+
+
+def emit_tma(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
+    """One thread starts two TMA copies for a K tile, and a barrier counts their bytes."""
+    shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
+    x_map, k_map = declare_maps(mainloop, arguments)
+    tiles_n = w.O // tile.n
+    grid = ceil_div(shape.m, tile.m) * tiles_n
+    with thread_axis(grid, "blockIdx.x") as cta, thread_axis(WARPGROUP_SIZE, "threadIdx.x") as index:
+        thread, smem = ThreadPosition(index), align_smem(tile.stage_bytes + BARRIER_BYTES)
+        full_barrier = smem + to_uint32(tile.stage_bytes)
+        with if_(index == 0):
+            emit_ptx("mbarrier.init.shared.b64", full_barrier, T.uint32(1))  # one arrival, by thread 0
+            fence_barrier_init()
+        emit_call(T.cuda.cta_sync())
+        m, n = cta // tiles_n * tile.m, cta % tiles_n * tile.n
+        pixel, row = mainloop.a.locate(m, 0, 0), mainloop.b.locate(n, 0, 0)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        descriptors, k = make_descriptors(mainloop), make_tap_iterator(w)
+        k.seek(0)
+        with serial_loop(count_k_tiles(w), "k_tile") as k_tile:
+            with if_(index == 0):
+                emit_ptx("mbarrier.arrive.expect_tx.shared.b64", full_barrier, T.uint32(tile.stage_bytes))
+                mainloop.a.load(smem, x_map, full_barrier, pixel, 0, 0, None, k)
+                mainloop.b.load(smem, k_map, full_barrier, row, 0, 0, None, k)
+            emit_call(T.cuda.mbarrier_wait(full_barrier, k_tile % 2))  # the phase bit flips with each K tile
+            mainloop.multiply(accumulators, descriptors, smem, 0, k_tile > 0)
+            wgmma_wait_group(0)
+            emit_call(T.cuda.cta_sync())  # before the next copies overwrite the tile
+            k.advance()
+        store_fragments(w, accumulators, tile, m, n, thread, arguments["Y"])
+
+
+# --- steps 4 and 5: a pipeline of stages, and persistent CTAs ---
+
+
+def make_pipeline(tile: Tile, smem: Expr, barriers: Expr, cluster: Cluster = SINGLE_CTA) -> TmaPipeline:
+    """Return the pipeline of the K tiles."""
+    return TmaPipeline(
+        smem, tile.stage_bytes, barriers, tile.stages, tile.stage_bytes, num_consumers=tile.warpgroups, cluster=cluster
+    )
+
+
+def emit_pipeline(w: Conv2d, tile: Tile, arguments: dict[str, Buffer], num_ctas: int | None = None) -> None:
+    """A producer warp fills stages, and a consumer warpgroup multiplies them; by default, a CTA for each tile."""
+    shape, mainloop = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile)
+    maps = declare_maps(mainloop, arguments)
+    num_tiles = ceil_div(shape.m, tile.m) * (w.O // tile.n)
+    tiles = TileScheduler.of_product((shape.m, shape.n), (tile.m, tile.n), 1, num_ctas or num_tiles)
+    k_range = KRange(split=0, tiles_per_split=count_k_tiles(w), total=count_k_tiles(w))
+    num_threads = WARPGROUP_SIZE + WARP_SIZE
+    with thread_axis(tiles.num_ctas, "blockIdx.x") as cta, thread_axis(num_threads, "threadIdx.x") as index:
+        thread, buffer_bytes = ThreadPosition(index), tile.stages * tile.stage_bytes
+        smem = align_smem(buffer_bytes + 2 * tile.stages * BARRIER_BYTES)
+        pipeline = make_pipeline(tile, smem, smem + to_uint32(buffer_bytes))
+        init_pipeline(pipeline, thread)
+        state = PipelineState("mainloop", tile.stages)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+
+        with if_(thread.warp < 4):  # consumer warpgroup
+            descriptors = make_descriptors(mainloop)
+            with tiles.work_tiles(cta) as work:
+                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
+                store_fragments(w, accumulators, tile, work.m, work.n, thread, arguments["Y"])
+        with if_(thread.is_first_of_warp(4)):  # producer
+            k = make_tap_iterator(w)
+            with tiles.work_tiles(cta) as work:
+                mainloop.produce(work, k_range, maps, pipeline, state, k)
+
+
+# --- steps 6 and 7: the epilogue, consumer warpgroups and clusters ---
+
+
+def make_epilogue_tile(mainloop: WgmmaMainloop, tile: Tile) -> EpilogueTile:
+    """Return the division of the accumulators into subtiles, as wide as the widest swizzle that divides the tile."""
+    row_bytes = int(np.gcd(2 * tile.n, 128))
+    return EpilogueTile(mainloop.atom, tile.m_atoms, tile.warpgroups, "float16", row_bytes, stages=2)
+
+
+def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
+    """The persistent kernel with an epilogue: results pass through shared memory, and TMA stores them."""
+    shape, mainloop, ops = ImplicitGemmShape.from_workload(w), make_mainloop(w, tile), EpilogueOps.from_workload(w)
+    maps, subtiles = declare_maps(mainloop, arguments), make_epilogue_tile(mainloop, tile)
+    y_map = declare_tensor_map("Y_map", arguments["Y"], subtiles.tensor_map(shape.m, shape.n, 1))
+    k_range = KRange(split=0, tiles_per_split=count_k_tiles(w), total=count_k_tiles(w))
+    num_warps = 4 * tile.warpgroups
+    with (
+        thread_axis(tile.ctas, "blockIdx.x") as cta,
+        cluster_axis(tile) as rank,
+        thread_axis((num_warps + tile.producer_warps) * WARP_SIZE, "threadIdx.x") as index,
+    ):
+        thread, cluster = ThreadPosition(index), Cluster(tile.cluster_m, 1, rank)
+        tiles = TileScheduler.of_product((shape.m, shape.n), (tile.m, tile.n), 1, tile.ctas, cluster)
+        smem, offsets = align_smem(smem_bytes(w, tile)), smem_offsets(w, tile)
+        pipeline = make_pipeline(tile, smem, smem + to_uint32(offsets["barriers"]), cluster)
+        init_pipeline(pipeline, thread)
+        state, subtile_state = PipelineState("mainloop", tile.stages), PipelineState("epilogue", subtiles.stages)
+        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        arrays = smem + to_uint32(offsets["channels"])
+        channels = ChannelArguments(ops.channel_args, arguments, tile.n, shape.n, True, arrays, thread.warpgroup)
+        buffers = TmaPipeline(smem + to_uint32(offsets["subtiles"]), subtile_bytes(tile), 0, 0, 0, 0)
+        epilogue = TmaEpilogue(subtiles, ops, channels, [y_map], buffers)
+
+        with if_(thread.warp < num_warps):  # consumer warpgroups
+            if tile.moves_registers:
+                emit_ptx("setmaxnreg.inc.sync.aligned.u32", 232)
+            descriptors = make_descriptors(mainloop)
+            with tiles.work_tiles(cta) as work:
+                epilogue.channels.prefetch(work, thread)
+                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
+                epilogue.store(accumulators, work, subtile_state, thread)
+            with if_(thread.is_warpgroup_leader):
+                tma_store_wait(0)  # TMA reads shared memory until here
+        if tile.moves_registers:
+            with if_(thread.warp >= num_warps):  # the producer's warpgroup
+                emit_ptx("setmaxnreg.dec.sync.aligned.u32", 40)
+        with if_(thread.is_first_of_warp(num_warps)):  # producer
+            k = make_tap_iterator(w)
+            with tiles.work_tiles(cta) as work:
+                mainloop.produce(work, k_range, maps, pipeline, state, k)
+        if cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
+            emit_call(T.cuda.cluster_sync())
+
+
+def cluster_axis(tile: Tile) -> AbstractContextManager[Expr]:
+    """Open the loop over the CTAs of a cluster, if there are several."""
+    return thread_axis(tile.cluster_m, "clusterCtaIdx.x") if tile.cluster_m > 1 else nullcontext(0)
+
+
+def subtile_bytes(tile: Tile) -> int:
+    """Return the bytes of a buffer for a subtile of the epilogue."""
+    return round_up(64 * int(np.gcd(2 * tile.n, 128)), SWIZZLE_ALIGNMENT_BYTES)
+
+
+def smem_offsets(w: Conv2d, tile: Tile) -> dict[str, int]:
+    """Return the offsets of what follows the stages in shared memory, in bytes."""
+    subtiles = round_up(tile.stages * tile.stage_bytes, SWIZZLE_ALIGNMENT_BYTES)
+    channels = subtiles + 2 * tile.warpgroups * subtile_bytes(tile)
+    barriers = channels + 4 * tile.n * tile.warpgroups * len(EpilogueOps.from_workload(w).channel_args)
+    return {"subtiles": subtiles, "channels": channels, "barriers": barriers}
+
+
+def smem_bytes(w: Conv2d, tile: Tile) -> int:
+    """Return the bytes of shared memory of a CTA, without alignment."""
+    return smem_offsets(w, tile)["barriers"] + 2 * tile.stages * BARRIER_BYTES
+
+
+# --- the steps as schedules ---
+
+
+def choose_tile(
+    w: Conv2d, k: Knobs, max_stages: int = 4, *, warpgroups: int = 1, cluster_m: int = 1, has_epilogue: bool = True
+) -> Tile:
+    """Return the tile: 128 rows per warpgroup, up to 160 columns, and as many stages as leave room for its CTAs.
+
+    Two CTAs share an SM if a tile has one warpgroup and few columns, so that one multiplies while the other stores.
+    """
+    n = next(width for width in range(160, 0, -16) if w.O % width == 0)
+    ctas_per_sm = 2 if warpgroups == 1 and n <= 64 else 1
+    ctas = k.choice("ctas", (2, 4, NUM_SMS, 2 * NUM_SMS), ctas_per_sm * NUM_SMS)
+    for stages in range(max_stages, 0, -1):
+        tile = Tile(warpgroups, 2, n, stages, ctas, cluster_m)
+        nbytes = smem_bytes(w, tile) if has_epilogue else stages * (tile.stage_bytes + 2 * BARRIER_BYTES)
+        if nbytes + SWIZZLE_ALIGNMENT_BYTES + CTA_RESERVED_BYTES <= SM_SHARED_BYTES // ctas_per_sm:
+            return tile
+    raise Error(f"{w} does not fit into shared memory")
+
+
+def is_supported(w: Conv2d) -> bool:
+    """Return whether the steps compute a convolution: whole K tiles, and columns that tiles divide."""
+    return w.layout == "nhwc" and w.groups == 1 and w.C % BLOCK_K == 0 and w.O % 16 == 0
+
+
+def is_supported_without_epilogue(w: Conv2d) -> bool:
+    """Return whether a step without an epilogue computes a convolution."""
+    return is_supported(w) and not w.epilogue
+
+
+HOPPER: Mapping[str, Any] = {"dtypes": ("float16",), "device_kinds": ("cuda",), "exact_arch": 90}
+
+
+@tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
+def step2_wgmma(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """Threads copy, and a warpgroup multiplies."""
+    tile = choose_tile(w, k, max_stages=1)
+    return build_schedule(w, lambda arguments: emit_gather(w, tile, arguments))
+
+
+@tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
+def step3_tma(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """TMA copies to one stage."""
+    tile = choose_tile(w, k, max_stages=1)
+    return build_schedule(w, lambda arguments: emit_tma(w, tile, arguments))
+
+
+@tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
+def step4_pipeline(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """A producer warp, a consumer warpgroup, and a pipeline of stages between them."""
+    tile = choose_tile(w, k, has_epilogue=False)
+    return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments))
+
+
+@tc.schedule("conv2d", condition=is_supported_without_epilogue, **HOPPER)
+def step5_persistent(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """As many CTAs as run at a time, each with several tiles."""
+    tile = choose_tile(w, k, has_epilogue=False)
+    return build_schedule(w, lambda arguments: emit_pipeline(w, tile, arguments, tile.ctas))
+
+
+@tc.schedule("conv2d", condition=is_supported, **HOPPER)
+def step6_epilogue(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """Results pass through shared memory, and TMA stores them."""
+    tile = choose_tile(w, k)
+    return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
+
+
+@tc.schedule("conv2d", condition=is_supported, **HOPPER)
+def step7_cooperative(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """Two consumer warpgroups share a tile of twice as many rows."""
+    tile = choose_tile(w, k, warpgroups=2)
+    return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
+
+
+@tc.schedule("conv2d", condition=is_supported, **HOPPER)
+def step7_cluster(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """Two CTAs of a cluster multicast the weights to each other."""
+    tile = choose_tile(w, k, warpgroups=2, cluster_m=2)
+    return build_schedule(w, lambda arguments: emit_epilogue(w, tile, arguments))
+
+
+# --- verification, resources and times ---
+
+STEPS = {
+    "step2_wgmma": "2: threads copy, wgmma multiplies",
+    "step3_tma": "3: TMA, one stage",
+    "step4_pipeline": "4: pipeline of stages",
+    "step5_persistent": "5: persistent CTAs",
+    "step6_epilogue": "6: epilogue with TMA stores",
+    "step7_cooperative": "7: two consumer warpgroups",
+    "step7_cluster": "7: and clusters of two CTAs",
+}
+SMALL_LAYER = "conv2d:2x64x20x20,32x64x3x3,s1,p1,f16,nhwc"  # 7 tiles of 128 rows, of which the last one overhangs
+LAYERS = {
+    "32×56×56, 64 → 64 channels": "conv2d:32x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
+    "4×64×64, 320 → 320 channels": "conv2d:4x320x64x64,320x320x3x3,s1,p1,f16,nhwc",
+}
+PEAK_FLOPS = 989.4e12  # dense float16 of the H100 SXM, by NVIDIA's data sheet
+PINGPONG = {"kernel_schedule": "pingpong"}  # config of `hopper`, where it has this knob
+NUM_ROUNDS, ROUND_SECONDS = 5, 0.03
+SECTION = "kernel-steps"  # of the page
+
+Measurement = Mapping[str, float]  # seconds by label, of one layer
+
+
+def list_problems(step: str) -> list[str]:
+    """Return the small layers that a step is verified with: without an epilogue, and with one if the step has it."""
+    workload = tc.parse(f"{SMALL_LAYER},bias,relu")
+    has_epilogue = any(schedule.name == step for schedule in tc.schedules(workload))
+    return [SMALL_LAYER, workload.text] if has_epilogue else [SMALL_LAYER]
+
+
+def emulate(kernel: tc.Kernel, problem: tc.Problem) -> tc.Verification:
+    """Execute a kernel in the emulator, which also finds races and deadlocks, and compare it with a reference."""
+    from tvmconv.emulator.arguments import bind_arguments
+    from tvmconv.emulator.execution import execute
+    from tvmconv.emulator.memory.arrays import GlobalArray
+
+    lowered = kernel.lowered_module
+    *input_types, output_type = lowered.arrays
+    arrays = [
+        GlobalArray.from_values(f"input {i}", np.asarray(values, array_type.dtype).reshape(array_type.shape))
+        for i, (values, array_type) in enumerate(zip(problem.inputs, input_types, strict=True))
+    ]
+    output = GlobalArray.allocate_unwritten("Y", np.dtype(output_type.dtype), int(np.prod(output_type.shape)))
+    for step in lowered.kernels:
+        execute(step.function, step.launch, bind_arguments(step, [*arrays, output]))
+    return problem.check(output.values.reshape(output_type.shape))
+
+
+def verify_small(steps: Sequence[str]) -> None:
+    """Verify steps in the emulator, with few CTAs so that each computes several tiles; raise Error if one is wrong."""
+    for step in steps:
+        for text in list_problems(step):
+            kernel = tc.build(text, step, arch="sm_90", config={"ctas": 2})
+            verification = emulate(kernel, tc.Problem(kernel.workload, seed=0))
+            print(f"{step}: {kernel.launch}, relative error {verification.error:.1e}")
+            if not verification.ok:
+                raise Error(f"{step} computes {text} wrong")
+
+
+def print_resources(steps: Sequence[str]) -> None:
+    """Print what the kernels of both layers use, compiled for sm_90a."""
+    headers = ["layer", "step", "CTAs", "threads", "registers", "spilled bytes", "shared memory"]
+    rows = []
+    for layer, text in LAYERS.items():
+        for step in steps:
+            kernel = tc.build(text, step, arch="sm_90")
+            grid, block, used = kernel.launch.grid, kernel.launch.block, kernel.resources
+            numbers = (grid[0], block[0], used.registers, used.spills + used.stack_bytes, kernel.dynamic_shared_bytes)
+            rows.append([layer, step, *(f"{number:,}" for number in numbers)])
+    print(Table(headers, rows, {"layer", "step"}).format_text())
+
+
+def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, float]:
+    """Verify the kernels of a layer, time them and cuDNN in turn, and return medians in seconds by label."""
+    workload = tc.parse(text)
+    assert isinstance(workload, Conv2d)
+    problem, cold = tc.Problem(workload), exceeds_cache(workload, device)
+    kernels = {STEPS[step]: tc.build(workload, step, device=device) for step in steps}
+    default = tc.build(workload, "hopper", device=device)
+    if PINGPONG.keys() <= default.config.keys():
+        config = choose_pingpong_config(workload)
+        kernels["8: `hopper`, ping-pong"] = tc.build(workload, "hopper", device=device, config=config)
+    kernels["`hopper`, default config"] = default
+    for label, kernel in kernels.items():
+        if not kernel.verify(problem).ok:
+            raise Error(f"{label}: {text} is computed wrong")
+
+    def time_kernel(kernel: tc.Kernel) -> float:
+        return kernel.time(problem, cold=cold, seconds=ROUND_SECONDS).median
+
+    timers: dict[str, Callable[[], float]] = {
+        label: functools.partial(time_kernel, kernel) for label, kernel in kernels.items()
+    }
+    close_library: Callable[[], None] = lambda: None  # noqa: E731
+    try:
+        library = baselines.load_baselines()["cudnn"](workload, problem.inputs, device=device, cold=cold, seconds=0.1)
+    except Error as error:
+        print(f"cuDNN is not timed: {error}", file=sys.stderr)
+    else:
+        time_again, close_library = library.time_again, library.close
+        if time_again is not None:
+            timers["cuDNN, fastest algorithm"] = lambda: time_again(ROUND_SECONDS).median
+    rounds = [{label: measure() for label, measure in timers.items()} for _ in range(NUM_ROUNDS)]
+    close_library()
+    return {label: statistics.median(times[label] for times in rounds) for label in timers}
+
+
+def choose_pingpong_config(w: Conv2d) -> dict[str, Any]:
+    """Return a config of `hopper` in which two warpgroups compute tiles of their own, as large as those of step 6."""
+    n = next(width for width in (160, 128, 64) if w.O % width == 0)
+    tile = {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": n, "block_k_bytes": ROW_BYTES, "stages": 4}
+    return {**tile, "split_k": 1, "cluster_m": 1, "cluster_n": 1, **PINGPONG}
+
+
+def make_table(measured: Mapping[str, Measurement]) -> Table:
+    """Return the table of the page: a row for each step, and time, rate and share of the peak for each layer."""
+    headers, labels = ["step"], list(dict.fromkeys(label for times in measured.values() for label in times))
+    rows = [[label] for label in labels]
+    for layer, times in measured.items():
+        flops = tc.parse(LAYERS[layer]).flops
+        headers += [f"{layer} [µs]", "TFLOP/s", "of peak"]
+        for row, seconds in zip(rows, map(times.get, labels), strict=True):
+            rate = None if seconds is None else flops / seconds
+            row.append(format_micros(seconds))
+            row.append(EMPTY_CELL if rate is None else format_significant(rate / 1e12))
+            row.append(EMPTY_CELL if rate is None else f"{rate / PEAK_FLOPS:.0%}")
+    return Table(headers, rows, {"step"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Verify, compile or time the kernels of docs/kernels.md.")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"All by default: {', '.join(STEPS)}.")
+    parser.add_argument("--resources", action="store_true", help="Compile for sm_90a, and print registers and spills.")
+    parser.add_argument("--device", help="GPU to verify and time on, such as cuda:0; without it, emulate small layers.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the times to FILE.")
+    parser.add_argument("--update-page", type=Path, metavar="PAGE", help=f"Write the table into section {SECTION}.")
+    args = parser.parse_args(arguments)
+    steps = args.steps or list(STEPS)
+    if unknown := [step for step in steps if step not in STEPS]:
+        parser.error(f"expected steps among {', '.join(STEPS)}, not {', '.join(unknown)}")
+    if args.resources:
+        print_resources(steps)
+        return 0
+    if args.device is None:
+        verify_small(steps)
+        return 0
+    device = devices.find_device(args.device)
+    measured = {layer: time_layer(text, steps, device) for layer, text in LAYERS.items()}
+    table, provenance = make_table(measured), describe_provenance(device, "python docs/kernels_steps.py")
+    print(f"{table.format_text()}\n\n{provenance}")
+    if args.json:
+        result = {"provenance": provenance, "seconds": measured}
+        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    update_page(args.update_page, SECTION, f"{table.format_markdown()}\n\n{provenance}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
