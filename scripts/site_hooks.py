@@ -176,9 +176,10 @@ def _describe_knobs(schedule: Any, workload: Any) -> Iterator[str]:
     yield f"`{workload.text}`: {description['configs']:,} configs"
     if knobs := description["knobs"]:
         rows = [
-            f"| `{knob['knob']}` | `{format_value(knob['default'])}` | {_describe_values(knob)} |" for knob in knobs
+            f"| `{knob['knob']}` | {knob['meaning']} | `{format_value(knob['default'])}` | {_describe_values(knob)} |"
+            for knob in knobs
         ]
-        yield "\n".join(["| knob | default | values |", "| :-- | :-- | :-- |", *rows])
+        yield "\n".join(["| knob | meaning | default | values |", "| :-- | :-- | :-- | :-- |", *rows])
 
 
 def _describe_values(knob: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import inspect
 import logging
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -141,6 +142,21 @@ class Schedule:
     def summary(self) -> str:
         """First line of `doc`."""
         return self.doc.partition("\n")[0]
+
+    def describe_knob(self, knob: str) -> str:
+        """Return the meaning of a knob, by the function `describe_knob` of the schedule's package; else an empty text.
+
+        Args:
+            knob: Name of the knob.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> tc.registry.find_schedule(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "tiling").describe_knob("stages")
+            'Pipeline stages: k-tiles that are in shared memory at a time.'
+        """
+        package = sys.modules.get(self.function.__module__.partition(".")[0])
+        describe = getattr(package, "describe_knob", None)
+        return describe(self.name, knob) if describe else ""
 
     def space(self, w: Workload, limits: BlockLimits = ANY_GPU) -> Space:
         """Return the search space of this schedule for a workload.

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import textwrap
+from itertools import starmap
 from typing import Any
 
 from tvmconv import registry, workloads
@@ -18,6 +21,7 @@ from tvmconv.space import Knob, SplitKnob, format_value
 from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
 
+MIN_WIDTH = 60  # columns of a terminal
 COVERING_FACTOR_TEXT = "-1 as the first factor stands for the number of tiles that cover the extent."
 
 
@@ -71,7 +75,9 @@ def describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_jso
     """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
     space = schedule.space(workload)
     if as_json:
-        knobs = [_knob_to_json(name, knob) for name, knob in space.knobs.items()]
+        knobs = [
+            {**_knob_to_json(name, knob), "meaning": schedule.describe_knob(name)} for name, knob in space.knobs.items()
+        ]
         return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": knobs})
     headers = ("knob", "default", "options", "values")
     rows = [
@@ -82,9 +88,16 @@ def describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_jso
         parts.append(Table(headers, rows, left_aligned=frozenset(headers) - {"options"}).format_text())
     if any(isinstance(knob, SplitKnob) for knob in space.knobs.values()):
         parts.append(COVERING_FACTOR_TEXT)
+    if meanings := {name: meaning for name in space.knobs if (meaning := schedule.describe_knob(name))}:
+        parts.append("\n".join(["What the knobs mean:", *starmap(_format_meaning, meanings.items())]))
     if space.constraints:
         parts.append("\n  ".join(["Constraints on the values:", *(rule.description for rule in space.constraints)]))
     return "\n\n".join(filter(None, parts))
+
+
+def _format_meaning(name: str, meaning: str) -> str:
+    width = max(shutil.get_terminal_size().columns, MIN_WIDTH)
+    return textwrap.fill(f"{name}: {meaning}", width, initial_indent="  ", subsequent_indent="    ")
 
 
 def _format_values(knob: Knob) -> str:

@@ -1,0 +1,118 @@
+"""What each knob of the built-in schedules means: its effect, its unit, and its special values.
+
+Schedules that share a knob share its description, unless `OWN_DESCRIPTIONS` has another one for (schedule, knob).
+"""
+
+from __future__ import annotations
+
+DIRECT_TILE = "(block, virtual thread, thread, local): CTAs; strided pieces; threads of a CTA; outputs of a thread"
+REDUCTION_TILE = "(step, tap): k-tiles staged in shared memory one after another; elements per k-tile"
+TEXTBOOK_TILE = "(block, thread, local), with virtual threads after the block in `vthread`"
+TEXTBOOK_REDUCTION_TILE = "(step, substep, tap): copies to shared memory; copies to registers; products per copy"
+STRIP_TILE = "(block, thread, local): CTAs; threads of a CTA; outputs of a thread"
+
+DESCRIPTIONS = {
+    "auto_unroll_max_step": "Loops of at most this many statements are unrolled by NVCC or TVM; 0 unrolls none.",
+    "block_k": "Elements of the reduction per k-tile, which a CTA stages in shared memory at a time.",
+    "block_k_bytes": "Bytes of the reduction per k-tile, for each pixel and each output channel.",
+    "block_m": "GEMM M tile of a CTA: output pixels.",
+    "block_n": "GEMM N tile of a CTA: output channels.",
+    "block_p": "Output rows per tile of a CTA.",
+    "channels_per_exchange": "Channels per thread whose products are in shared memory at a time, before the output "
+    "transform.",
+    "cluster_m": "CTAs of a cluster along the pixels: they share the weights, and each multicasts a slice of them.",
+    "cluster_n": "CTAs of a cluster along the channels: they share the pixels, and each multicasts a slice of them.",
+    "copy_order": 'Order of copies to shared memory: "contiguous" gives a thread neighbouring elements, "coalesced" '
+    'gives neighbouring threads neighbouring elements, "vectorized" does so with four elements per thread.',
+    "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
+    "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
+    '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
+    "warpgroup stores while the other multiplies.",
+    "load_rows_once": "1 loads each input row once and adds it to all output rows that it reaches; 0 loads it for each "
+    "row of the mask, with shorter code.",
+    "local_x": "Output tiles per thread.",
+    "local_y": "Output channels per thread.",
+    "max_ctas": "Maximum number of CTAs, which share all tiles in turn; 0 launches one CTA per tile.",
+    "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
+    "it from global memory, through the L1 cache.",
+    "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
+    "has a larger rounding error.",
+    "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
+    'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
+    "points_per_thread": "Winograd points per thread, of the α² of a tile.",
+    "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
+    "the other operand in the L2 cache.",
+    "residual_add": 'When a residual is added: in the "epilogue", or as "accumulator_init", before the first product.',
+    "rows_per_thread": "Output rows per thread.",
+    "sliced_k": "Groups of threads that share the reduction of an output, each with a slice of every k-tile.",
+    "split_k": "CTAs that share the reduction of a tile, each with a part of the k-tiles; 1 does not split it.",
+    "split_k_reduction": 'Where partial sums of split_k meet: in a "workspace" in global memory, or in the shared '
+    'memory of a "cluster".',
+    "stages": "Pipeline stages: k-tiles that are in shared memory at a time.",
+    "taps_per_copy": "Filter taps of a row that share one copy of the pixels, at different offsets: 1 or the whole row.",
+    "threads_c": "Threads of a CTA along the output channels; each computes a vector of channels.",
+    "threads_x": "Threads of a CTA along a row.",
+    "threads_y": "Threads of a CTA along a column.",
+    "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
+    "tile_c": f"Split of the output channels: {TEXTBOOK_TILE}.",
+    "tile_f": f"Split of the output channels: {DIRECT_TILE}.",
+    "tile_h": f"Split of the output rows: {TEXTBOOK_TILE}.",
+    "tile_p": f"Split of the output pixels: {DIRECT_TILE}.",
+    "tile_rc": f"Split of the input channels: {REDUCTION_TILE}.",
+    "tile_rd": f"Split of the filter's depth: {REDUCTION_TILE}.",
+    "tile_rh": f"Split of the filter's rows: {REDUCTION_TILE}.",
+    "tile_rw": f"Split of the filter's columns: {REDUCTION_TILE}.",
+    "tile_rx": f"Split of the filter's columns: {REDUCTION_TILE}.",
+    "tile_ry": f"Split of the filter's rows: {REDUCTION_TILE}.",
+    "tile_rz": f"Split of the filter's depth: {REDUCTION_TILE}.",
+    "tile_w": f"Split of the output columns: {TEXTBOOK_TILE}.",
+    "tile_x": f"Split of the output columns: {DIRECT_TILE}.",
+    "tile_y": f"Split of the output rows: {DIRECT_TILE}.",
+    "tiles_per_block": "Tiles that a CTA computes one after another, with their copies pipelined.",
+    "unroll_explicit": "1 unrolls in the generated source; 0 writes `#pragma unroll` and leaves it to the compiler.",
+    "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap").',
+    "vector": "Elements that a thread loads, computes and stores at once, neighbours in memory.",
+    "vectors_per_thread": "Neighbouring vectors per thread.",
+    "warpgroups": "Consumer warpgroups, of 128 threads each.",
+    "warps": "Warps of a CTA.",
+    "warps_k": "Warps that share the reduction of an output, each with a part of every k-tile.",
+    "warps_m": "Warps of a CTA along GEMM M: pixels.",
+    "warps_n": "Warps of a CTA along GEMM N: output channels.",
+    "warps_x": "Warps of a CTA along a row.",
+    "weight_layout": 'Order of the weight in shared memory: "oihw" as in global memory, or "ihwo" with output channels '
+    "innermost, which a thread then loads as one vector.",
+    "weight_pad": "Words by which rows of the weight are padded in shared memory, against bank conflicts.",
+    "weight_scope": 'Memory from which threads read the filter: "shared" (transposed), "registers" or "global".',
+    "weights_in_registers": "1 keeps the weight in registers for all tiles of a warp; 0 loads it for each tile.",
+    "wgmma_m_tiles": "Wgmma tiles of a warpgroup along GEMM M, of 64 pixels each.",
+}
+
+OWN_DESCRIPTIONS = {
+    **{
+        (name, f"tile_r{axis}"): f"Split of the {extent}: {TEXTBOOK_REDUCTION_TILE}."
+        for name in ("tiling", "columns", "vthread")
+        for axis, extent in (("c", "input channels"), ("h", "filter's rows"), ("w", "filter's columns"))
+    },
+    ("conflict_free", "tile_c"): f"Split of the output channels: {DIRECT_TILE}.",
+    ("conflict_free", "tile_p"): "Split of the output pixels, in groups of 32 lanes: (block, virtual thread, warp).",
+    ("winograd", "tile_x"): f"Split of the Winograd tiles: {DIRECT_TILE}.",
+    ("winograd", "tile_y"): f"Split of the output channels: {DIRECT_TILE}.",
+    ("winograd_fused", "block_k"): "Input channels between two barriers.",
+    ("winograd_fused", "threads_x"): "Threads of a CTA along the output tiles.",
+    ("winograd_fused", "threads_y"): "Threads of a CTA along the output channels.",
+    ("winograd_hopper", "vector"): "Channels that a thread of the transforms loads and stores at once.",
+    ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
+    ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",
+    ("shuffle", "threads_y"): "Rows of a CTA; each warp computes outputs of one row.",
+    ("stem", "warps"): "Warps of a CTA; each computes 16 pixels of every row of the tile.",
+    **{
+        (name, f"tile_{axis}"): f"Split of the output {extent}: {STRIP_TILE}."
+        for name in ("depthwise_nhwc", "grouped_nhwc")
+        for axis, extent in (("x", "columns"), ("y", "rows"))
+    },
+}
+
+
+def describe_knob(schedule: str, knob: str) -> str:
+    """Return the meaning of a knob of a schedule; an empty text for knobs of other authors' schedules."""
+    return OWN_DESCRIPTIONS.get((schedule, knob), DESCRIPTIONS.get(knob, ""))
