@@ -1,6 +1,6 @@
 """Print how readable the project is: sentence lengths, complete public docstrings, short identifiers.
 
-    python scripts/readability.py [ROOT]
+    python scripts/readability.py [ROOT]   # a folder with a checkout of the project; by default this one
 
 * Sentences: the mean number of words per sentence of README.md and of each page under docs/. Only prose counts:
   paragraphs and items of lists. Code blocks, tables, headings and pictures do not count. A link counts as its text, and
@@ -9,7 +9,7 @@
   states what is complete.
 * Identifiers: names of one or two letters in tvmconv/, schedules/ and scripts/, outside `DIMENSION_LETTERS`.
 
-`tests/test_readability.py` and `tests/test_docstrings.py` hold the first two.
+`tests/test_readability.py` and `tests/test_docstrings.py` hold these figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DIMENSION_LETTERS = {
     "matrices of a product, and tensors of a convolution": "a b c X Y K A B C",
     "modules under their usual names, and the conventional names of Python": "np tc os re io T e f _ __ id ok",
 }
-DECLARED = {letter for letters in DIMENSION_LETTERS.values() for letter in letters.split()}
+DECLARED = {case for letters in DIMENSION_LETTERS.values() for word in letters.split() for case in (word, word.upper())}
 
 
 def split_sentences(markdown: str) -> list[str]:
@@ -134,7 +134,11 @@ def list_public_objects() -> Iterator[tuple[str, Any, str]]:
                 member = inspect.getattr_static(exported, member_name)
                 if member_name.startswith("_") or not _is_documented(exported, member_name):
                     continue
-                if isinstance(member, (property, staticmethod, classmethod)) or callable(member) or hasattr(member, "func"):
+                if (
+                    isinstance(member, (property, staticmethod, classmethod))
+                    or callable(member)
+                    or hasattr(member, "func")
+                ):
                     yield f"{module_name}.{name}.{member_name}", member, inspect.getdoc(exported) or ""
 
 
@@ -154,21 +158,21 @@ def find_docstring_faults(obj: Any, class_doc: str = "") -> list[str]:
     """
     if isinstance(obj, (classmethod, staticmethod)):
         obj = obj.__func__
-    function = obj.func if hasattr(obj, "func") else obj.fget if isinstance(obj, property) else obj
+    function = obj.func if hasattr(obj, "func") else obj
     doc = inspect.getdoc(function) or ""
     faults = []
     first, _, _ = doc.partition("\n\n")
     if not first.rstrip().endswith((".", ":")):
         faults.append("no summary that is a sentence")
-    if function is not obj:
+    if function is not obj or isinstance(obj, property):
         return faults
     is_class = inspect.isclass(obj)
     sections = split_sections(doc)
     if not (is_class and issubclass(obj, (Exception, int))):
         parameters = [
-            parameter.name.lstrip("_")
+            parameter.name
             for parameter in inspect.signature(obj).parameters.values()
-            if parameter.name not in ("self", "cls")
+            if parameter.name not in ("self", "cls") and not parameter.name.startswith("_")
         ]
         documented = _entry_names(sections.get("Args", "")) + _entry_names(sections.get("Attributes", ""))
         if missing := [name for name in parameters if name not in documented]:

@@ -55,7 +55,7 @@ def find_device(text: str) -> Device:
         to compile for such as "sm_90", or "auto" for the first CUDA GPU or else the first OpenCL device. With a GPU
         driver that cannot be used, "auto" is an error.
 
-    Example:
+    Examples:
         >>> find_device("sm_90").limits.max_threads
         1024
     """

@@ -20,7 +20,7 @@ class Tile:
         extent: Number of iterations of the axis.
         factors: Factors by level name, outermost first.
 
-    Example:
+    Examples:
         >>> tile = Tile(56, {"block": 4, "thread": 7, "local": 2})
         >>> tile.size, tile.thread, tile.divides
         (14, 7, True)

@@ -126,9 +126,9 @@ def _make_load_intrinsic(
     frag_size = TILE_SIZE * depth // WARP_SIZE
 
     @T.prim_func(s_tir=True)
-    def described(to: T.handle, tile: T.handle) -> None:
+    def described(fragment: T.handle, tile: T.handle) -> None:
         S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=frag_size, scope=SHARED_SCOPE)
-        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        R = T.match_buffer(fragment, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
             T.writes(R[0:WARP_SIZE, 0:frag_size])
@@ -141,7 +141,7 @@ def _make_load_intrinsic(
                     R[lane, register] = S[vi, vj]
 
     @T.prim_func(s_tir=True)
-    def implemented(to: T.handle, tile: T.handle) -> None:
+    def implemented(fragment: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         S = T.match_buffer(
             tile,
@@ -152,7 +152,7 @@ def _make_load_intrinsic(
             scope=SHARED_SCOPE,
             strides=[row, column],
         )
-        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        R = T.match_buffer(fragment, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
             T.writes(R[0:WARP_SIZE, 0:frag_size])
