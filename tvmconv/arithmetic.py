@@ -10,7 +10,7 @@ def ceil_div(dividend: Any, divisor: Any) -> Any:
 
     The numbers are integers, arrays of integers or TIR expressions.
 
-    Example:
+    Examples:
         >>> ceil_div(7, 2)
         4
     """
@@ -22,7 +22,7 @@ def round_up(value: Any, multiple: Any) -> Any:
 
     The numbers are integers, arrays of integers or TIR expressions.
 
-    Example:
+    Examples:
         >>> round_up(7, 4)
         8
     """

@@ -191,7 +191,7 @@ def former_attribute(name: str) -> Any:
         warnings.warn(f"the attribute is now {type(self).__name__}.{name}", DeprecationWarning, stacklevel=2)
         return getattr(self, name)
 
-    return property(read)
+    return property(read, doc=f"Former name of `{name}`.")
 
 
 def rename_options(options: Mapping[str, T], new_by_old: Mapping[str, str]) -> dict[str, T]:

@@ -15,15 +15,40 @@ MAX_REASON_CHARACTERS = 300  # length limit for the text that a foreign exceptio
 
 
 class Error(Exception):
-    """Base class of all errors that tvmconv raises, with a one-line message for the user."""
+    """Base class of all errors that tvmconv raises, with a one-line message for the user.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> try:
+        ...     tc.parse("conv2d")
+        ... except tc.Error as error:
+        ...     print(type(error).__name__)
+        WorkloadError
+    """
 
 
 class WorkloadError(Error, ValueError):
-    """A workload's text or numbers are malformed or contradict each other."""
+    """A workload's text or numbers are malformed or contradict each other.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.parse("conv9d:1x2")
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.WorkloadError: unknown operator 'conv9d': expected one of ...
+    """
 
 
 class ScheduleError(Error, LookupError):
-    """A schedule is unknown or does not apply to the workload."""
+    """A schedule is unknown or does not apply to the workload.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "unknown", arch="sm_90")
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.ScheduleError: no schedule 'unknown' for conv2d in float32; there are: ...
+    """
 
 
 class ScheduleFailure(ScheduleError):  # noqa: N818  (the schedule's own code failed, which is no misuse)
@@ -48,26 +73,61 @@ class ScheduleFailure(ScheduleError):  # noqa: N818  (the schedule's own code fa
 
 
 class KnobError(Error, ValueError):
-    """A knob is unknown, or the schedule does not accept its value."""
+    """A knob is unknown, or the schedule does not accept its value.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", config={"unknown": 1}, arch="sm_90")
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.KnobError: ...
+    """
 
 
 class DeviceError(Error, RuntimeError):
-    """A device is unknown, absent, or unable to run the request; the message names the remedy."""
+    """A device is unknown, absent, or unable to run the request; the message names the remedy.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", device="abacus:0")
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.DeviceError: ...
+    """
 
 
 class HostError(Error, RuntimeError):
     """The host or a device can run no program, for want of disk space, memory or a compiler, or after a lost device.
 
     The error says nothing about the measured config, which is therefore not recorded and is tried again.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> issubclass(tc.HostError, RuntimeError)
+        True
     """
 
 
 class CompileError(Error, RuntimeError):
-    """Generated code did not compile, or a required compiler is not installed."""
+    """Generated code did not compile, or a required compiler is not installed.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", device="opencl:0").ptx
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.CompileError: PTX exists for CUDA only, not for opencl:0: build with arch='sm_90', say
+    """
 
 
 class AnalysisError(Error, ValueError):
-    """A kernel uses a feature that an analysis does not cover."""
+    """A kernel uses a feature that an analysis does not cover.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> issubclass(tc.AnalysisError, ValueError)
+        True
+    """
 
 
 class RecordError(Error, ValueError):
@@ -76,6 +136,13 @@ class RecordError(Error, ValueError):
     Attributes:
         reason: Kind of fault, equal for all lines with the same fault so that they can be counted. The message is the
             reason followed by a colon and the detail.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.Record.parse('{"v": 0.1}')
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.RecordError: ...
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -84,19 +151,47 @@ class RecordError(Error, ValueError):
 
 
 class RecordingError(Error, ValueError):
-    """A file is not a recorded search space, or none of its entries can be replayed."""
+    """A file is not a recorded search space, or none of its entries can be replayed.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> issubclass(tc.RecordingError, tc.Error)
+        True
+    """
 
 
 class TunerError(Error, LookupError):
-    """A tuner name is unknown."""
+    """A tuner name is unknown.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.tune("conv2d:1x8x8x8,8x8x3x3,s1,p1", tuner="oracle", device="opencl:0")  # doctest: +SKIP
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.TunerError: ...
+    """
 
 
 class TuningError(Error, ValueError):
-    """The options of a search are invalid or contradict each other."""
+    """The options of a search are invalid or contradict each other.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.tune("conv2d:1x8x8x8,8x8x3x3,s1,p1", seconds=-1, device="opencl:0")
+        Traceback (most recent call last):
+        ...
+        tvmconv.errors.TuningError: ...
+    """
 
 
 class ModelError(Error, ValueError):
-    """A model cannot be read, or it rejects the given inputs."""
+    """A model cannot be read, or it rejects the given inputs.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> issubclass(tc.ModelError, ValueError)
+        True
+    """
 
 
 def log_traceback(error: BaseException) -> None:
@@ -135,7 +230,7 @@ def escape_unprintable(text: str) -> str:
 
     File names and contents may include terminal control characters and marks that reorder the displayed text.
 
-    Example:
+    Examples:
         >>> escape_unprintable("bad\x1bname")
         'bad\\x1bname'
     """
@@ -149,4 +244,14 @@ def escape_unprintable(text: str) -> str:
 
 
 class FallbackWarning(UserWarning):
-    """A log has no usable record for this device, so the built kernel may be slower than the best one."""
+    """A log has no usable record for this device, so the built kernel may be slower than the best one.
+
+    Examples:
+        >>> import tempfile, warnings
+        >>> import tvmconv as tc
+        >>> with tempfile.NamedTemporaryFile(suffix=".jsonl") as log, warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     kernel = tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", arch="sm_90", log=log.name)
+        >>> caught[0].category.__name__
+        'FallbackWarning'
+    """

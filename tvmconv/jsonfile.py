@@ -41,7 +41,7 @@ class JsonError(Error, ValueError):
 def parse_json(data: bytes | str) -> JsonValue:
     """Parse a JSON text.
 
-    Example:
+    Examples:
         >>> parse_json('{"sizes": [1, 2]}')["sizes"].decode(list[int])
         [1, 2]
     """

@@ -62,7 +62,7 @@ def build(
         DeviceError: The device does not exist, its memory is too small, or the kernel exceeds its limits.
         CompileError: The schedule cannot be lowered.
 
-    Example:
+    Examples:
         >>> build("conv2d:1x16x8x8,16x16x3x3,s1,p1", "tiling", arch="sm_90").kernels[0].name
         'main_kernel'
     """
@@ -104,6 +104,21 @@ class Kernel:
         lowered_module: The device functions, and the host code that launches them.
         record: The tuning `Record` that the config comes from; None if it does not come from a log.
         prediction: The `Prediction` that the config comes from; None if it was not predicted.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> kernel = tc.build(w, "tiling", device="opencl:0")
+        >>> kernel(*w.inputs(seed=0)).shape
+        (1, 8, 8, 8)
+        >>> kernel.verify().ok
+        True
+        >>> kernel.time(seconds=0.01).median > 0
+        True
+        >>> "__kernel void" in kernel.format_ir_level("source")
+        True
+        >>> kernel.add_kernel_title(kernel.kernels[0], "text")
+        'text'
     """
 
     def __init__(
@@ -214,6 +229,9 @@ class Kernel:
             name: Name of the level: "te", "tir", "lowered", "source", "ptx", "sass" or "resources".
             full: Whether `source` includes the definitions that TVM puts before the kernels.
 
+        Returns:
+            The text of the level: TVMScript, CUDA or OpenCL source, PTX, SASS, or a line of resources per kernel.
+
         Raises:
             CompileError: The level does not exist for this kernel's target.
             ValueError: `name` is not one of `IR_LEVELS`.
@@ -234,7 +252,12 @@ class Kernel:
         raise ValueError(f"expected an IR level among {', '.join(IR_LEVELS)}, not {name!r}")
 
     def add_kernel_title(self, kernel: LoweredKernel, text: str) -> str:
-        """Return a device function's text, with the function's name as title if the kernel has several functions."""
+        """Return a device function's text, with the function's name as title if the kernel has several functions.
+
+        Args:
+            kernel: One of `kernels`.
+            text: Text about that function, of one or several lines.
+        """
         return f"{kernel.name}\n{text}" if len(self.kernels) > 1 else text
 
     def _format_resources(self, kernel: LoweredKernel) -> str:

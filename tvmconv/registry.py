@@ -55,7 +55,32 @@ class Schedule:
         name: Name of the schedule, as used on the command line and in logs.
         operator: Operator whose workloads it computes, such as `conv2d`.
         function: `f(s, w, k)`, which `schedule` describes, like the attributes that are its arguments.
+        dtypes: Dtypes that it supports.
         order: Position among the schedules of its package, in import order.
+        usage: `f(w, columns)`, which computes the `ResourceUsage` of many configs; None if it has none.
+        condition: `f(w)`, which returns whether it supports a workload; None if it supports all of its dtypes.
+        search_if: `f(w)`, which returns whether a search tries it by default; None for never.
+        supersedes: Names of schedules that a search skips when it tries this one.
+        defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
+        device_kinds: Kinds of devices that it supports, among `DEVICE_KINDS`.
+        baseline: Whether speed-ups are relative to this schedule.
+        min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
+        exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for any.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> tiling = next(schedule for schedule in tc.schedules(w) if schedule.name == "tiling")
+        >>> tiling.is_applicable(w), tiling.is_searched_by_default(w), tiling.is_deferred(w)
+        (True, False, False)
+        >>> tiling.can_run_on("cuda", "sm_90")
+        True
+        >>> tiling.check_runs_on("opencl", None, "opencl:0")
+        >>> len(tiling.space(w).knobs)
+        6
+        >>> s, k = tiling.apply(w)
+        >>> sorted(k.config)[0]
+        'tile_c'
     """
 
     name: str
@@ -80,15 +105,36 @@ class Schedule:
         return super().__reduce__()
 
     def is_applicable(self, w: Workload) -> bool:
-        """Return whether the schedule can compute the workload; raise `ScheduleFailure` if the condition raises."""
+        """Return whether the schedule can compute the workload.
+
+        Args:
+            w: Workload of any operator.
+
+        Raises:
+            ScheduleFailure: The condition of the schedule raises an exception.
+        """
         return w.operator == self.operator and w.dtype in self.dtypes and self._meets(self.condition, w, default=True)
 
     def is_searched_by_default(self, w: Workload) -> bool:
-        """Return whether a search tries the schedule by default; raises `ScheduleFailure` as `is_applicable` does."""
+        """Return whether a search tries the schedule by default.
+
+        Args:
+            w: Workload that the schedule can compute.
+
+        Raises:
+            ScheduleFailure: The function `search_if` raises an exception.
+        """
         return self._meets(self.search_if, w)
 
     def is_deferred(self, w: Workload) -> bool:
-        """Return whether other searched schedules come first; raises `ScheduleFailure` as `is_applicable` does."""
+        """Return whether other searched schedules come first.
+
+        Args:
+            w: Workload that the schedule can compute.
+
+        Raises:
+            ScheduleFailure: The function `defers_when` raises an exception.
+        """
         return self._meets(self.defers_when, w)
 
     def _meets(self, condition: Callable[[Any], bool] | None, w: Workload, *, default: bool = False) -> bool:
@@ -110,14 +156,28 @@ class Schedule:
         return ScheduleFailure(f"schedule {self.name}", reason, location)
 
     def can_run_on(self, kind: str, arch: str | None = None) -> bool:
-        """Return whether the schedule supports a kind of device, and an architecture such as "sm_90" if given."""
+        """Return whether the schedule supports a kind of device, and an architecture if given.
+
+        Args:
+            kind: Kind of device, "cuda" or "opencl".
+            arch: CUDA architecture, such as "sm_90"; None to check the kind only.
+        """
         if kind not in self.device_kinds or arch is None:
             return kind in self.device_kinds
         arch_number = parse_arch_number(arch)
         return arch_number == self.exact_arch if self.exact_arch else arch_number >= self.min_arch
 
     def check_runs_on(self, kind: str, arch: str | None, device: str) -> None:
-        """Raise ScheduleError unless `can_run_on`; `device` is the device's name in the message."""
+        """Check that the schedule supports a device.
+
+        Args:
+            kind: Kind of the device, "cuda" or "opencl".
+            arch: CUDA architecture of the device, such as "sm_90"; None for another kind.
+            device: Name of the device for the message, such as "cuda:0".
+
+        Raises:
+            ScheduleError: The schedule does not support the device.
+        """
         if kind not in self.device_kinds:
             raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.device_kinds)}, not for {device}")
         if not self.can_run_on(kind, arch):
@@ -163,7 +223,11 @@ class Schedule:
 
         Args:
             w: The workload.
-            limits: Resources that a config may use; checked only if the schedule has a `usage` function.
+            limits: Resources that a config may use; checked only if the schedule has a `usage` function. The default is
+                the limits that all GPUs share.
+
+        Returns:
+            The knobs that the schedule declares, its constraints, and the resources of each config.
 
         Raises:
             ScheduleError: As `apply`. Methods of the space raise `ScheduleFailure` if `usage` or a constraint raises.
@@ -284,6 +348,12 @@ def schedule(
 
     Raises:
         ScheduleError: The operator already has another schedule of that name, or another baseline.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> @tc.schedule("conv2d", dtypes=("float32", "float16"))  # doctest: +SKIP
+        ... def inlined(s, w, k):
+        ...     s.compute_inline("padded")
     """
 
     def register_function(function: Callable) -> Callable:
@@ -382,7 +452,7 @@ def schedules(workload: Workload | str | None = None) -> list[Schedule]:
     Raises:
         WorkloadError: The text is malformed.
 
-    Example:
+    Examples:
         >>> [s.name for s in schedules("conv2d:1x64x56x56,64x64x3x3,s1,p1")][:2]
         ['default', 'tiling']
     """
@@ -415,7 +485,7 @@ def get_baseline_schedule(w: Workload) -> Schedule | None:
 def find_schedule(w: Workload, name: str) -> Schedule:
     """Return the schedule of a workload by its name.
 
-    Example:
+    Examples:
         >>> import tvmconv
         >>> find_schedule(tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling").operator
         'conv2d'

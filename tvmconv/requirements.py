@@ -43,7 +43,7 @@ class AllConditions:
 def all_of(*conditions: WorkloadCondition) -> AllConditions:
     """Combine conditions into one that is met if all of them are met.
 
-    Example:
+    Examples:
         >>> condition = all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP)
     """
     return AllConditions(conditions)

@@ -45,6 +45,11 @@ class Verification:
         tolerance: Largest accepted relative error for the workload's dtype.
         worst: Largest error of a sampled output, relative to the error that rounding explains; 0 without a sample.
         sampled: Number of compared outputs if only a sample was compared, else None.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.Verification(error=2e-7, tolerance=1e-5).ok
+        True
     """
 
     error: float
@@ -94,7 +99,8 @@ class Problem:
     Raises:
         WorkloadError: Inputs and reference do not fit in this machine's memory, or the mode is unknown.
 
-    Example:
+    Examples:
+        >>> import tvmconv
         >>> problem = Problem(tvmconv.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1"), seed=0)
         >>> problem.check(problem.reference.astype("float32")).ok
         True
@@ -178,7 +184,14 @@ class Problem:
         return ReferenceOutput(None if self.is_sampled else self.reference, points)
 
     def check(self, output: np.ndarray) -> Verification:
-        """Compare an output of the workload's output shape with the reference."""
+        """Compare an output with the reference.
+
+        Args:
+            output: Array of the workload's output shape and dtype, in memory order.
+
+        Returns:
+            The relative L2 error, and whether the output is within the tolerance.
+        """
         comparison, num_sampled = self.expected_output.compare(output), self.expected_output.num_sampled
         tolerance = self.workload.tolerance
         return Verification(comparison.relative_error, tolerance, comparison.max_error_ratio, num_sampled)

@@ -173,16 +173,16 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
         window = T.sblock_alloc_buffer((window_vectors * vector,), scope="local")
 
         @T.inline
-        def load(line, at):
+        def load(line, first_vector):
             for g in T.unroll(window_vectors):
-                if line >= 0 and line < height and at + g >= halo_vectors and at + g < halo_vectors + whole_vectors:
+                if line >= 0 and line < height and first_vector + g >= halo_vectors and first_vector + g < halo_vectors + whole_vectors:
                     for lane in T.vectorized(vector):
-                        window[g * vector + lane] = X[w.element_index(line, (at + g - halo_vectors) * vector + lane)]
+                        window[g * vector + lane] = X[w.element_index(line, (first_vector + g - halo_vectors) * vector + lane)]
                 else:
                     for lane in T.vectorized(vector):
                         window[g * vector + lane] = T.float32(0)
                 if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line >= 0 and line < height and at + g == halo_vectors + whole_vectors:
+                    if line >= 0 and line < height and first_vector + g == halo_vectors + whole_vectors:
                         for lane in T.unroll(remaining_elements):
                             window[g * vector + lane] = X[w.element_index(line, whole_vectors * vector + lane)]
 
@@ -193,15 +193,15 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
                     sums[i, lane] += window[first_element + s * channels + lane] * K[w.mask_index(r, s)]
 
         @T.inline
-        def store(line, at, i):
+        def store(line, first_vector, i):
             for g in T.unroll(vectors_per_thread):
                 for lane in T.unroll(vector):
                     sums[i, g * vector + lane] = apply_epilogue(w, sums[i, g * vector + lane])
-                if line < height and at + g < whole_vectors:
+                if line < height and first_vector + g < whole_vectors:
                     for lane in T.vectorized(vector):
-                        Y[w.element_index(line, (at + g) * vector + lane)] = sums[i, g * vector + lane]
+                        Y[w.element_index(line, (first_vector + g) * vector + lane)] = sums[i, g * vector + lane]
                 if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line < height and at + g == whole_vectors:
+                    if line < height and first_vector + g == whole_vectors:
                         for lane in T.unroll(remaining_elements):
                             Y[w.element_index(line, whole_vectors * vector + lane)] = sums[i, g * vector + lane]
 

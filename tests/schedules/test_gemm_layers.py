@@ -202,7 +202,7 @@ def test_wgmma_multiplies_tiles_that_tma_loads(dtype, row_bytes, majors):
             wgmma_fence()
             for step in range(0, k, atom.k):
                 a, b = (
-                    d.at(layout.operand_offset(0, step, atom.itemsize))
+                    d.encode_operand(layout.operand_offset(0, step, atom.itemsize))
                     for d, layout in zip(descriptors, layouts, strict=True)
                 )
                 atom.emit([sums[e] for e in range(atom.num_accumulators)], a, b, step > 0)

@@ -74,13 +74,13 @@ class Waves:
 
 def compute_occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
     """Compute the theoretical occupancy of a device kernel."""
-    sm = find_architecture(arch)
-    if not sm.max_threads:
+    architecture = find_architecture(arch)
+    if not architecture.max_threads:
         raise AnalysisError(f"the occupancy of {arch!r} cannot be computed: its multiprocessor's limits are not known")
-    warps, max_warps = ceil_div(threads, WARP_SIZE), sm.max_threads // WARP_SIZE
+    warps, max_warps = ceil_div(threads, WARP_SIZE), architecture.max_threads // WARP_SIZE
     block_limits = {
         WARPS: max_warps // warps if threads <= MAX_THREADS_PER_BLOCK else 0,
-        BLOCKS: sm.max_blocks,
+        BLOCKS: architecture.max_blocks,
         REGISTERS_LIMIT: _count_blocks_by_registers(warps, registers),
         SHARED_MEMORY: 0,
     }
@@ -88,7 +88,9 @@ def compute_occupancy(arch: str, threads: int, registers: int, shared_bytes: int
         is_reserved = parse_arch_number(arch) >= RESERVED_SHARED_MIN_ARCH
         reserved_bytes, granularity = (RESERVED_SHARED_BYTES, 128) if is_reserved else (0, 256)
         allocated_bytes = round_up(shared_bytes + reserved_bytes, granularity)
-        block_limits[SHARED_MEMORY] = (sm.shared_kib << 10) // allocated_bytes if allocated_bytes else sm.max_blocks
+        block_limits[SHARED_MEMORY] = (
+            (architecture.shared_kib << 10) // allocated_bytes if allocated_bytes else architecture.max_blocks
+        )
     blocks = min(block_limits.values())
     return Occupancy(threads, blocks, blocks * warps, max_warps, block_limits)
 

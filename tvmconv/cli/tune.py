@@ -249,7 +249,8 @@ def describe_skipped(results: Sequence[SearchResult]) -> list[str]:
 def describe_phases(results: Sequence[SearchResult]) -> list[str]:
     """Return the mean milliseconds of each phase of a trial, one line for each search that measured a config."""
     return [
-        f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
+        f"{workload.text} {name}, ms a trial: "
+        + ", ".join(f"{phase} {milliseconds:.1f}" for phase, milliseconds in tuned.phases.items())
         for workload, name, tuned in results
         if tuned.phases
     ]

@@ -55,7 +55,7 @@ def build(
         CompileError: The schedule cannot be lowered.
         Error: A log cannot be read.
 
-    Example:
+    Examples:
         >>> import tvmconv as tc
         >>> tc.build("conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", arch="sm_90").schedule.name
         'tiling'

@@ -25,10 +25,15 @@ class Log:
         path: File of the log.
         invalid_lines: Lines that `new_records` has read and that are not records.
 
-    Example:
+    Examples:
         >>> import tempfile
-        >>> from tvmconv.logs.log import Log
-        >>> list(Log(tempfile.mkdtemp() + "/tuning.jsonl").new_records())
+        >>> import tvmconv as tc
+        >>> log = tc.Log(tempfile.mkdtemp() + "/tuning.jsonl")
+        >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> log.append(tc.Record(w, "tiling", {"tile_rc": (-1, 4)}, "NVIDIA H200", "cuda -arch=sm_90", times=(2e-6,)))
+        >>> [record.schedule for record in log.new_records()]
+        ['tiling']
+        >>> list(log.new_records(w))
         []
     """
 
@@ -75,6 +80,9 @@ class Log:
         Args:
             workload: Workload whose records are returned; lines of other workloads are not checked in full. By default,
                 all records are returned.
+
+        Yields:
+            The new records, in the order of the file. Lines that are not records are collected in `invalid_lines`.
 
         Raises:
             Error: The file cannot be read.

@@ -93,13 +93,15 @@ class Record:
         final: Whether this is a final timing of a search, which times its fastest configs again in turn and for longer,
             and not a trial.
 
-    Example:
+    Examples:
         >>> from tvmconv.logs.record import Record
         >>> from tvmconv.workloads import parse
         >>> w = parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
         >>> record = Record(w, "tiling", {"tile_rc": (-1, 4)}, "NVIDIA H200", "cuda -arch=sm_90", times=(2e-6,))
         >>> Record.parse(record.line()).cost
         2e-06
+        >>> record.rounded() == record
+        True
     """
 
     workload: Workload
@@ -167,7 +169,15 @@ class Record:
     def from_measurement(cls, measurement: MeasureResult, elapsed_seconds: float | None = None) -> Record:
         """Make the record of a measurement.
 
-        `elapsed_seconds`: seconds of tuning up to the measurement; None if it is not part of a search.
+        Args:
+            measurement: Result of one measurement, as a runner returns it.
+            elapsed_seconds: Seconds of tuning up to the measurement; None if it is not part of a search.
+
+        Returns:
+            The record, with the current names of the knobs.
+
+        Examples:
+            >>> Record.from_measurement(measurement, elapsed_seconds=1.5).line()  # doctest: +SKIP
         """
         outcome = measurement.runner_result
         return cls(

@@ -20,7 +20,13 @@ PHASES = ("apply", "lower", "codegen", "compile", "queue", "load", "verify", "ti
 
 
 class ErrorKind(IntEnum):
-    """Outcome of a measurement, with the numbers of AutoTVM's `MeasureErrorNo`."""
+    """Outcome of a measurement, with the numbers of AutoTVM's `MeasureErrorNo`.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> tc.ErrorKind(5).text
+        'wrong answer'
+    """
 
     NONE = 0
     INSTANTIATION = 1

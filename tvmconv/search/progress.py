@@ -26,6 +26,14 @@ class SearchProgress:
         error_counts: Number of failed records by kind of error.
         message_counts: Number of failed records by error message.
         trials_since_best: Number of records since the best one.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> progress = tc.SearchProgress(max_trials=64, max_seconds=None)
+        >>> progress.count_record(tc.Record(w, "tiling", {}, "NVIDIA H200", "cuda", times=(2e-6,)))
+        >>> progress.num_trials, progress.best.cost
+        (1, 2e-06)
     """
 
     max_trials: int | None
@@ -49,7 +57,12 @@ class SearchProgress:
         return f"<SearchProgress {counts_text}{failed_text}{best_text}>"
 
     def count_record(self, record: Record, *, is_resumed: bool = False) -> None:
-        """Count a record; `is_resumed` says whether it is of an earlier session."""
+        """Count a record.
+
+        Args:
+            record: Record of the searched workload.
+            is_resumed: Whether the record is of an earlier session.
+        """
         self.num_trials += 1
         self.trials_since_best += 1
         if not record.ok:

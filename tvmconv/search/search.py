@@ -70,6 +70,14 @@ class TuneResult:
             else its trial; None if it was not measured.
         omitted: Phases that were skipped for lack of time.
         built: Fastest configs, with the kernels that this session built.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> result = tc.tune("conv2d:1x8x8x8,8x8x3x3,s1,p1", "direct", trials=4, log="my.jsonl")  # doctest: +SKIP
+        >>> result.final.config, result.cost, result.speedup  # doctest: +SKIP
+        >>> progress = tc.SearchProgress(max_trials=4, max_seconds=None)
+        >>> tc.TuneResult(progress, final=None, phases={}, seconds=0.0).cost
+        inf
     """
 
     status: SearchProgress

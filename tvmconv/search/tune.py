@@ -82,6 +82,11 @@ def tune(
         DeviceError: A device does not exist, or was lost.
         Error: The log cannot be read or written.
         KeyboardInterrupt: The user interrupted the search; the log has all measurements up to then.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> result = tc.tune("conv2d:1x64x56x56,64x64x3x3,s1,p1", seconds=10, log="my.jsonl")  # doctest: +SKIP
+        >>> result.final.schedule, result.speedup  # doctest: +SKIP
     """
     started_at = time.monotonic()
     options = TuneOptions(

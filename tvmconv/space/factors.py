@@ -82,7 +82,7 @@ def find_nearest_factors(extent: int, preferred: tuple[int, ...], *, exact_divis
     value. Of equally good results, the one with the largest factor before the last is returned, which is a tile's
     number of threads.
 
-    Example:
+    Examples:
         >>> find_nearest_factors(56, (16, 2))
         (14, 2)
     """

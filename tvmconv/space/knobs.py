@@ -161,7 +161,7 @@ class Knobs:
     Raises:
         KnobError: The config is not a mapping.
 
-    Example:
+    Examples:
         >>> k = Knobs({"tile_w": (-1, 8)})
         >>> k.split("tile_w", 56, 2, (-1, 4)), k.choice("unroll", (0, 512), 512)
         ((7, 8), 512)
@@ -298,7 +298,7 @@ class Knobs:
 def format_value(value: object) -> str:
     """Return a knob's value in the syntax of `--set knob=VALUE`.
 
-    Example:
+    Examples:
         >>> format_value((-1, 4))
         '-1,4'
     """
@@ -308,7 +308,7 @@ def format_value(value: object) -> str:
 def parse_value(text: str) -> Value:
     """Return a knob's value from the text after `--set knob=`: integers separated by commas, true/false, or a word.
 
-    Example:
+    Examples:
         >>> parse_value("-1,4"), parse_value("true"), parse_value("512")
         ((-1, 4), True, 512)
     """

@@ -81,6 +81,13 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
     Raises:
         DeviceError: The device does not exist, or its architecture differs and `rebuild` is false.
         ModelError: The file cannot be read, is not such a file, or has another version.
+
+    Examples:
+        >>> import torch, tvmconv.torch
+        >>> optimized.save("model.tvmconv")  # doctest: +SKIP
+        >>> model = tvmconv.torch.load("model.tvmconv")  # doctest: +SKIP
+        >>> model(torch.randn(1, 4, 8, 8).cuda()).shape  # doctest: +SKIP
+        torch.Size([1, 4, 8, 8])
     """
     path_text = os.fspath(path)
     with translate_to_model_error(f"cannot read {path_text}"):

@@ -1,6 +1,6 @@
 """The backend `tvmconv` of `torch.compile`: tvmconv's kernels run convolutions, another backend compiles the rest.
 
-    >>> compiled = torch.compile(model, backend="tvmconv", options={"seconds": 60, "log": "my.jsonl"})
+    >>> compiled = torch.compile(model, backend="tvmconv", options={"seconds": 60, "log": "my.jsonl"})  # doctest: +SKIP
 
 A backend receives a graph whose inputs include the parameters, together with their current values. Kernels are selected
 for these as `optimize` does, and run as long as the graph is called with the same parameters. The rest of the graph is

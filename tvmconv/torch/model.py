@@ -38,6 +38,24 @@ class Optimized(torch.nn.Module):
     Attributes:
         interpreter: Callable that runs in place of the graph, if there is one.
         uses_eager: Whether PyTorch runs everything.
+
+    Examples:
+        >>> import torch, tvmconv.torch
+        >>> model = torch.nn.Conv2d(4, 4, 3, padding=1)
+        >>> x = torch.randn(1, 4, 8, 8)
+        >>> optimized = tvmconv.torch.optimize(model, x)  # doctest: +SKIP
+        >>> optimized.forward(x).shape  # doctest: +SKIP
+        torch.Size([1, 4, 8, 8])
+        >>> print(optimized.report())  # doctest: +SKIP
+        >>> optimized.save("model.tvmconv")  # doctest: +SKIP
+        >>> len(optimized.list_tuned_convs()), len(optimized.graph_code())  # doctest: +SKIP
+        >>> optimized.set_memory_format(torch.channels_last, torch.contiguous_format)  # doctest: +SKIP
+        >>> optimized.restore_memory_format()  # doctest: +SKIP
+        >>> untouched = tvmconv.torch.Optimized(model, graph=None)
+        >>> untouched.set_example((x,), torch.device("cpu"))
+        >>> untouched.set_report(tvmconv.torch.Report(()))
+        >>> untouched.train(False)(x).shape
+        torch.Size([1, 4, 8, 8])
     """
 
     def __init__(
@@ -74,7 +92,15 @@ class Optimized(torch.nn.Module):
         return self._graph[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the model's result from the model's arguments."""
+        """Compute the model's result from the model's arguments.
+
+        Args:
+            args: Positional arguments of the model's `forward`.
+            kwargs: Keyword arguments of the model's `forward`.
+
+        Returns:
+            What the model returns.
+        """
         if self.interpreter is None and (
             self.training or self.uses_eager or any(module.training for module in self._mode_dependent_modules)
         ):
@@ -91,7 +117,12 @@ class Optimized(torch.nn.Module):
         return result if self._outer_format is None else to_memory_format(result, self._outer_format)
 
     def set_memory_format(self, inner_format: torch.memory_format, outer_format: torch.memory_format | None) -> None:
-        """Convert weights and images inside the model to `inner_format`, and resulting images to `outer_format`."""
+        """Convert weights and images inside the model to one memory format, and resulting images to another.
+
+        Args:
+            inner_format: Memory format of weights and of images inside the model.
+            outer_format: Memory format of the images that the model returns; None keeps the inner one.
+        """
         convert_weight_memory_format(self.original, {2: inner_format})
         self._inner_format, self._outer_format = inner_format, outer_format
 
@@ -108,11 +139,20 @@ class Optimized(torch.nn.Module):
         return self._report
 
     def set_report(self, report: Report) -> None:
-        """Set the report that `report` returns."""
+        """Set the report that `report` returns.
+
+        Args:
+            report: Report of the optimization.
+        """
         self._report = report
 
     def set_example(self, example: tuple[Any, ...], torch_device: torch.device) -> None:
-        """Set the example arguments and the PyTorch device for which the model was optimized."""
+        """Set the example arguments and the PyTorch device for which the model was optimized.
+
+        Args:
+            example: Positional arguments of the model.
+            torch_device: PyTorch device of the model's tensors.
+        """
         self._example, self._torch_device = example, torch_device
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -147,7 +187,14 @@ class Optimized(torch.nn.Module):
         return [traced_part.graph.code for traced_part in self._list_traced_parts()]
 
     def train(self, mode: bool = True) -> Optimized:
-        """Set the training mode of the model and of this module."""
+        """Set the training mode of the model and of this module.
+
+        Args:
+            mode: Whether the modules are in training mode; False is evaluation mode.
+
+        Returns:
+            This module.
+        """
         super().train(mode)
         self._plain[0].train(mode)
         return self

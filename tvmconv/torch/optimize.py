@@ -81,6 +81,12 @@ def optimize(
         TuningError: `choose` has another value, or `seconds` is not a positive number.
         Error: The log cannot be read or written.
         KeyboardInterrupt: The user interrupted the search; the log has what was measured until then.
+
+    Examples:
+        >>> import torch, tvmconv.torch
+        >>> model, x = torch.nn.Conv2d(4, 4, 3, padding=1).cuda(), torch.randn(1, 4, 8, 8).cuda()  # doctest: +SKIP
+        >>> optimized = tvmconv.torch.optimize(model, x, seconds=20, log="my.jsonl")  # doctest: +SKIP
+        >>> print(optimized.report())  # doctest: +SKIP
     """
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds)

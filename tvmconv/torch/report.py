@@ -59,6 +59,10 @@ class Report:
         difference: Largest relative L2 difference of the outputs for the example from PyTorch's; None if no output is a
             tensor.
         notes: Further remarks, one sentence each.
+
+    Examples:
+        >>> import tvmconv.torch
+        >>> print(tvmconv.torch.Report((), difference=2e-7))  # doctest: +SKIP
     """
 
     lines: tuple[LayerReport, ...]

@@ -94,7 +94,13 @@ class Workload(Protocol):
         """Declare the computation in tensor expressions and return one tensor for each of `argument_names`."""
 
     def prim_func(self) -> tirx.PrimFunc:
-        """Return the declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
+        """Return the declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> len(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1").prim_func().params)
+            3
+        """
         from tvm import te
 
         return te.create_prim_func(list(self.declare()))

@@ -28,7 +28,8 @@ class Conv(ConvGeometry):
     def to_channels_last(self) -> Self:
         """Return the convolution with all arrays channels last.
 
-        Example:
+        Examples:
+            >>> from tvmconv import parse
             >>> parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").to_channels_last().text
             'conv2d:1x64x56x56,64x64x3x3,s1,p1,nhwc'
         """
@@ -71,7 +72,7 @@ class Conv(ConvGeometry):
         Raises:
             WorkloadError: The text is malformed, or its numbers contradict each other.
 
-        Example:
+        Examples:
             >>> from tvmconv import Conv2d
             >>> Conv2d.parse("conv2d:1x64x56x56,128x64x3x3,s2,p1,f16,nhwc,bias,relu").output_shape
             (1, 128, 28, 28)
@@ -130,12 +131,37 @@ class Conv(ConvGeometry):
         """Draw all arguments except Y from the standard normal distribution, in memory order.
 
         X and K are rounded to the workload's dtype, also for TF32, whose elements are stored as float32.
+
+        Args:
+            seed: Seed of the random numbers, not negative.
+
+        Returns:
+            One array for each of `argument_names` except Y, of `argument_shapes` and `argument_dtypes`.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> x, k = tc.parse("conv2d:1x4x8x8,6x4x3x3,s1,p1").inputs(seed=0)
+            >>> x.shape, k.shape, str(x.dtype)
+            ((1, 4, 8, 8), (6, 4, 3, 3), 'float32')
         """
         rounding_dtypes = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
         return random_inputs.draw_normal(seed, list(zip(self.argument_shapes, rounding_dtypes, strict=False)))
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Compute the correct Y in float64 from all other arguments, in memory order."""
+        """Compute the correct Y in float64 from all other arguments, in memory order.
+
+        Args:
+            inputs: One array for each of `argument_names` except Y, of their shapes, as `inputs` returns them.
+
+        Returns:
+            Y in float64, of the output's shape in memory.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:1x4x8x8,6x4x3x3,s1,p1")
+            >>> w.reference(*w.inputs(seed=0)).shape
+            (1, 6, 8, 8)
+        """
         x, k = (layout.move_channels_second(self.layout, array) for array in inputs[:2])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         arguments = {}
@@ -160,6 +186,21 @@ class Conv(ConvGeometry):
         tolerance times the output. Evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel
         that computes something else errs by about s, which is 100,000 times the allowed error in float32 and 8 times in
         bfloat16.
+
+        Args:
+            cell: Inverse density of the sample, in pixels: about one in cell / 2 is chosen.
+            seed: Seed of the choice of pixels, not negative.
+            inputs: One array for each of `argument_names` except Y, of their shapes, as `inputs` returns them.
+
+        Returns:
+            The sampled outputs, their flat positions in Y, and the largest error that rounding explains for each.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:1x4x32x32,6x4x3x3,s1,p1")
+            >>> sample = w.sample_outputs(16, 0, *w.inputs(seed=0))
+            >>> sample.positions.shape == sample.values.shape
+            True
         """
         pixels = pixel_sample.choose_pixels(self, cell, seed)
         is_channels_last = self.layout == layout.CHANNELS_LAST
@@ -203,6 +244,14 @@ class Conv(ConvGeometry):
         - `Y`: the output in its layout and dtype, with the epilogue applied to each element of `sum`.
 
         `padded` and `weight` can be inlined into the sum, and `Y` into a `cache_write` of it.
+
+        Returns:
+            One tensor for each of `argument_names`, the output last.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> [tensor.op.name for tensor in tc.parse("conv2d:1x4x8x8,6x4x3x3,s1,p1").declare()]
+            ['X', 'K', 'Y']
         """
         from tvmconv.workloads import conv_te
 

@@ -88,7 +88,16 @@ class ConvGeometry(Workload):
 
     @classmethod
     def allowed_lengths(cls, option: str) -> tuple[int, ...]:
-        """Return the numbers of integers that an option accepts, in ascending order."""
+        """Return the numbers of integers that an option accepts, in ascending order.
+
+        Args:
+            option: One of "stride", "padding", "dilation" and "groups".
+
+        Examples:
+            >>> from tvmconv import Conv2d
+            >>> Conv2d.allowed_lengths("padding")
+            (1, 2, 4)
+        """
         spatial_ndim = len(cls.SPACE)
         if option == "groups":
             return (1,)

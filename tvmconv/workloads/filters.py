@@ -122,12 +122,37 @@ class Filter(Workload):
         return (2 * math.prod(self.signal_shape) + math.prod(taps)) * np.dtype(self.dtype).itemsize
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw X and K from the standard normal distribution as C-contiguous float32 arrays."""
+        """Draw X and K from the standard normal distribution as C-contiguous float32 arrays.
+
+        Args:
+            seed: Seed of the random numbers, not negative.
+
+        Returns:
+            X of `signal_shape` and K of `mask_shape`.
+
+        Examples:
+            >>> from tvmconv import Filter1d
+            >>> [array.shape for array in Filter1d(n=64, k=5).inputs(seed=0)]
+            [(64,), (5,)]
+        """
         rng = np.random.default_rng(seed)
         return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Correlate X with K, and clamp if the filter does, in float64."""
+        """Correlate X with K, and clamp if the filter does, in float64.
+
+        Args:
+            inputs: X of `signal_shape` and K of `mask_shape`, as `inputs` returns them.
+
+        Returns:
+            Y in float64, of `signal_shape`.
+
+        Examples:
+            >>> import numpy as np
+            >>> from tvmconv import Filter1d
+            >>> Filter1d(n=4, k=3).reference(np.ones(4), np.ones(3)).tolist()
+            [2.0, 3.0, 3.0, 2.0]
+        """
         x, k = inputs
         y = _correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
         return epilogue.apply_to_array(self.epilogue, y, {})
@@ -140,6 +165,14 @@ class Filter(Workload):
         - `padded`: X with its halo of zeros, of shape `padded_shape`.
         - `sum`: the sum of the products of `padded` and K, of Y's shape.
         - `Y`: the output, of X's shape, with the epilogue applied to each element of `sum`.
+
+        Returns:
+            The tensors X, K and Y.
+
+        Examples:
+            >>> from tvmconv import Filter1d
+            >>> [tensor.op.name for tensor in Filter1d(n=64, k=5).declare()]
+            ['X', 'K', 'Y']
         """
         from tvmconv.workloads import filters_te
 

@@ -56,7 +56,7 @@ def parse(text: str) -> Workload:
     Raises:
         WorkloadError: The operator is unknown, the text is malformed, or its numbers contradict each other.
 
-    Example:
+    Examples:
         >>> import tvmconv
         >>> tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").flops
         231211008

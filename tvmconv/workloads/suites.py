@@ -34,6 +34,12 @@ class Layer:
         name: Name of the first layer with this workload.
         workload: The computation of the layer.
         count: Number of layers of the network with this workload.
+
+    Examples:
+        >>> import tvmconv as tc
+        >>> layer = tc.suite("resnet50")[0]
+        >>> layer.name, layer.count
+        ('conv1.7x7', 1)
     """
 
     name: str
@@ -106,7 +112,7 @@ def suite(
             or the file is malformed.
         OSError: The file cannot be read.
 
-    Example:
+    Examples:
         >>> import tvmconv
         >>> [layer.name for layer in tvmconv.suite("resnet50")][:2]
         ['conv1.7x7', 'conv2_1.1x1_reduce']

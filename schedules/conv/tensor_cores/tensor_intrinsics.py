@@ -143,9 +143,9 @@ def _make_load_intrinsic(
     tile_options = {"align": 64, "offset_factor": frag_size, "scope": SHARED_SCOPE}
 
     @T.prim_func(s_tir=True)
-    def described(to: T.handle, tile: T.handle) -> None:
+    def described(fragment: T.handle, tile: T.handle) -> None:
         S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, **tile_options)
-        R = _match_registers(to, dtype, frag_size)
+        R = _match_registers(fragment, dtype, frag_size)
         with T.sblock("root"):
             _access([S], R)
             for i, j in T.grid(TILE_SIZE, depth):
@@ -157,10 +157,10 @@ def _make_load_intrinsic(
                     R[lane, register] = S[vi, vj]
 
     @T.prim_func(s_tir=True)
-    def implemented(to: T.handle, tile: T.handle) -> None:
+    def implemented(fragment: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, strides=[row, column], **tile_options)
-        R = _match_registers(to, dtype, frag_size)
+        R = _match_registers(fragment, dtype, frag_size)
         with T.sblock("root"):
             _access([S], R)
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):

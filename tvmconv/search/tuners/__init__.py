@@ -16,7 +16,7 @@ __all__ = ["TUNERS", "BayesianTuner", "GeneticTuner", "GridTuner", "RandomTuner"
 def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
     """Create a tuner by its name in `TUNERS`.
 
-    Example:
+    Examples:
         >>> from tvmconv.search.tuners import create_tuner
         >>> from tvmconv.space import ChoiceKnob
         >>> from tvmconv.space.search_space import Space

@@ -15,16 +15,26 @@ class Conv1d(Conv):
     """A convolution Y of signals X with kernels K.
 
     Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X,
-    followed by the epilogue. `ConvGeometry` documents the other fields.
+    followed by the epilogue.
 
     Attributes:
+        N: Batch size.
+        C: Number of input channels.
         W: Number of input samples.
+        O: Number of output channels.
         S: Number of kernel taps.
+        stride: Stride along each spatial axis, or one int for all axes; the default is 1.
+        padding: Zeros before the input along each axis, then zeros after it; or one int for all sides. The default is 0.
+        dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
+        groups: Number of groups; it divides C and O. The default is 1.
+        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
 
-    Example:
+    Examples:
         >>> from tvmconv import Conv1d
         >>> Conv1d(N=1, C=64, W=16000, O=64, S=9, padding=4).text
         'conv1d:1x64x16000,64x64x9,s1,p4'
@@ -55,19 +65,28 @@ class Conv2d(Conv):
     """A convolution Y of images X with kernels K.
 
     Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] · K[o,
-    c, r, s], with zeros outside X, followed by the epilogue. `ConvGeometry` documents the other fields.
+    c, r, s], with zeros outside X, followed by the epilogue.
 
     Attributes:
+        N: Batch size.
+        C: Number of input channels.
         H: Input height.
         W: Input width.
+        O: Number of output channels.
         R: Kernel height.
         S: Kernel width.
-        padding: Zeros above, left of, below and right of the input.
+        stride: Stride along each spatial axis, or one int for all axes; the default is 1.
+        padding: Zeros above, left of, below and right of the input; or one int for all sides. The default is 0.
+        dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
+        groups: Number of groups; it divides C and O. The default is 1.
+        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
 
-    Example:
+    Examples:
         >>> from tvmconv import Conv2d
         >>> Conv2d(N=1, C=64, H=56, W=56, O=64, R=3, S=3, padding=1, dtype="float16", epilogue=("relu",)).text
         'conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,relu'
@@ -104,17 +123,27 @@ class Conv3d(Conv):
     documents the other fields.
 
     Attributes:
+        N: Batch size.
+        C: Number of input channels.
         D: Input depth.
         H: Input height.
         W: Input width.
+        O: Number of output channels.
         T: Kernel depth.
         R: Kernel height.
         S: Kernel width.
+        stride: Stride along each spatial axis, or one int for all axes; the default is 1.
+        padding: Zeros before the input along each axis, then zeros after it; or one int for all sides. The default is 0.
+        dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
+        groups: Number of groups; it divides C and O. The default is 1.
+        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
 
-    Example:
+    Examples:
         >>> from tvmconv import Conv3d
         >>> Conv3d(N=1, C=64, D=8, H=56, W=56, O=64, T=3, R=3, S=3, padding=1).output_size
         (8, 56, 56)

@@ -27,7 +27,7 @@ class Filter1d(Filter):
     Raises:
         WorkloadError: A number is not an integer or out of range, or the mask's size is even.
 
-    Example:
+    Examples:
         >>> from tvmconv import Filter1d
         >>> Filter1d(n=16777216, k=5).text
         'filter1d:16777216,k5'
@@ -51,11 +51,31 @@ class Filter1d(Filter):
         return 1, self.k
 
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Return the index in X and Y of an element of the only row."""
+        """Return the index in X and Y of an element of the only row.
+
+        Args:
+            row: Row of the image, an int or a TVM expression.
+            element: Element of the row, an int or a TVM expression.
+
+        Examples:
+            >>> from tvmconv import Filter1d
+            >>> Filter1d(n=64, k=5).element_index(0, 3)
+            (3,)
+        """
         return (element,)
 
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Return the index in K of a tap of the mask's only row."""
+        """Return the index in K of a tap of the mask's only row.
+
+        Args:
+            r: Row of the mask, an int or a TVM expression.
+            s: Column of the mask, an int or a TVM expression.
+
+        Examples:
+            >>> from tvmconv import Filter1d
+            >>> Filter1d(n=64, k=5).mask_index(0, 2)
+            (2,)
+        """
         return (s,)
 
     @property
@@ -75,7 +95,22 @@ class Filter1d(Filter):
 
     @classmethod
     def parse(cls, text: str) -> Filter1d:
-        """Read `filter1d:N,kK[,clamp]`; raise WorkloadError if the text is malformed."""
+        """Read a filter from its text, `filter1d:N,kK[,clamp]`.
+
+        Args:
+            text: Text of a workload, such as `EXAMPLE`.
+
+        Returns:
+            The workload.
+
+        Raises:
+            WorkloadError: The text is malformed, or a size is out of range.
+
+        Examples:
+            >>> from tvmconv import Filter1d
+            >>> Filter1d.parse("filter1d:64,k5").flops
+            640
+        """
         signal, mask, clamp = cls._split_text(text)
         (n,) = parse_integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
         if not mask.startswith("k"):
@@ -104,7 +139,7 @@ class Filter2d(Filter):
     Raises:
         WorkloadError: A number is not an integer or out of range, or a size of the mask is even.
 
-    Example:
+    Examples:
         >>> from tvmconv import Filter2d
         >>> Filter2d(H=4096, W=4096, C=3, R=5, S=5, clamp=True).text
         'filter2d:4096x4096x3,5x5,clamp'
@@ -131,11 +166,31 @@ class Filter2d(Filter):
         return self.R, self.S
 
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
-        """Return the index in X and Y of an element of a row with `width · channels` elements."""
+        """Return the index in X and Y of an element of a row with `width · channels` elements.
+
+        Args:
+            row: Row of the image, an int or a TVM expression.
+            element: Element of the row, an int or a TVM expression.
+
+        Examples:
+            >>> from tvmconv import Filter2d
+            >>> Filter2d(H=8, W=8, C=3, R=5, S=5).element_index(1, 7)
+            (1, 2, 1)
+        """
         return row, element // self.C, element % self.C
 
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Return the index in K of a tap of the mask."""
+        """Return the index in K of a tap of the mask.
+
+        Args:
+            r: Row of the mask, an int or a TVM expression.
+            s: Column of the mask, an int or a TVM expression.
+
+        Examples:
+            >>> from tvmconv import Filter2d
+            >>> Filter2d(H=8, W=8, C=3, R=5, S=5).mask_index(1, 2)
+            (1, 2)
+        """
         return r, s
 
     @property
@@ -145,7 +200,22 @@ class Filter2d(Filter):
 
     @classmethod
     def parse(cls, text: str) -> Filter2d:
-        """Read `filter2d:HxWxC,RxS[,clamp]`; raise WorkloadError if the text is malformed."""
+        """Read a filter from its text, `filter2d:HxWxC,RxS[,clamp]`.
+
+        Args:
+            text: Text of a workload, such as `EXAMPLE`.
+
+        Returns:
+            The workload.
+
+        Raises:
+            WorkloadError: The text is malformed, or a size is out of range.
+
+        Examples:
+            >>> from tvmconv import Filter2d
+            >>> Filter2d.parse("filter2d:8x8x3,5x5").flops
+            9600
+        """
         signal, mask, clamp = cls._split_text(text)
         H, W, C = parse_integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
         R, S = parse_integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")

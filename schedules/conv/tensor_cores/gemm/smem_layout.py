@@ -91,7 +91,7 @@ class MatrixDescriptor:
         """Set the shared-memory address of the tile."""
         self._low.set(T.shift_right(address, T.uint32(4)) | T.uint32(self._leading))
 
-    def at(self, offset_bytes: int) -> Expr:
+    def encode_operand(self, offset_bytes: int) -> Expr:
         """Return the descriptor of the operand at an offset in the tile.
 
         The offset is added to the encoded address, as `cute::DescriptorIterator` does.

@@ -224,8 +224,8 @@ class WgmmaMainloop:
                 row, first = m_atom * self.rows_per_atom + tap * self.rows_per_tap, m_atom * atom.num_accumulators
                 atom.emit(
                     [accumulators[first + e] for e in range(atom.num_accumulators)],
-                    a_descriptor.at(a_layout.operand_offset(row, channel, atom.itemsize)),
-                    b_descriptor.at(b_layout.operand_offset(0, k, atom.itemsize)),
+                    a_descriptor.encode_operand(a_layout.operand_offset(row, channel, atom.itemsize)),
+                    b_descriptor.encode_operand(b_layout.operand_offset(0, k, atom.itemsize)),
                     True if k else accumulates,
                 )
         wgmma_commit_group()
