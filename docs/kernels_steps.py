@@ -487,6 +487,7 @@ def list_problems(step: str) -> list[str]:
 def emulate(kernel: tc.Kernel, problem: tc.Problem) -> tc.Verification:
     """Execute a kernel in the emulator, which also finds races and deadlocks, and compare it with a reference."""
     from tvmconv.emulator.arguments import bind_arguments
+
     from tvmconv.emulator.execution import execute
     from tvmconv.emulator.memory.arrays import GlobalArray
 

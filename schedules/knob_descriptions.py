@@ -49,7 +49,7 @@ DESCRIPTIONS = {
     "split_k_reduction": 'Where partial sums of split_k meet: in a "workspace" in global memory, or in the shared '
     'memory of a "cluster".',
     "stages": "Pipeline stages: k-tiles that are in shared memory at a time.",
-    "taps_per_copy": "Filter taps of a row that share one copy of the pixels, at different offsets: 1 or the whole row.",
+    "taps_per_copy": "Filter taps of a row that share one copy of pixels, at different offsets: 1 or the whole row.",
     "threads_c": "Threads of a CTA along the output channels; each computes a vector of channels.",
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",

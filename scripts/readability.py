@@ -36,6 +36,11 @@ DIMENSION_LETTERS = {
     "arguments of a schedule `f(s, w, k)`: schedule, workload, knobs": "s w k",
     "factors of a tile, from the block to the thread": "b v u",
     "matrices of a product, and tensors of a convolution": "a b c X Y K A B C",
+    "operation of an epilogue; block axes of TIR; CUDA's threadIdx": "op vi vj vk tx ty",
+    "Winograd's matrices and their products": "g G gG Bd MA",
+    "distances along axes; ends of a line": "dx dy dz x1 y1 x2 y2",
+    "MN-major operands; the L1 cache; a Gaussian process": "mn MN L1 gp",
+    "names that OpenCL, PyTorch and the TIR builder use": "cl gm fn if_",
     "modules under their usual names, and the conventional names of Python": "np tc os re io T e f _ __ id ok",
 }
 DECLARED = {case for letters in DIMENSION_LETTERS.values() for word in letters.split() for case in (word, word.upper())}
@@ -85,14 +90,14 @@ def list_pages(root: Path) -> list[Path]:
 
 
 def count_short_identifiers(root: Path) -> Counter[str]:
-    """Return how often each undeclared name of one or two letters is bound: variables, parameters, attributes, functions."""
+    """Return how often each undeclared name of one or two letters is bound, as a variable or as a definition."""
     counts: Counter[str] = Counter()
     for folder in CODE_FOLDERS:
         for file in (root / folder).rglob("*.py"):
             counts.update(
                 name
                 for name in _bound_names(ast.parse(file.read_text(encoding="utf-8")))
-                if len(name.strip("_")) < 3 and name.strip("_") and name.strip("_") not in DECLARED
+                if len(name.strip("_")) < 3 and name.strip("_") and not {name, name.strip("_")} & DECLARED
             )
     return counts
 

@@ -19,7 +19,8 @@ def test_sentences_are_short(page):
 
 
 def test_only_prose_is_counted():
-    page = "# A heading of words\n\n| a | table |\n\n```sh\nsome code\n```\n\nIt has [two words](link). `x = 1` is a word:\n"
+    page = "# A heading of words\n\n| a | table |\n\n```sh\nsome code\n```\n\n"
+    page += "It has [two words](link). `x = 1` is a word:\n"
     assert readability.split_sentences(page) == ["It has two words.", "CODE is a word:"]
 
 

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import logging
 import os
 import pkgutil
@@ -204,19 +205,23 @@ class Schedule:
         return self.doc.partition("\n")[0]
 
     def describe_knob(self, knob: str) -> str:
-        """Return the meaning of a knob, by the function `describe_knob` of the schedule's package; else an empty text.
+        """Return the meaning of a knob, as the module `knob_descriptions` of its package has it.
 
         Args:
             knob: Name of the knob.
 
+        Returns:
+            The meaning: effect, unit and special values; an empty text if there is no such module.
+
         Examples:
-            >>> import tvmconv as tc
-            >>> tc.registry.find_schedule(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "tiling").describe_knob("stages")
-            'Pipeline stages: k-tiles that are in shared memory at a time.'
+            >>> from tvmconv import parse, registry
+            >>> tiling = registry.find_schedule(parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "tiling")
+            >>> tiling.describe_knob("tile_c")
+            'Split of the output channels: (block, thread, local), with virtual threads after the block in `vthread`.'
         """
-        package = sys.modules.get(self.function.__module__.partition(".")[0])
-        describe = getattr(package, "describe_knob", None)
-        return describe(self.name, knob) if describe else ""
+        packages = itertools.accumulate(self.function.__module__.split("."), "{}.{}".format)
+        modules = [sys.modules.get(f"{package}.knob_descriptions") for package in packages]
+        return next((module.describe_knob(self.name, knob) for module in modules if module), "")
 
     def space(self, w: Workload, limits: BlockLimits = ANY_GPU) -> Space:
         """Return the search space of this schedule for a workload.

@@ -175,9 +175,16 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
         @T.inline
         def load(line, first_vector):
             for g in T.unroll(window_vectors):
-                if line >= 0 and line < height and first_vector + g >= halo_vectors and first_vector + g < halo_vectors + whole_vectors:
+                if (
+                    line >= 0
+                    and line < height
+                    and first_vector + g >= halo_vectors
+                    and first_vector + g < halo_vectors + whole_vectors
+                ):
                     for lane in T.vectorized(vector):
-                        window[g * vector + lane] = X[w.element_index(line, (first_vector + g - halo_vectors) * vector + lane)]
+                        window[g * vector + lane] = X[
+                            w.element_index(line, (first_vector + g - halo_vectors) * vector + lane)
+                        ]
                 else:
                     for lane in T.vectorized(vector):
                         window[g * vector + lane] = T.float32(0)

@@ -24,10 +24,10 @@ class Conv1d(Conv):
         O: Number of output channels.
         S: Number of kernel taps.
         stride: Stride along each spatial axis, or one int for all axes; the default is 1.
-        padding: Zeros before the input along each axis, then zeros after it; or one int for all sides. The default is 0.
+        padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
@@ -79,7 +79,7 @@ class Conv2d(Conv):
         padding: Zeros above, left of, below and right of the input; or one int for all sides. The default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
@@ -133,10 +133,10 @@ class Conv3d(Conv):
         R: Kernel height.
         S: Kernel width.
         stride: Stride along each spatial axis, or one int for all axes; the default is 1.
-        padding: Zeros before the input along each axis, then zeros after it; or one int for all sides. The default is 0.
+        padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type in which elements are stored and multiplied: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
