@@ -38,7 +38,7 @@ from tvmconv.builtin.conv.tensor_cores.gemm.pipelines import (
 from tvmconv.builtin.conv.tensor_cores.gemm.problem import make_fprop
 from tvmconv.builtin.conv.tensor_cores.gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
 from tvmconv.builtin.conv.tensor_cores.gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, TileScheduler
-from tvmconv.builtin.conv.tensor_cores.gemm.tma import tma_store_fence, tma_store_wait
+from tvmconv.builtin.conv.tensor_cores.gemm.tma import TmaCopy, tma_store_fence, tma_store_wait
 from tvmconv.builtin.conv.tensor_cores.gemm.tma_epilogue import EpilogueTile, TmaEpilogue
 from tvmconv.builtin.conv.tensor_cores.gemm.tma_loaders import TapIterator
 from tvmconv.builtin.conv.tensor_cores.gemm.wgmma_mainloop import OperandTile, WgmmaMainloop
@@ -246,8 +246,8 @@ def emit_tma(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
         with serial_loop(count_k_tiles(w), "k_tile") as k_tile:
             with if_(index == 0):
                 emit_ptx("mbarrier.arrive.expect_tx.shared.b64", full_barrier, T.uint32(tile.stage_bytes))
-                mainloop.a.load(smem, x_map, full_barrier, pixel, 0, 0, None, k)
-                mainloop.b.load(smem, k_map, full_barrier, row, 0, 0, None, k)
+                mainloop.a.load(smem, TmaCopy(x_map, full_barrier), pixel, 0, 0, k)
+                mainloop.b.load(smem, TmaCopy(k_map, full_barrier), row, 0, 0, k)
             emit_call(T.cuda.mbarrier_wait(full_barrier, k_tile % 2))  # the phase bit flips with each K tile
             mainloop.multiply(accumulators, descriptors, smem, 0, k_tile > 0)
             wgmma_wait_group(0)
@@ -285,7 +285,7 @@ def emit_pipeline(w: Conv2d, tile: Tile, arguments: dict[str, Buffer], num_ctas:
         with if_(thread.warp < 4):  # consumer warpgroup
             descriptors = make_descriptors(mainloop)
             with tiles.work_tiles(cta) as work:
-                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
+                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread, thread.warpgroup)
                 store_fragments(w, accumulators, tile, work.m, work.n, thread, arguments["Y"])
         with if_(thread.is_first_of_warp(4)):  # producer
             k = make_tap_iterator(w)
@@ -332,8 +332,8 @@ def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
             descriptors = make_descriptors(mainloop)
             with tiles.work_tiles(cta) as work:
                 epilogue.channels.prefetch(work, thread)
-                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread)
-                epilogue.store(accumulators, work, subtile_state, thread)
+                mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread, thread.warpgroup)
+                epilogue.store(accumulators, work, subtile_state, thread, thread.warpgroup)
             with if_(thread.is_warpgroup_leader):
                 tma_store_wait(0)  # TMA reads shared memory until here
         if tile.moves_registers:
@@ -486,9 +486,7 @@ def list_problems(step: str) -> list[str]:
 
 def emulate(kernel: tc.Kernel, problem: tc.Problem) -> tc.Verification:
     """Execute a kernel in the emulator, which also finds races and deadlocks, and compare it with a reference."""
-    from tvmconv.emulator.arguments import bind_arguments
-
-    from tvmconv.emulator.execution import execute
+    from tvmconv.emulator.execution import bind_arguments, execute
     from tvmconv.emulator.memory.arrays import GlobalArray
 
     lowered = kernel.lowered_module

@@ -11,7 +11,7 @@ import xgboost
 from learnt import MACHINE, NEW, knowledge, records, seconds
 
 import tvmconv as tc
-from tvmconv import registry
+from tvmconv import compat, registry
 from tvmconv import training as train
 from tvmconv.cost_model import model
 from tvmconv.cost_model.model import CostModel
@@ -141,6 +141,16 @@ def test_what_was_learnt_of_other_knobs_is_not_used():
     space = registry.find_schedule(NEW, "direct").space(NEW)
     with pytest.warns(tc.FallbackWarning, match="the cost model of direct has other knobs"):
         assert predict(NEW, {"direct": space}, other) == []
+
+
+def test_a_knob_that_was_added_later_keeps_its_default(monkeypatch):
+    (key,) = knowledge().schedule_models
+    schedule_model = knowledge().schedule_models[key]
+    known = replace(schedule_model, knobs=tuple(knob for knob in schedule_model.knobs if knob != "copy_order"))
+    monkeypatch.setitem(compat.ADDED_KNOBS, "direct", frozenset({"copy_order"}))
+    space = registry.find_schedule(NEW, "direct").space(NEW)
+    predictions = predict(NEW, {"direct": space}, CostModel(MACHINE, {key: known}))
+    assert {each.config["copy_order"] for each in predictions} == {space.default["copy_order"]}
 
 
 def test_of_dtypes_and_layouts_not_measured_nothing_is_known(in_use):

@@ -102,7 +102,8 @@ class CostModel:
         schedule_model = self.schedule_models.get(schedule)
         if schedule_model is None or schedule_model.view(workload) is None:
             return None
-        if not workload.epilogue and isinstance(workload, Conv2d) and not {*space.knobs} <= {*schedule_model.knobs}:
+        other_knobs = {*space.knobs} - {*schedule_model.knobs} - compat.ADDED_KNOBS.get(schedule, frozenset())
+        if not workload.epilogue and isinstance(workload, Conv2d) and other_knobs:
             _warn_once(f"the cost model of {schedule} has other knobs and is not used: train it again")
             return None
         return schedule_model
