@@ -146,7 +146,7 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
             x = functional.pad(x, sides)
         y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
         for name in remaining_ops:
-            y = _OP_FUNCTIONS[name](y, values_by_name.get(name))
+            y = OP_FUNCTIONS[name](y, values_by_name.get(name))
         return y
 
     def compute_fused(x: Any, k: Any, *others: Any) -> Any:
@@ -188,7 +188,7 @@ def _make_functional(name: str, **options: Any) -> Callable[[Any, Any], Any]:
     return apply_function
 
 
-_OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "bias": _add_bias,
     "add": lambda y, residual: y + residual,
     "clamp": lambda y, _: y.clamp(0, 1),
