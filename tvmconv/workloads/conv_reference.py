@@ -199,7 +199,7 @@ def input_gradient(
     def add_taps(image: int) -> None:
         for tap in np.ndindex(*k.shape[2:]):
             inputs, outputs = _find_overlap(tap, input_size, tuple(out), stride, pad_low, dilation)
-            tap_index = slice(None), slice(None), slice(None), *tap
+            tap_index: tuple[Any, ...] = (slice(None), slice(None), slice(None), *tap)
             product = weight[tap_index].swapaxes(1, 2) @ gradient[image]
             dx[image][inputs] += product.reshape(groups, k.shape[1], *out)[outputs]
 
@@ -225,7 +225,7 @@ def weight_gradient(
 
     def compute_tap(tap: tuple[int, ...]) -> None:
         inputs, outputs = _find_overlap(tap, space, tuple(out), stride, pad_low, dilation)
-        tap_index = slice(None), slice(None), slice(None), *tap
+        tap_index: tuple[Any, ...] = (slice(None), slice(None), slice(None), *tap)
         for image in range(images):
             columns = values[image][inputs].reshape(groups, channels, -1).swapaxes(1, 2)
             dk[tap_index] += gradient[image][outputs].reshape(groups, filters // groups, -1) @ columns
