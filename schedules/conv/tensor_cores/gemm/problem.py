@@ -6,22 +6,29 @@
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
-The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`; fprop is there, and the
-gradients become further functions with the loaders of `tma_loaders`. (Source: CUTLASS,
+The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import Major
-from .tma_loaders import ChannelsFirstPixels, FilterMatrix, Im2colImage, ImageLines, PixelMatrix, TmaLoader
+from .tma_loaders import (
+    ChannelsFirstPixels,
+    FilterMatrix,
+    FlippedFilters,
+    Im2colImage,
+    ImageLines,
+    PixelMatrix,
+    TmaLoader,
+)
 
 
 @dataclass(frozen=True)
@@ -97,3 +104,17 @@ def make_fprop(
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
     )
+
+
+def make_dgrad(
+    w: Conv, rows_per_copy: int, shares_taps: bool = False, channels_first_input: bool = False
+) -> ConvProblem:
+    """Return the product of a dgrad of stride 1, which is a convolution of dY with transposed and flipped filters.
+
+    The arguments are those of `make_fprop` for the convolution of dY, whose filters are read from the weight as it is.
+    """
+    problem = make_fprop(w, rows_per_copy, shares_taps, channels_first_input)
+    shape = problem.shape
+    filters = FlippedFilters(w.storage, w.C, w.kernel, shape.n)
+    b = Operand("K", w.dtype, filters, Major.MN, channels_per_group=shape.channels_per_group)
+    return replace(problem, b=b)

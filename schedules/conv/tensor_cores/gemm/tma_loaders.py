@@ -232,6 +232,23 @@ class FilterMatrix:
 
 
 @dataclass(frozen=True)
+class FlippedFilters(FilterMatrix):
+    """A weight whose rows are channels, which are contiguous, and whose channels are filters; taps are flipped."""
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels of one tap × filters."""
+        return super().tensor_map(box_channels, box_rows, swizzle_bytes)
+
+    def load(
+        self, destination: Expr, tensor_map: Expr, barrier: Expr, mask: Expr, position: Position, k: Sequence[Expr]
+    ) -> None:
+        """Copy neighbouring channels of one tap of neighbouring filters."""
+        (row,), (first_filter, *taps) = position, k
+        flipped = [size - 1 - tap for size, tap in zip(self.kernel, taps, strict=True)]
+        super().load(destination, tensor_map, barrier, mask, (first_filter,), (row, *flipped))
+
+
+@dataclass(frozen=True)
 class ChannelsFirstPixels:
     """Channels-first images (N, channels, pixels) for filters of one tap: neighbouring pixels are contiguous.
 

@@ -51,9 +51,9 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     )
 
 
-def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
-    """Declare the knobs, with defaults that suit the workload, and return their values."""
-    default = select_default_config(w)
+def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) -> HopperTileConfig:
+    """Declare the knobs, with defaults that suit the workload unless given, and return their values."""
+    default = default or select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
     values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1

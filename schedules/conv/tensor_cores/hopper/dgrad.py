@@ -1,0 +1,79 @@
+"""Gradients of inputs, and transposed convolutions, of stride 1 on Hopper's tensor cores: the kernel of `hopper`.
+
+The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
+output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
+the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
+as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tvm.s_tir import Schedule
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, STRIDE_1, all_of
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads.conv_gradient import InputGradient
+
+from ....tir_builder import build_schedule
+from ...backward.operators import DGRAD, TRANSPOSE
+from ..gemm.problem import make_dgrad
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .kernel import emit_kernel
+from .knobs import compute_usage, declare_knobs
+from .latency import select_default_config
+from .tma_requirements import can_load_by_tma, is_promising
+
+DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
+
+
+def can_load_gradient_by_tma(w: InputGradient) -> bool:
+    """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and padding is below the window."""
+    conv = w.direct_convolution
+    if conv is None:
+        return False
+    shape = ImplicitGemmShape.from_workload(conv)
+    return can_load_by_tma(conv) and shape.n * shape.itemsize % VECTOR_BYTES == 0
+
+
+def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    conv = w.direct_convolution
+    assert conv is not None
+    return compute_usage(conv, columns)
+
+
+@schedule(
+    *(*DGRAD, *TRANSPOSE),
+    dtypes=DTYPES,
+    usage=compute_gradient_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, STRIDE_1, can_load_gradient_by_tma),
+    search_if=lambda w: is_promising(w.direct_convolution),
+    supersedes=("implicit_gemm",),
+    device_kinds=("cuda",),
+    exact_arch=90,
+)
+def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
+    """Emit the kernel of the convolution of dY with transposed and flipped filters."""
+    conv = w.direct_convolution
+    assert conv is not None
+    default, itemsize = select_default_config(conv), ImplicitGemmShape.from_workload(conv).itemsize
+    if default.block_k(itemsize) < SWIZZLE_ROWS * default.cluster_m:
+        default = dataclasses.replace(default, cluster_m=1)
+    config = declare_knobs(conv, k, default)
+    k.require(
+        "the slices of shared filters are whole swizzle atoms",
+        lambda c: c["block_k_bytes"] // itemsize >= SWIZZLE_ROWS * c["cluster_m"],
+    )
+    (dy, filters), result = w.OPERANDS, w.RESULT
+    roles = {dy: "X", filters: "K", result: "Y"}
+    return build_schedule(
+        w,
+        lambda arguments: emit_kernel(
+            conv, config, {roles.get(name, name): each for name, each in arguments.items()}, make_problem=make_dgrad
+        ),
+    )
