@@ -8,7 +8,7 @@ as clusters, split reductions, taps that share a copy, and epilogues, is that of
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 from tvm.s_tir import Schedule
 
@@ -16,16 +16,20 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, STRIDE_1, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import build_schedule
 from ...backward.operators import DGRAD, TRANSPOSE
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .candidates import Rule, select_best
+from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs
-from .latency import select_default_config
-from .tma_requirements import can_load_by_tma, is_promising
+from .latency import estimate_latency_us
+from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
@@ -47,6 +51,25 @@ def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     return compute_usage(conv, columns)
 
 
+def slices_are_whole(conv: Conv) -> Rule:
+    """Return the constraint on the slices that the CTAs of a cluster load of the filters."""
+    itemsize = ImplicitGemmShape.from_workload(conv).itemsize
+    description = "the slices of shared filters are whole swizzle atoms"
+    return description, lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m
+
+
+@functools.lru_cache(maxsize=256)
+def select_default(conv: Conv) -> HopperTileConfig:
+    """Return the config with the best estimate."""
+    options = dict(zip((*KNOB_NAMES, "taps_per_copy"), (*KNOB_OPTIONS, list_taps_per_copy(conv)), strict=True))
+    rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
+    make_config = functools.partial(HopperTileConfig, halo_width=compute_halo_width(conv))
+    values, _ = select_best(
+        options, lambda columns: make_config(**columns), rules, lambda t: estimate_latency_us(t, conv)
+    )
+    return make_config(**values)
+
+
 @schedule(
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
@@ -61,14 +84,9 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY with transposed and flipped filters."""
     conv = w.direct_convolution
     assert conv is not None
-    default, itemsize = select_default_config(conv), ImplicitGemmShape.from_workload(conv).itemsize
-    if default.block_k(itemsize) < SWIZZLE_ROWS * default.cluster_m:
-        default = dataclasses.replace(default, cluster_m=1)
-    config = declare_knobs(conv, k, default)
-    k.require(
-        "the slices of shared filters are whole swizzle atoms",
-        lambda c: c["block_k_bytes"] // itemsize >= SWIZZLE_ROWS * c["cluster_m"],
-    )
+    config = declare_knobs(conv, k, select_default(conv))
+    description, predicate = slices_are_whole(conv)
+    k.require(description, lambda c: predicate(HopperTileConfig.from_columns(c, conv)))
     (dy, filters), result = w.OPERANDS, w.RESULT
     roles = {dy: "X", filters: "K", result: "Y"}
     return build_schedule(

@@ -92,12 +92,16 @@ def make_mainloop(
         block_k, box_bytes = config.block_k(atom.itemsize), access.input_box_pixels * atom.itemsize
         a_layout = SmemLayout(block_k, box_bytes, block_m // access.input_box_pixels, problem.a.major)
         a = MnMajorTile(problem.a, a_layout, 0, block_k, a_layout.boxes, copy_rows=block_k)
+    elif problem.a.major is Major.MN:
+        a = make_mn_major_tile(problem.a, block_m, config.cluster_n, config, atom.itemsize)
     b_layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     b = OperandTile(
         problem.b, b_layout, a_layout.nbytes, box_channels, boxes_per_tap, config.block_n // config.cluster_m
     )
     if problem.b.major is Major.MN:
-        b = make_mn_major_tile(problem.b, config, atom.itemsize, offset=a_layout.nbytes)
+        b = make_mn_major_tile(
+            problem.b, config.block_n, config.cluster_m, config, atom.itemsize, offset=a.layout.nbytes
+        )
     return WgmmaMainloop(
         atom,
         config.wgmma_m_tiles,
@@ -110,19 +114,22 @@ def make_mainloop(
     )
 
 
-def make_mn_major_tile(b: Operand, config: HopperTileConfig, itemsize: int, offset: int) -> MnMajorTile:
-    """Return the tile of an MN-major operand B, in boxes as wide as a swizzle."""
-    box_bytes, block_k = math.gcd(config.block_n * itemsize, MAX_SWIZZLE_BYTES), config.block_k(itemsize)
-    boxes = config.block_n * itemsize // box_bytes
+def make_mn_major_tile(
+    operand: Operand, rows: int, num_slices: int, config: HopperTileConfig, itemsize: int, offset: int = 0
+) -> MnMajorTile:
+    """Return the tile of an MN-major operand, in boxes as wide as a swizzle, shared by CTAs that load slices."""
+    block_k, box_bytes = config.block_k(itemsize), math.gcd(rows * itemsize, MAX_SWIZZLE_BYTES)
+    box_bytes = math.gcd(box_bytes, operand.contiguous_rows * itemsize)
+    boxes, copy_rows = rows * itemsize // box_bytes, block_k // num_slices
     layout = SmemLayout(block_k * config.taps_per_copy, box_bytes, boxes, Major.MN)
-    copy_rows = block_k // config.cluster_m
-    return MnMajorTile(b, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
+    return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
 
 
 def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
-    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(w.storage))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups, w.storage, row_bytes, stages)
+    dtype = w.argument_dtypes[-1]
+    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups, dtype, row_bytes, stages)
 
 
 def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: HopperTileConfig) -> ClusterReduction:

@@ -15,6 +15,7 @@ from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns
 from tvmconv.target import H200, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tma_requirements import WARPGROUP_THREADS, WGMMA_M, can_store_by_tma, compute_halo_width, find_residual
@@ -187,12 +188,12 @@ class HopperTileConfig:
 
     def epilogue_stages(self, w: Conv) -> Any:
         """Return the epilogue tiles per warpgroup in shared memory, for stores and for residual loads."""
-        epilogue_tiles = self.num_epilogue_tiles(ImplicitGemmShape.from_workload(w).itemsize)
+        epilogue_tiles = self.num_epilogue_tiles(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         return np.minimum(epilogue_tiles, 4) if find_residual(w) else np.minimum(epilogue_tiles, 2)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory of the epilogue stages in bytes."""
-        epilogue_tile_bytes = WGMMA_M * self.epilogue_row_bytes(ImplicitGemmShape.from_workload(w).itemsize)
+        epilogue_tile_bytes = WGMMA_M * self.epilogue_row_bytes(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         return np.where(
             self.uses_smem_reduction(w),
             0,
