@@ -37,6 +37,7 @@ DESCRIPTIONS = {
     "it from global memory, through the L1 cache.",
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
     "has a larger rounding error.",
+    "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
     "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
     'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",

@@ -5,3 +5,4 @@ from .tensor_cores import tensor_core, stem  # noqa: F401
 from . import nhwc_direct  # noqa: F401  (searched first where it applies, as `stem` is)
 from .tensor_cores import hopper, mma_sync  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401
+from . import backward  # noqa: F401  (gradients and transposed convolutions)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
 from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, to_tensor
+from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_buffer_sets, warm_up
@@ -21,7 +22,10 @@ from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.conv_gradient import DerivedConv
 from tvmconv.workloads.filters import Filter
+
+AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
@@ -34,7 +38,12 @@ WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 
 @baseline("cudnn")
 def time_cudnn(
-    w: Conv | Filter, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
+    w: AnyConv,
+    inputs: Sequence[NDArray[Any]],
+    *,
+    device: Device,
+    cold: bool = False,
+    seconds: float = 0.5,
 ) -> Baseline:
     """Time PyTorch's convolution with cuDNN's fastest algorithm; only the dtype tf32 uses TF32.
 
@@ -68,7 +77,7 @@ def time_cudnn(
     return Baseline(timing, pick.output, pick.description, time_again=fastest.time, close=close)
 
 
-def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
+def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
     """Return the fastest of cuDNN's picks for all calls, with repeated picks of calls near the fastest.
 
     Unsupported calls are skipped. If no call is supported, the DeviceError of the first one is raised.
@@ -76,7 +85,8 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
     best_seconds: dict[int, float] = {}  # by number of the call
-    calls_by_number = dict(enumerate(list_calls(w)))
+    calls = list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
+    calls_by_number = dict(enumerate(calls))
 
     def try_pick(number: int, num_algorithms: int | None) -> None:
         """Let cuDNN pick once for a call, and close the slower one of this pick and the fastest so far."""
@@ -148,7 +158,7 @@ class CudnnPick:
 
     def __init__(
         self,
-        w: Conv | Filter,
+        w: AnyConv,
         call: TorchConvCall,
         inputs: Sequence[NDArray[Any]],
         gpu: CudaDevice,

@@ -53,6 +53,15 @@ def load_activations() -> dict[str, Callable[[Any], Any]]:
     }
 
 
+def apply_op(name: str, y: Any, argument: Any) -> Any:
+    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or a bias (C)."""
+    if name == "add":
+        return y + argument
+    if name == "bias":
+        return y + argument.view(-1, *(1,) * (y.dim() - 2))
+    return load_activations()[name](y)
+
+
 @dataclass(frozen=True)
 class TorchConvCall:
     """A way to compute a workload: `prepare` its inputs, `compute` in the time, and `finish` to a dense Y."""
@@ -126,7 +135,6 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
     needs_zero_bias = fused and "bias" not in input_names  # the function would otherwise allocate zeros in each call
     channels_last = torch.channels_last if w.spatial_ndim == 2 else torch.channels_last_3d
     memory_format = channels_last if layout == CHANNELS_LAST else torch.contiguous_format
-    activations = load_activations()
 
     def copy_to_layout(tensor: Any) -> Any:
         # `contiguous` would keep ambiguous strides of axes with size 1, which look like the other layout.
@@ -153,12 +161,7 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
             x = functional.pad(x, sides)
         y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
         for name in remaining_ops:
-            if name == "add":
-                y = y + values_by_name[name]
-            elif name == "bias":
-                y = y + values_by_name[name].view(-1, *(1,) * w.spatial_ndim)
-            else:
-                y = activations[name](y)
+            y = apply_op(name, y, values_by_name.get(name))
         return y
 
     def compute_fused(x: Any, k: Any, *others: Any) -> Any:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Sizes = tuple[int, ...]
 
-OPTION_NAMES = ("stride", "padding", "dilation", "groups")  # in a text: the first letter, then integers
-
 
 class ConvGeometry(Workload):
     """The geometry of a convolution Y of images X with kernels K over `spatial_ndim` spatial axes.
@@ -53,6 +51,12 @@ class ConvGeometry(Workload):
 
     SPACE: ClassVar[tuple[str, ...]]  # field names of the input's spatial sizes
     KERNEL: ClassVar[tuple[str, ...]]  # field names of the kernel's sizes
+    OPTION_NAMES: ClassVar[tuple[str, ...]] = ("stride", "padding", "dilation", "groups")
+    # In a text, these letters stand before an option's integers.
+    OPTION_TEXTS: ClassVar[dict[str, str]] = {"stride": "s", "padding": "p", "dilation": "d", "groups": "g"}
+    OPERANDS: ClassVar[tuple[str, str]] = ("X", "K")  # names of the arguments that are multiplied
+    RESULT: ClassVar[str] = "Y"  # name of the argument that is computed
+    WEIGHT_AXES: ClassVar[tuple[str, str]] = ("O", "C")  # channels of the weight's first axis, and of its second
 
     N: int
     C: int
@@ -68,7 +72,7 @@ class ConvGeometry(Workload):
     def __post_init__(self) -> None:
         for name in ("N", "C", *self.SPACE, "O", *self.KERNEL):
             self._normalize_field(name, lengths=(1,))
-        for name in OPTION_NAMES:
+        for name in self.OPTION_NAMES:
             self._normalize_field(name, self.allowed_lengths(name))
         dtypes.validate_dtype(self.dtype)
         layout.validate_layout(self.layout)
@@ -77,13 +81,21 @@ class ConvGeometry(Workload):
             raise WorkloadError(
                 f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
             )
+        self._check_sizes()
+        for name, shape in zip(self.argument_names, self.argument_shapes, strict=True):
+            check_elements(name, shape)
+        self._check_views()
+
+    def _check_sizes(self) -> None:
+        """Raise WorkloadError if the spatial sizes contradict each other."""
         if min(self.output_size) < 1:
             raise WorkloadError(
                 f"the kernel, {join_sizes(self.window)} with its dilation, is larger than the padded image, "
                 f"{join_sizes(self.padded_shape[2:])}: expected more padding or a smaller kernel"
             )
-        for name, shape in zip(self.argument_names, self.argument_shapes, strict=True):
-            check_elements(name, shape)
+
+    def _check_views(self) -> None:
+        """Raise WorkloadError if a tensor that the declaration derives from an argument is too large."""
         check_elements("the padded X", self.padded_shape)
 
     @classmethod
@@ -105,10 +117,10 @@ class ConvGeometry(Workload):
 
     def _normalize_field(self, name: str, lengths: tuple[int, ...]) -> None:
         """Check a field's integers and repeat a short form such as `padding=1` up to the longest allowed length."""
-        minimum = 0 if name == "padding" else 1
+        minimum = 0 if "padding" in name else 1
         values = validate_integers(name, getattr(self, name), lengths, minimum)
         numbers = values * (lengths[-1] // len(values))
-        is_scalar = name not in OPTION_NAMES or name == "groups"
+        is_scalar = name not in self.OPTION_NAMES or name == "groups"
         object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
 
     @property
@@ -186,8 +198,8 @@ class ConvGeometry(Workload):
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """X, K, the arguments of the epilogue in its order, and Y."""
-        return "X", "K", *(operation.name for operation in self.argument_ops), "Y"
+        """The operands (X, K), the arguments of the epilogue in its order, and the result (Y)."""
+        return *self.OPERANDS, *(operation.name for operation in self.argument_ops), self.RESULT
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:

@@ -170,3 +170,74 @@ def _gather_channels_last(
 def _take_raw(array: NDArray[Any], indices: NDArray[np.int64], axis: int) -> NDArray[Any]:
     """Return `array.take` on integers of the same size, because copying elements of ml_dtypes holds the GIL."""
     return array.view(f"u{array.itemsize}").take(indices, axis=axis).view(array.dtype)
+
+
+def input_gradient(
+    dy: NDArray[Any],
+    k: NDArray[Any],
+    input_size: Sizes,
+    stride: Sizes,
+    pad_low: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> NDArray[np.float64]:
+    """Return the gradient (N, C, space) of a convolution's input from dY (N, O, out) and the weight (O, C/groups, R).
+
+    For each tap, the product of the weight and dY is added to the pixels that the tap reads.
+    """
+    images, filters, *out = dy.shape
+    gradient = widen_to_float64(dy).reshape(images, groups, filters // groups, -1)
+    weight = widen_to_float64(k).reshape(groups, filters // groups, *k.shape[1:])
+    dx = np.zeros((images, groups, k.shape[1], *input_size))
+
+    def add_taps(image: int) -> None:
+        for tap in np.ndindex(*k.shape[2:]):
+            inputs, outputs = _find_overlap(tap, input_size, tuple(out), stride, pad_low, dilation)
+            tap_index: tuple[Any, ...] = (slice(None), slice(None), slice(None), *tap)
+            product = weight[tap_index].swapaxes(1, 2) @ gradient[image]
+            dx[image][inputs] += product.reshape(groups, k.shape[1], *out)[outputs]
+
+    _run_in_threads(add_taps, range(images))
+    return dx.reshape(images, groups * k.shape[1], *input_size)
+
+
+def weight_gradient(
+    dy: NDArray[Any],
+    x: NDArray[Any],
+    kernel: Sizes,
+    stride: Sizes,
+    pad_low: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> NDArray[np.float64]:
+    """Return the gradient (O, C/groups, kernel) of a convolution's weight from dY (N, O, out) and X (N, C, space)."""
+    images, filters, *out = dy.shape
+    channels, space = x.shape[1] // groups, x.shape[2:]
+    gradient = widen_to_float64(dy).reshape(images, groups, filters // groups, *out)
+    values = widen_to_float64(x).reshape(images, groups, channels, *space)
+    dk = np.zeros((groups, filters // groups, channels, *kernel))
+
+    def compute_tap(tap: tuple[int, ...]) -> None:
+        inputs, outputs = _find_overlap(tap, space, tuple(out), stride, pad_low, dilation)
+        tap_index: tuple[Any, ...] = (slice(None), slice(None), slice(None), *tap)
+        for image in range(images):
+            columns = values[image][inputs].reshape(groups, channels, -1).swapaxes(1, 2)
+            dk[tap_index] += gradient[image][outputs].reshape(groups, filters // groups, -1) @ columns
+
+    _run_in_threads(compute_tap, list(np.ndindex(*kernel)))
+    return dk.reshape(filters, channels, *kernel)
+
+
+def _find_overlap(
+    tap: tuple[int, ...], input_size: Sizes, output_size: Sizes, stride: Sizes, pad_low: Sizes, dilation: Sizes
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the slices (groups, channels, space) of the input and of the output that a tap connects."""
+    inputs, outputs = [slice(None)] * 2, [slice(None)] * 2
+    for axis, r in enumerate(tap):
+        offset = r * dilation[axis] - pad_low[axis]  # position that the first output reads
+        first = max(0, ceil_div(-offset, stride[axis]))
+        stop = max(first, min(output_size[axis], ceil_div(input_size[axis] - offset, stride[axis])))
+        outputs.append(slice(first, stop))
+        start = first * stride[axis] + offset
+        inputs.append(slice(start, start + (stop - first) * stride[axis], stride[axis]))
+    return tuple(inputs), tuple(outputs)

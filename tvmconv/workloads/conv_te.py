@@ -101,8 +101,11 @@ def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
 
 
 def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor) -> te.Tensor:
-    """Declare the sum of products over input channels and taps; both factors are widened first."""
-    images, filters = declare_padded(w, X), declare_weight(w, K)
+    return declare_products(w, declare_padded(w, X), declare_weight(w, K))
+
+
+def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> te.Tensor:
+    """Declare `sum` from `padded` and `weight`: products over input channels and taps; both are widened first."""
     names = ("rc", *TAP_AXES[w.spatial_ndim])
     rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))
 

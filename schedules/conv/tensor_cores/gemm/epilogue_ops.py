@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads import epilogue
+from tvmconv.workloads.conv_operator import ConvOperator
 
 from ....tir_builder import Buffer, Expr, load_global, pack, store, unpack
 
@@ -27,9 +28,9 @@ class EpilogueOps:
     dtype: str
 
     @classmethod
-    def from_workload(cls, w: Conv) -> EpilogueOps:
+    def from_workload(cls, w: ConvOperator) -> EpilogueOps:
         """Return the epilogue of a convolution."""
-        return cls(tuple(epilogue.get_ops(w.epilogue)), w.storage)
+        return cls(tuple(epilogue.get_ops(w.epilogue)), w.argument_dtypes[-1])
 
     def replace_ops(self, ops: Sequence[epilogue.EpilogueOp]) -> EpilogueOps:
         """Return the same epilogue with other operations."""

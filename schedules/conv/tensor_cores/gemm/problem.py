@@ -6,22 +6,31 @@
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
-The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`; fprop is there, and the
-gradients become further functions with the loaders of `tma_loaders`. (Source: CUTLASS,
+The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import Major
-from .tma_loaders import ChannelsFirstPixels, FilterMatrix, Im2colImage, ImageLines, PixelMatrix, TmaLoader
+from .tma_loaders import (
+    ChannelRows,
+    ChannelsFirstPixels,
+    FilterMatrix,
+    FlippedFilters,
+    Im2colChannels,
+    Im2colImage,
+    ImageLines,
+    PixelMatrix,
+    TmaLoader,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Operand:
         major: Contiguous mode.
         rows_per_group: Rows between the operands of neighbouring groups.
         channels_per_group: Channels between the operands of neighbouring groups.
+        contiguous_rows: Rows of an MN-major operand that are contiguous; boxes divide them. 0: all rows.
     """
 
     tensor: str
@@ -43,6 +53,7 @@ class Operand:
     major: Major = Major.K
     rows_per_group: int = 0
     channels_per_group: int = 0
+    contiguous_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,4 +107,40 @@ def make_fprop(
         b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
+    )
+
+
+def make_dgrad(
+    w: Conv, rows_per_copy: int, shares_taps: bool = False, channels_first_input: bool = False
+) -> ConvProblem:
+    """Return the product of a dgrad of stride 1, which is a convolution of dY with transposed and flipped filters.
+
+    The arguments are those of `make_fprop` for the convolution of dY, whose filters are read from the weight as it is.
+    """
+    problem = make_fprop(w, rows_per_copy, shares_taps, channels_first_input)
+    shape = problem.shape
+    filters = FlippedFilters(w.storage, w.C, w.kernel, shape.n)
+    b = Operand("K", w.dtype, filters, Major.MN, channels_per_group=shape.channels_per_group)
+    return replace(problem, b=b)
+
+
+def make_wgrad(w: Conv, shape: ImplicitGemmShape, columns_per_tap: int) -> ConvProblem:
+    """Return the product of a wgrad, whose groups are parts of the reduction over all pixels of the batch.
+
+    Args:
+        w: The forward convolution.
+        shape: Its extents: filters, taps × `columns_per_tap`, and the pixels of a part as channels of a group.
+        columns_per_tap: Channels of X, rounded up so that a box of TMA does not cross taps.
+    """
+    pixels, is_pixel_matrix = w.N * math.prod(w.output_size), math.prod((*w.kernel, *w.stride)) == 1
+    channels: TmaLoader = Im2colChannels(w, columns_per_tap)
+    if is_pixel_matrix and w.output_size == w.input_size:
+        channels = ChannelRows(w.storage, pixels, w.C)
+    parts = {"channels_per_group": shape.channels_per_group}
+    return ConvProblem(
+        shape,
+        a=Operand("dY", w.dtype, ChannelRows(w.storage, pixels, w.O), Major.MN, **parts),
+        b=Operand("X", w.dtype, channels, Major.MN, **parts, contiguous_rows=columns_per_tap),
+        c="Y",
+        taps=(1,),
     )

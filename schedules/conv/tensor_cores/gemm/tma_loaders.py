@@ -142,6 +142,39 @@ class Im2colImage(_Image):
 
 
 @dataclass(frozen=True)
+class Im2colChannels(Im2colImage):
+    """An image in im2col mode whose rows are (tap, channel), and whose channels are filter positions.
+
+    Attributes:
+        columns_per_tap: Rows per tap, of which the first are the image's channels.
+    """
+
+    columns_per_tap: int
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels × filter positions."""
+        return super().tensor_map(box_channels, box_rows, swizzle_bytes)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Compute the channel and the tap of a row, in registers."""
+        kernel, tap_idx = self.w.kernel, row // self.columns_per_tap
+        taps = [
+            Register(f"{name}_tap_{axis}", value=tap_idx // math.prod(kernel[axis + 1 :]) % size)
+            for axis, size in enumerate(kernel)
+        ]
+        return [Register(f"{name}_channel", value=row % self.columns_per_tap).value, *(tap.value for tap in taps)]
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy the pixels under one tap of neighbouring filter positions."""
+        w, filter_position = self.w, k[0]
+        pixel = [filter_position // math.prod(w.output_size)]
+        for axis, (size, stride, pad_low) in enumerate(zip(w.output_size, w.stride, w.pad_low, strict=True)):
+            coordinate = filter_position // math.prod(w.output_size[axis + 1 :]) % size
+            pixel.append(coordinate * stride - pad_low)
+        super().load(destination, copy, pixel[::-1], position)
+
+
+@dataclass(frozen=True)
 class ImageLines(_Image):
     """An image in tiled mode: rows are the neighbouring pixels of one line, with a halo for all taps along the line.
 
@@ -187,6 +220,19 @@ class PixelMatrix:
 
 
 @dataclass(frozen=True)
+class ChannelRows(PixelMatrix):
+    """The pixels of all images as columns of one matrix, whose rows are channels, which are contiguous."""
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels × pixels."""
+        return super().tensor_map(box_channels, box_rows, swizzle_bytes)
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy neighbouring channels of neighbouring pixels."""
+        super().load(destination, copy, (k[0],), position)
+
+
+@dataclass(frozen=True)
 class FilterMatrix:
     """A weight (filters, taps, channels of a group): rows are filters.
 
@@ -220,6 +266,21 @@ class FilterMatrix:
         for axis, tap in enumerate(taps):
             tap_idx = tap_idx * self.kernel[axis] + tap
         copy.issue(destination, (channel, tap_idx, *position))
+
+
+@dataclass(frozen=True)
+class FlippedFilters(FilterMatrix):
+    """A weight whose rows are channels, which are contiguous, and whose channels are filters; taps are flipped."""
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels of one tap × filters."""
+        return super().tensor_map(box_channels, box_rows, swizzle_bytes)
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy neighbouring channels of one tap of neighbouring filters."""
+        (row,), (first_filter, *taps) = position, k
+        flipped = [size - 1 - tap for size, tap in zip(self.kernel, taps, strict=True)]
+        super().load(destination, copy, (first_filter,), (row, *flipped))
 
 
 @dataclass(frozen=True)

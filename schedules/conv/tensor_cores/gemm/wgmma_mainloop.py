@@ -79,7 +79,16 @@ class OperandTile:
 
 @dataclass(frozen=True)
 class MnMajorTile(OperandTile):
-    """The tile of an MN-major operand: a box has some rows of the operand, which are contiguous, and all channels."""
+    """The tile of an MN-major operand: a box has some rows of the operand, which are contiguous, and all channels.
+
+    The CTAs of a cluster that share the operand load `copy_rows` of the channels each. The channels of several taps
+    follow one another in a box.
+
+    Attributes:
+        taps_per_copy: Taps of a K tile.
+    """
+
+    taps_per_copy: int = 1
 
     @property
     def box_rows(self) -> int:
@@ -88,7 +97,7 @@ class MnMajorTile(OperandTile):
 
     def tensor_map(self) -> maps.TensorMap:
         """Return the tensor map of the copies, one per box."""
-        return self.operand.loader.tensor_map(self.box_rows, self.layout.rows, self.layout.row_bytes)
+        return self.operand.loader.tensor_map(self.box_rows, self.copy_rows, self.layout.row_bytes)
 
     def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
         """Compute the position of each box of a work tile from the operand's first row in it."""
@@ -101,11 +110,20 @@ class MnMajorTile(OperandTile):
         self, stage: Expr, copy: TmaCopy, positions: list[Position], group: Expr, slice_idx: Expr, k: TapIterator
     ) -> None:
         """Issue the copies of a K tile to a stage."""
-        operand = self.operand
+        operand, layout = self.operand, self.layout
         channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
+        channels_per_tap, offset = layout.rows // self.taps_per_copy, self.offset
+        slice_offset: Expr = 0
+        if self.copy_rows < channels_per_tap:
+            channel = channel + slice_idx * self.copy_rows
+            slice_offset = slice_idx * (self.copy_rows * layout.row_bytes)
         for box, position in enumerate(positions):
-            destination = stage + to_uint32(self.offset + box * self.layout.box_bytes)
-            operand.loader.load(destination, copy, position, (channel,))
+            for tap in range(self.taps_per_copy):
+                *outer_taps, last_tap = k.taps
+                box_offset = offset + box * layout.box_bytes + tap * channels_per_tap * layout.row_bytes
+                taps = (*outer_taps, last_tap + tap if tap else last_tap)
+                destination = stage + to_uint32(slice_offset + box_offset)
+                operand.loader.load(destination, copy, position, (channel, *taps))
 
 
 @dataclass(frozen=True)

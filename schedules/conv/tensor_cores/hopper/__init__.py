@@ -1,3 +1,3 @@
 """`hopper`: persistent blocks with TMA copies and wgmma instructions, for sm_90 only."""
 
-from . import schedule  # noqa: F401
+from . import dgrad, schedule, wgrad  # noqa: F401

@@ -32,14 +32,14 @@ from ....tir_builder import (
     thread_axis,
     to_uint32,
 )
-from ..gemm.atoms import ThreadPosition, WgmmaAtom, setmaxnreg
+from ..gemm.atoms import Major, ThreadPosition, WgmmaAtom, setmaxnreg
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
-from ..gemm.problem import ConvProblem, make_fprop
-from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
+from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
 from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
 from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
@@ -65,16 +65,14 @@ class ChannelsFirstAccess:
 CHANNELS_LAST_ACCESS = ChannelsFirstAccess()
 
 
-def make_problem(w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess) -> ConvProblem:
-    """Return the product of a forward convolution, as the config loads it."""
-    return make_fprop(w, config.block_m // config.cluster_n, config.taps_per_copy > 1, access.input_box_pixels > 0)
+MakeProblem = Callable[[Conv, int, bool, bool], ConvProblem]  # `make_fprop`, or another row of the problem table
 
 
 def make_mainloop(
     problem: ConvProblem, w: Conv, config: HopperTileConfig, access: ChannelsFirstAccess
 ) -> WgmmaMainloop:
     """Return the mainloop: the layout of a stage, and the copies that fill it."""
-    atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major)
+    atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major, problem.b.major)
     row_bytes = int(config.swizzle_bytes)
     block_m, rows_per_atom, shares_taps = config.block_m, int(config.smem_rows_per_wgmma), config.taps_per_copy > 1
     num_atoms, boxes_per_tap, box_channels = (
@@ -97,30 +95,44 @@ def make_mainloop(
         block_k, box_bytes = config.block_k(atom.itemsize), access.input_box_pixels * atom.itemsize
         a_layout = SmemLayout(block_k, box_bytes, block_m // access.input_box_pixels, problem.a.major)
         a = MnMajorTile(problem.a, a_layout, 0, block_k, a_layout.boxes, copy_rows=block_k)
+    elif problem.a.major is Major.MN:
+        a = make_mn_major_tile(problem.a, block_m, config.cluster_n, config, atom.itemsize)
     b_layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
+    b = OperandTile(
+        problem.b, b_layout, a_layout.nbytes, box_channels, boxes_per_tap, config.block_n // config.cluster_m
+    )
+    if problem.b.major is Major.MN:
+        b = make_mn_major_tile(
+            problem.b, config.block_n, config.cluster_m, config, atom.itemsize, offset=a.layout.nbytes
+        )
     return WgmmaMainloop(
         atom,
         config.wgmma_m_tiles,
         rows_per_atom,
         a=a,
-        b=OperandTile(
-            problem.b,
-            b_layout,
-            a_layout.nbytes,
-            box_channels,
-            boxes_per_tap,
-            copy_rows=config.block_n // config.cluster_m,
-        ),
+        b=b,
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=w.dilation[-1] if shares_taps else 0,
     )
 
 
+def make_mn_major_tile(
+    operand: Operand, rows: int, num_slices: int, config: HopperTileConfig, itemsize: int, offset: int = 0
+) -> MnMajorTile:
+    """Return the tile of an MN-major operand, in boxes as wide as a swizzle, shared by CTAs that load slices."""
+    block_k, box_bytes = config.block_k(itemsize), math.gcd(rows * itemsize, MAX_SWIZZLE_BYTES)
+    box_bytes = math.gcd(box_bytes, operand.contiguous_rows * itemsize)
+    boxes, copy_rows = rows * itemsize // box_bytes, block_k // num_slices
+    layout = SmemLayout(block_k * config.taps_per_copy, box_bytes, boxes, Major.MN)
+    return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
+
+
 def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
-    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(w.storage))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, w.storage, row_bytes, stages)
+    dtype = w.argument_dtypes[-1]
+    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages)
 
 
 def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: HopperTileConfig) -> ClusterReduction:
@@ -238,6 +250,7 @@ def emit_kernel(
     config: HopperTileConfig,
     arguments: dict[str, Buffer],
     access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
+    make_problem: MakeProblem = make_fprop,
 ) -> None:
     """Emit the kernel.
 
@@ -246,8 +259,11 @@ def emit_kernel(
         config: The tile config.
         arguments: Argument buffers by name.
         access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
+        make_problem: Function that returns the product of `w`.
     """
-    problem, ops = make_problem(w, config, access), EpilogueOps.from_workload(w)
+    rows_per_copy, shares_taps = config.block_m // config.cluster_n, config.taps_per_copy > 1
+    problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels > 0)
+    ops = EpilogueOps.from_workload(w)
     shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
     stores_by_tma = access.output is None and not config.uses_smem_reduction(w)
     residuals = ops.residuals if stores_by_tma else []
@@ -366,8 +382,8 @@ def make_pipelines(
 ) -> tuple[TmaPipeline, TmaPipeline]:
     """Return the pipeline of the mainloop, and that of the epilogue, whose barriers are used with a residual."""
     barriers, a, b = smem + to_uint32(int(config.barrier_offset_bytes(w))), mainloop.a, mainloop.b
-    boxes = ((a, a.copies * cluster.n), (b, cluster.m))
-    tx_bytes = sum(copies * each.copy_rows * each.layout.row_bytes * each.layout.boxes for each, copies in boxes)
+    a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
+    tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
     stage_bytes = a.layout.nbytes + b.layout.nbytes
     pipeline = TmaPipeline(smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups_per_tile, cluster)
     epilogue_bytes = epilogue_tile.layout.nbytes

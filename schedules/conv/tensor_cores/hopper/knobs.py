@@ -61,8 +61,8 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     )
 
 
-def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
-    """Declare the knobs, with defaults that suit the workload, and return their values.
+def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) -> HopperTileConfig:
+    """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
     Large outputs have two further knobs, whose defaults are the first values, and `wgmma_m_tiles` of 3:
 
@@ -74,7 +74,7 @@ def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
     | raster_order | "n" | consecutive tiles have the same pixels and neighbouring channels |
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     """
-    default = select_default_config(w)
+    default = default or select_default_config(w)
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
     if can_compute_several_tiles(w):
         options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES

@@ -15,6 +15,7 @@ from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns
 from tvmconv.target import H200, WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
@@ -213,12 +214,12 @@ class HopperTileConfig(TileConfig):
 
     def epilogue_stages(self, w: Conv) -> Any:
         """Return the epilogue tiles per warpgroup in shared memory, for stores and for residual loads."""
-        epilogue_tiles = self.num_epilogue_tiles(ImplicitGemmShape.from_workload(w).itemsize)
+        epilogue_tiles = self.num_epilogue_tiles(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         return np.minimum(epilogue_tiles, 4) if find_residual(w) else np.minimum(epilogue_tiles, 2)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory of the epilogue stages in bytes."""
-        epilogue_tile_bytes = WGMMA_M * self.epilogue_row_bytes(ImplicitGemmShape.from_workload(w).itemsize)
+        epilogue_tile_bytes = WGMMA_M * self.epilogue_row_bytes(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         return np.where(
             self.uses_smem_reduction(w),
             0,

@@ -1,0 +1,32 @@
+"""Gradients as matrix products: the tiles of `implicit_gemm` on the convolution as which an operator is declared.
+
+| operator | rows | columns | reduction |
+| --- | --- | --- | --- |
+| dgrad, transposed | channels of dX | pixels of dX | channels of dY × taps |
+| wgrad | channels of dY | channels of X × taps | images × pixels of dY |
+
+The copies to shared memory insert the zeros of the border and of a stride, so products need no tests. It runs on every
+device. The knobs are those of `implicit_gemm` of convolutions; `split_k` splits the reduction of a wgrad by images.
+"""
+
+from tvm.s_tir import Schedule
+
+from tvmconv.registry import schedule
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads.conv_gradient import DerivedConv
+
+from .. import implicit_gemm as convolution
+from ..reduction import DTYPES
+from .operators import ALL
+
+
+def compute_usage(w: DerivedConv, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    return convolution.compute_usage(w.as_convolution, columns)
+
+
+@schedule(*ALL, dtypes=DTYPES, usage=compute_usage, search_if=lambda w: True)
+def implicit_gemm(s: Schedule, w: DerivedConv, k: Knobs) -> Schedule:
+    """Tile rows and columns as (block, virtual thread, thread, local) and reductions as (step, tap)."""
+    return convolution.implicit_gemm(s, w.as_convolution, k)

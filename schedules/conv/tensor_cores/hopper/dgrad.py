@@ -1,0 +1,96 @@
+"""Gradients of inputs, and transposed convolutions, of stride 1 on Hopper's tensor cores: the kernel of `hopper`.
+
+The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
+output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
+the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
+as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tvm.s_tir import Schedule
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, STRIDE_1, all_of
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_gradient import InputGradient
+
+from ....tir_builder import build_schedule
+from ...backward.operators import DGRAD, TRANSPOSE
+from ...tile_config import Rule
+from ..gemm.problem import make_dgrad
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .candidates import select_best
+from .constraints import isa_constraints, resource_constraints
+from .kernel import emit_kernel
+from .knobs import compute_usage, declare_knobs
+from .latency import estimate_latency_us
+from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
+
+DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
+
+
+def can_load_gradient_by_tma(w: InputGradient) -> bool:
+    """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and padding is below the window."""
+    conv = w.direct_convolution
+    if conv is None:
+        return False
+    shape = ImplicitGemmShape.from_workload(conv)
+    return can_load_by_tma(conv) and shape.n * shape.itemsize % VECTOR_BYTES == 0
+
+
+def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    conv = w.direct_convolution
+    assert conv is not None
+    return compute_usage(conv, columns)
+
+
+def slices_are_whole(conv: Conv) -> Rule:
+    """Return the constraint on the slices that the CTAs of a cluster load of the filters."""
+    itemsize = ImplicitGemmShape.from_workload(conv).itemsize
+    description = "the slices of shared filters are whole swizzle atoms"
+    return description, lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m
+
+
+@functools.lru_cache(maxsize=256)
+def select_default(conv: Conv) -> HopperTileConfig:
+    """Return the config with the best estimate."""
+    options = dict(zip((*KNOB_NAMES, "taps_per_copy"), (*KNOB_OPTIONS, list_taps_per_copy(conv)), strict=True))
+    rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
+    config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), halo_width=compute_halo_width(conv))
+    assert config is not None, "the narrowest tiles are always legal"
+    return config
+
+
+@schedule(
+    *(*DGRAD, *TRANSPOSE),
+    dtypes=DTYPES,
+    usage=compute_gradient_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, STRIDE_1, can_load_gradient_by_tma),
+    search_if=lambda w: is_promising(w.direct_convolution),
+    supersedes=("implicit_gemm",),
+    device_kinds=("cuda",),
+    exact_arch=90,
+)
+def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
+    """Emit the kernel of the convolution of dY with transposed and flipped filters."""
+    conv = w.direct_convolution
+    assert conv is not None
+    config = declare_knobs(conv, k, select_default(conv))
+    description, predicate = slices_are_whole(conv)
+    k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
+    (dy, filters), result = w.OPERANDS, w.RESULT
+    roles = {dy: "X", filters: "K", result: "Y"}
+    return build_schedule(
+        w,
+        lambda arguments: emit_kernel(
+            conv, config, {roles.get(name, name): each for name, each in arguments.items()}, make_problem=make_dgrad
+        ),
+    )
