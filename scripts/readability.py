@@ -39,6 +39,7 @@ DIMENSION_LETTERS = {
     "operation of an epilogue; block axes of TIR; CUDA's threadIdx": "op vi vj vk tx ty",
     "Winograd's matrices and their products": "g G gG Bd MA",
     "distances along axes; ends of a line": "dx dy dz x1 y1 x2 y2",
+    "gradients": "dX dY dK dk",
     "MN-major operands; the L1 cache; a Gaussian process": "mn MN L1 gp",
     "names that OpenCL, PyTorch and the TIR builder use": "cl gm fn if_",
     "modules under their usual names, and the conventional names of Python": "np tc os re io T e f _ __ id ok",
