@@ -533,7 +533,7 @@ def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, flo
     kernels = {STEPS[step]: tc.build(workload, step, device=device) for step in steps}
     default = tc.build(workload, "hopper", device=device)
     if PINGPONG.keys() <= default.config.keys():
-        config = choose_pingpong_config(workload)
+        config = choose_pingpong_config(workload, default.config)
         kernels["8: `hopper`, ping-pong"] = tc.build(workload, "hopper", device=device, config=config)
     kernels["`hopper`, default config"] = default
     for label, kernel in kernels.items():
@@ -560,11 +560,12 @@ def time_layer(text: str, steps: Sequence[str], device: Device) -> dict[str, flo
     return {label: statistics.median(times[label] for times in rounds) for label in timers}
 
 
-def choose_pingpong_config(w: Conv2d) -> dict[str, Any]:
+def choose_pingpong_config(w: Conv2d, default: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config of `hopper` in which two warpgroups compute tiles of their own, as large as those of step 6."""
     n = next(width for width in (160, 128, 64) if w.O % width == 0)
     tile = {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": n, "block_k_bytes": ROW_BYTES, "stages": 4}
-    return {**tile, "split_k": 1, "cluster_m": 1, "cluster_n": 1, **PINGPONG}
+    chosen = {**tile, "split_k": 1, "cluster_m": 1, "cluster_n": 1, "taps_per_copy": 1, **PINGPONG}
+    return {name: chosen.get(name, value) for name, value in default.items()}
 
 
 def make_table(measured: Mapping[str, Measurement]) -> Table:

@@ -12,7 +12,7 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 
 from ..default import default as schedule_convolution
 from ..reduction import DTYPES
-from .operators import ALL
+from ..gradient_operators import ALL
 
 
 @schedule(*ALL, dtypes=DTYPES, baseline=True)

@@ -18,7 +18,7 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 
 from .. import implicit_gemm as convolution
 from ..reduction import DTYPES
-from .operators import ALL
+from ..gradient_operators import ALL
 
 
 def compute_usage(w: DerivedConv, columns: Columns) -> ResourceUsage:

@@ -15,6 +15,7 @@ from .atoms import Major
 
 SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
 MAX_SWIZZLE_BYTES = 128  # the widest swizzle
+ADDRESS_MASK = (1 << 18) - 1  # 14 bits in units of 16 bytes
 CHUNK_BYTES = 16  # unit that a swizzle permutes
 _SWIZZLE_MODES = {128: 1, 64: 2, 32: 3}  # field of a matrix descriptor, by the width of the swizzle in bytes
 
@@ -84,11 +85,17 @@ class MatrixDescriptor:
     def __init__(self, name: str, layout: SmemLayout) -> None:
         leading_bytes = CHUNK_BYTES if layout.major is Major.K else layout.box_bytes
         self._leading = leading_bytes // CHUNK_BYTES << 16
+        self._reads_leading = layout.major is Major.MN
         self._high = 8 * layout.row_bytes // CHUNK_BYTES | _SWIZZLE_MODES[layout.row_bytes] << 30
         self._low = Register(name, "uint32")
 
     def set_address(self, address: Expr) -> None:
-        """Set the shared-memory address of the tile."""
+        """Set the shared-memory address of the tile.
+
+        Addresses in a cluster have the CTA's rank in their upper bits, which would change the leading byte offset.
+        """
+        if self._reads_leading:
+            address = T.bitwise_and(address, T.uint32(ADDRESS_MASK))
         self._low.set(T.shift_right(address, T.uint32(4)) | T.uint32(self._leading))
 
     def encode_operand(self, offset_bytes: int) -> Expr:

@@ -20,7 +20,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import build_schedule
-from ...backward.operators import DGRAD, TRANSPOSE
+from ...gradient_operators import DGRAD, TRANSPOSE
 from ...tile_config import Rule
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape

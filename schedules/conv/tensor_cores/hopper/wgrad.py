@@ -44,7 +44,7 @@ from ....tir_builder import (
     unpack,
     unrolled_loop,
 )
-from ...backward.operators import WGRAD
+from ...gradient_operators import WGRAD
 from ...tile_config import Rule
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..gemm.problem import make_wgrad
