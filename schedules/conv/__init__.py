@@ -1,8 +1,9 @@
 """Convolution schedules: a series in which each schedule adds one optimization, then schedules made for tuning."""
 
 from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the order of the optimizations)
+from .backward import default as gradient_default, tiling as gradient_tiling  # noqa: F401
 from .tensor_cores import tensor_core, stem  # noqa: F401
 from . import nhwc_direct  # noqa: F401  (searched first where it applies, as `stem` is)
 from .tensor_cores import hopper, mma_sync  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401
-from . import backward  # noqa: F401  (gradients and transposed convolutions)
+from .backward import implicit_gemm as gradient_implicit_gemm  # noqa: F401

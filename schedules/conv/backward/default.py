@@ -11,8 +11,8 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import DerivedConv
 
 from ..default import default as schedule_convolution
-from ..reduction import DTYPES
 from ..gradient_operators import ALL
+from ..reduction import DTYPES
 
 
 @schedule(*ALL, dtypes=DTYPES, baseline=True)

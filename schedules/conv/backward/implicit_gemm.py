@@ -17,8 +17,8 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.conv_gradient import DerivedConv
 
 from .. import implicit_gemm as convolution
-from ..reduction import DTYPES
 from ..gradient_operators import ALL
+from ..reduction import DTYPES
 
 
 def compute_usage(w: DerivedConv, columns: Columns) -> ResourceUsage:
