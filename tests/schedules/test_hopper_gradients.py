@@ -87,3 +87,11 @@ def test_defaults_compile_without_spills(text):
 def test_other_gradients_are_refused_in_one_line(text, message):
     with pytest.raises(ScheduleError, match=message):
         built(tc.parse(text))
+
+
+def test_descriptors_of_mn_major_operands_leave_out_the_rank():
+    """In a cluster, upper bits of an address have the rank of its CTA; on an H100 they changed the leading offset."""
+    text, config = DGRADS[2]
+    mask = str((1 << 18) - 1)
+    assert mask in built(tc.parse(text), {**SMALL, **config}).source
+    assert mask not in built(tc.parse("conv2d:2x40x9x8,72x40x3x2,s1,p1x0,bf16,nhwc"), SMALL).source

@@ -88,7 +88,7 @@ def test_other_spellings_print_canonically(text, canonical):
         ("filter1d", "expected OPERATOR:SIZES"),
         (
             "filter3d:8x8x8,k3",
-            "unknown operator 'filter3d': expected one of conv1d, conv2d, conv3d, filter1d, filter2d",
+            "unknown operator 'filter3d': expected one of conv1d, conv2d, conv3d, conv1d_dgrad, ",
         ),
         ("filter1d:8", "expected filter1d:SIGNAL,MASK[,clamp], as in filter1d:16777216,k5"),
         ("filter1d:8,3", "'3': expected k and the number of the mask's taps, as in filter1d:16777216,k5"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 SUMMED_PRODUCTS = 5000  # products per sum up to which `dtypes.SUM_TOLERANCE` suffices for float32
 
 
-class DerivedConv(ConvOperator):
+class DerivedConv(ConvOperator, ABC):
     """An operator that a forward convolution defines; subclasses have the same fields as convolutions."""
 
     FORWARD: ClassVar[type[Conv]]  # class of the forward convolution
@@ -56,9 +57,9 @@ class DerivedConv(ConvOperator):
         )
 
     @property
+    @abstractmethod
     def as_convolution(self) -> Conv:
         """The convolution whose stages the declaration has; its sizes are those of `padded`, `weight` and `sum`."""
-        raise NotImplementedError
 
     def _check_views(self) -> None:
         for name in self.epilogue:
