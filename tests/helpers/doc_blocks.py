@@ -170,6 +170,7 @@ def _shape(line: str) -> str:
     """A line without its numbers, without the device's name and without cuDNN's choice, which differs between runs."""
     line = re.sub(r" on (cuda|opencl):\d+, .*", " on a device", line)
     line = line.replace(", algorithm by heuristics", ", best algorithm")
+    line = re.sub(r"\baddresses [0-9a-f]+ to [0-9a-f]+", "addresses", line)
     line = re.sub(r"\d[\d,.]*(e[-+]?\d+)?", "0", line)
     return " ".join(line.split())
 

@@ -36,6 +36,7 @@ from strategies import convolutions, filters
 import tvmconv as tc
 from tvmconv import registry
 from tvmconv.devices import find_device
+from tvmconv.errors import DeviceError
 from tvmconv.target import get_block_limits
 
 ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 is stored as integers
@@ -429,5 +430,10 @@ def test_defaults_and_searched_configs_are_right_on_a_gpu(gpu, schedule):
         if found is None or not found.can_run_on("cuda", gpu.arch):
             continue
         space = all_legal(w) if schedule == "hopper" else found.space(w, gpu.limits)
-        for config in [None, *covering(space, 4, seed=1)]:
-            check(gpu, schedule, text, config)
+        check(gpu, schedule, text)
+        for config in covering(space, 4, seed=1):
+            try:
+                check(gpu, schedule, text, config)
+            except DeviceError as refusal:  # of a kernel whose resources are only known when it is lowered
+                if "choose a smaller tile" not in str(refusal):
+                    raise
