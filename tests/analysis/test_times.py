@@ -52,7 +52,7 @@ def sample():
 @pytest.mark.parametrize("record", sample(), ids=lambda record: f"{record.schedule}-{record.workload}")
 def test_no_certain_time_exceeds_the_measured_one(record):
     kernel = tc.build(record.workload, record.schedule, arch="sm_90", config=record.config)
-    found = compute_unit_times(kernel, H200)
+    found = compute_unit_times(kernel, H200, with_bounds=True)
     certain = {bound.unit: bound.min_seconds for bound in found if bound.min_seconds is not None}
     assert {ARITHMETIC, SHARED, L1} <= set(certain)
     assert LAUNCH not in certain
@@ -70,7 +70,8 @@ machine = cost_model_for("sm_90").device_spec
 for workload, schedule, config in json.load(sys.stdin):
     config = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     kernel = tc.build(tc.parse(workload), schedule, arch="sm_90", config=config)
-    told = {"certain": [bound.min_seconds for bound in compute_unit_times(kernel, machine) if bound.unit != "memory"]}
+    bounds = compute_unit_times(kernel, machine, with_bounds=True)
+    told = {"certain": [bound.min_seconds for bound in bounds if bound.unit != "memory"]}
     told |= {"reason": explain_text_counts(kernel), "page": explain_kernel(kernel, machine)}
     print(json.dumps(told), flush=True)
 """

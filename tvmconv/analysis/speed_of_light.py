@@ -59,11 +59,15 @@ class _BlockWork(NamedTuple):
     sectors: float  # of global memory
 
 
-def compute_unit_times(kernel: Kernel, device_spec: Target) -> list[UnitLowerBound]:
-    """Return the time that each unit needs for all timed device kernels, the longest estimate first."""
+def compute_unit_times(kernel: Kernel, device_spec: Target, *, with_bounds: bool = False) -> list[UnitLowerBound]:
+    """Return the time that each unit needs for all timed device kernels, the longest estimate first.
+
+    The lower bounds of arithmetic, shared memory and L1 are left out unless they are asked for. They take two thirds of
+    the time, because two more blocks of each device kernel are interpreted.
+    """
     flops = wavefronts = sectors = 0.0
     clocks, min_clocks = dict.fromkeys((ARITHMETIC, SHARED, L1), 0.0), dict.fromkeys((ARITHMETIC, SHARED, L1), 0.0)
-    has_bound = True
+    has_bound = with_bounds
     for lowered_kernel in kernel.timed_kernels:
         blocks = math.prod(lowered_kernel.launch.grid)
         work = _count_middle_block(kernel, lowered_kernel)

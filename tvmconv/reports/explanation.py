@@ -147,7 +147,7 @@ def _format_reader(tile: SwizzledSmemTile) -> str | None:
 
 
 def _make_unit_table(kernel: Kernel, device_spec: Target, predicted: PredictedTime | str) -> str:
-    unit_times = compute_unit_times(kernel, device_spec)
+    unit_times = compute_unit_times(kernel, device_spec, with_bounds=True)
     columns: Columns = {
         "unit": lambda bound: bound.unit,
         "has to do": lambda bound: bound.amount,
