@@ -1,6 +1,7 @@
 """Print how readable the project is: sentence lengths, complete public docstrings, short identifiers.
 
-    python scripts/readability.py [ROOT]   # a folder with a checkout of the project; by default this one
+    python scripts/readability.py             # this checkout
+    python scripts/readability.py ../before   # another one
 
 * Sentences: the mean number of words per sentence of README.md and of each page under docs/. Only prose counts:
   paragraphs and items of lists. Code blocks, tables, headings and pictures do not count. A link counts as its text, and
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -209,7 +211,11 @@ def _entry_names(section: str) -> list[str]:
 
 def main() -> None:
     """Print the figures of the project, or of another checkout."""
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1], help="checkout of the project")
+    root = parser.parse_args().root.resolve()
+    if not (root / "README.md").is_file():
+        parser.error(f"{root} is no checkout of the project: it has no README.md")
     print("words per sentence")
     for page in list_pages(root):
         print(f"  {compute_mean_length(page):5.1f}  {page.relative_to(root)}")
