@@ -6,6 +6,7 @@ The kernel uses a config of numbers; search limits, latency estimates and defaul
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +37,10 @@ class TileConfig:
     def filter(self: Config, is_kept: Any) -> Config:
         """Return the configs of some rows."""
         return dataclasses.replace(self, **{name: column[is_kept] for name, column in self._columns().items()})
+
+    def select_meeting(self: Config, rules: Iterable[Rule]) -> Config:
+        """Return the configs that meet all rules."""
+        return self.filter(functools.reduce(np.logical_and, (predicate(self) for _, predicate in rules)))
 
     def row(self: Config, index: int) -> Config:
         """Return one config."""

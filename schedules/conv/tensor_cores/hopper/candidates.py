@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,14 +24,12 @@ def select_best(
 
     Boxes as wide as the widest swizzle are preferred to narrow ones, whose cost the estimate does not know.
     """
-    configs = HopperTileConfig.from_options(options, **fixed)
-    allowed = functools.reduce(np.logical_and, (predicate(configs) for _, predicate in rules))
-    has_wide_boxes = configs.block_n % WIDE_BOX == 0
-    if np.any(allowed & has_wide_boxes):
-        allowed = allowed & has_wide_boxes
-    if not np.any(allowed):
+    legal = HopperTileConfig.from_options(options, **fixed).select_meeting(rules)
+    has_wide_boxes = legal.block_n % WIDE_BOX == 0
+    if np.any(has_wide_boxes):
+        legal = legal.filter(has_wide_boxes)
+    if not np.size(legal.block_n):
         return None, math.inf
-    legal = configs.filter(allowed)
     estimates = estimate(legal)
     index = int(np.argmin(estimates))
     return legal.row(index), float(estimates[index])

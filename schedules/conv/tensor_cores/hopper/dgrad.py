@@ -29,7 +29,7 @@ from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs
 from .latency import estimate_latency_us
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
@@ -62,7 +62,7 @@ def slices_are_whole(conv: Conv) -> Rule:
 @functools.lru_cache(maxsize=256)
 def select_default(conv: Conv) -> HopperTileConfig:
     """Return the config with the best estimate."""
-    options = dict(zip((*KNOB_NAMES, "taps_per_copy"), (*KNOB_OPTIONS, list_taps_per_copy(conv)), strict=True))
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(conv)}
     rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
     config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), halo_width=compute_halo_width(conv))
     assert config is not None, "the narrowest tiles are always legal"

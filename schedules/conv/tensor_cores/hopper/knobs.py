@@ -8,14 +8,13 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 
-from ...tile_config import Rule, add_rules
+from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .constraints import count_equal_registers, isa_constraints, resource_constraints
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import (
     COOPERATIVE_SETMAXNREG,
     KERNEL_SCHEDULES,
-    KNOB_NAMES,
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
     RASTER_ORDERS,
@@ -75,10 +74,8 @@ def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) ->
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     """
     default = default or select_default_config(w)
-    options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
-    if can_compute_several_tiles(w):
-        options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
+    several_tiles = {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES} if can_compute_several_tiles(w) else {}
+    values = declare_choices(k, KNOB_OPTIONS | several_tiles, default)
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
     if can_compute_several_tiles(w):
         values["kernel_schedule"] = k.choice("kernel_schedule", KERNEL_SCHEDULES, default.kernel_schedule)

@@ -14,7 +14,7 @@ from tvmconv.workloads import Conv
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
 
@@ -78,10 +78,7 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=16)
 def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
     """Return all legal configs of a workload, as columns, and their estimates."""
-    options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)) | {"taps_per_copy": list_taps_per_copy(w)}
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
     tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w))
-    is_allowed = functools.reduce(
-        np.logical_and, (predicate(tiles) for _, predicate in (*isa_constraints(w), *resource_constraints(w)))
-    )
-    tiles = tiles.filter(is_allowed)
+    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w)])
     return tiles, estimate_latency_us(tiles, w)

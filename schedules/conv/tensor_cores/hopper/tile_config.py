@@ -6,6 +6,7 @@ the latency estimate use the same formulas.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,23 +281,13 @@ class HopperTileConfig(TileConfig):
         return np.where(self.uses_smem_reduction(w), ctas_per_sm, 1)
 
 
-KNOB_NAMES = (  # of every workload, in the order of the search space
-    "warpgroups",
-    "wgmma_m_tiles",
-    "block_n",
-    "block_k_bytes",
-    "stages",
-    "split_k",
-    "cluster_m",
-    "cluster_n",
-)
-KNOB_OPTIONS = (
-    WARPGROUP_CHOICES,
-    WGMMA_M_TILES_CHOICES,
-    BLOCK_N_CHOICES,
-    BLOCK_K_BYTES_CHOICES,
-    STAGES_CHOICES,
-    SPLIT_K_CHOICES,
-    CLUSTER_M_CHOICES,
-    CLUSTER_N_CHOICES,
-)
+KNOB_OPTIONS: dict[str, Sequence[int]] = {  # of every workload, in the order of the search space
+    "warpgroups": WARPGROUP_CHOICES,
+    "wgmma_m_tiles": WGMMA_M_TILES_CHOICES,
+    "block_n": BLOCK_N_CHOICES,
+    "block_k_bytes": BLOCK_K_BYTES_CHOICES,
+    "stages": STAGES_CHOICES,
+    "split_k": SPLIT_K_CHOICES,
+    "cluster_m": CLUSTER_M_CHOICES,
+    "cluster_n": CLUSTER_N_CHOICES,
+}

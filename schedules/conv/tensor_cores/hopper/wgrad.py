@@ -54,7 +54,7 @@ from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
 from .knobs import MAX_LATENCY_RATIO, compute_usage
 from .latency import estimate_latency_us
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, STAGES_CHOICES, HopperTileConfig
+from .tile_config import KNOB_OPTIONS, STAGES_CHOICES, HopperTileConfig
 from .tma_requirements import can_load_by_tma
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
@@ -65,7 +65,7 @@ COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
 REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels per thread, of the sum of parts
 REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
-TILE_KNOBS = {name: options for name, options in zip(KNOB_NAMES, KNOB_OPTIONS, strict=True) if name != "split_k"}
+TILE_KNOBS = {name: options for name, options in KNOB_OPTIONS.items() if name != "split_k"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,9 @@ from tvmconv.workloads.text import MAX_ELEMENTS
 from ...tensor_cores.hopper import knobs as product_knobs
 from ...tensor_cores.hopper.constraints import isa_constraints, resource_constraints
 from ...tensor_cores.hopper.latency import min_latency_us, select_default_config
-from ...tensor_cores.hopper.tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from ...tensor_cores.hopper.tile_config import KNOB_OPTIONS, HopperTileConfig
 from ...tensor_cores.hopper.tma_requirements import can_load_by_tma
+from ...tile_config import declare_choices
 from ..cook_toom import WinogradMatrices, compute_error_growth, make_winograd_matrices
 from ..knobs import WinogradTileGrid
 
@@ -103,10 +104,7 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
     m = k.choice("output_tile", sizes, min(latencies_us, key=latencies_us.__getitem__))
     vector = k.choice("vector", vector_choices, min(vector_choices[-1], 2))
     default = select_default_config(make_product_workload(w, m))
-    values = {
-        name: k.choice(name, choices, getattr(default, name))
-        for name, choices in zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)
-    }
+    values = declare_choices(k, KNOB_OPTIONS, default)
     for size in sizes:
         for description, predicate in (
             *isa_constraints(make_product_workload(w, size)),
