@@ -15,6 +15,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
@@ -168,6 +169,25 @@ def guarded_loop(loop: AbstractContextManager[Expr], predicate: Callable[[Expr],
 def thread_axis(extent: int, thread_tag: str) -> AbstractContextManager[Expr]:
     """Open a loop that is bound to a thread axis such as `blockIdx.x`."""
     return _name_loop_variable(ir.thread_binding(extent, thread=thread_tag), thread_tag.replace("Idx.", "_"))
+
+
+@contextmanager
+def thread_per_item(num_items: int, num_threads: int, *, uses_pdl: bool = False) -> Iterator[Expr]:
+    """Open a kernel with one thread for each item, in blocks of `num_threads`.
+
+    With PDL (programmatic dependent launch) a block may start before the previous launch ends, and waits for its end.
+
+    Yields:
+        The index of the thread's item.
+    """
+    grid = thread_axis(ceil_div(num_items, num_threads), "blockIdx.x")
+    with grid as block, thread_axis(num_threads, "threadIdx.x") as thread:
+        if uses_pdl:
+            emit_ptx("griddepcontrol.wait")
+            emit_ptx("griddepcontrol.launch_dependents")
+        item = block * num_threads + thread
+        with if_(True if num_items % num_threads == 0 else item < num_items):
+            yield item
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Split reduction through a workspace in global memory: partial sums, and a second kernel that adds them up.
+"""Split reduction through a workspace in global memory: partial sums, and a second kernel that adds them up in order.
 
 Source: CUTLASS, `include/cutlass/reduction/kernel/reduce_split_k.h`.
 """
@@ -6,9 +6,10 @@ Source: CUTLASS, `include/cutlass/reduction/kernel/reduce_split_k.h`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from tvmconv.arithmetic import ceil_div
+from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....tir_builder import (
     Buffer,
@@ -20,16 +21,14 @@ from ....tir_builder import (
     load_global,
     store,
     store_global,
-    thread_axis,
+    thread_per_item,
     unpack,
     unrolled_loop,
 )
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ImplicitGemmShape
 from .epilogue_ops import EpilogueOps, apply_to_vector
 from .mma_sync_mainloop import WarpTiling
 from .tile_scheduler import WorkTile
-
-REDUCTION_THREADS = 256  # threads per CTA
 
 
 def store_partial_sums(
@@ -49,33 +48,44 @@ def store_partial_sums(
                 emit_ptx(mnemonic, workspace.access_ptr("w", offset=index + first), *(pair[e] for e in range(width)))
 
 
-def emit_workspace_reduction(
-    shape: ImplicitGemmShape, num_parts: int, ops: EpilogueOps, arguments: Mapping[str, Buffer], workspace: Buffer
-) -> None:
-    """Emit the kernel that adds up partial sums and applies the epilogue; a thread computes a vector of channels.
+@dataclass(frozen=True)
+class WorkspaceReduction:
+    """The kernel that adds up partial sums and applies the epilogue; a thread computes a vector of channels.
 
-    Args:
-        shape: The product.
+    Attributes:
+        num_outputs: Number of outputs.
+        channels: Channels, which are the innermost axis of the output.
+        vector: Neighbouring channels per thread.
         num_parts: Partial sums per output.
-        ops: The epilogue.
-        arguments: Argument buffers by name.
-        workspace: The partial sums.
+        locate: Function from a part and an output's index to the index of its partial sum in the workspace.
+        num_threads: Threads per CTA.
+        uses_pdl: Whether the kernel may start before the previous launch ends.
     """
-    channels = shape.groups * shape.n
-    vector = math.gcd(channels, VECTOR_BYTES // shape.itemsize)
-    vectors_per_pixel = channels // vector
-    num_vectors = shape.m * vectors_per_pixel
-    totals, words = allocate("total", 8, "float32"), allocate("words", 8, "uint32")
-    grid = thread_axis(ceil_div(num_vectors, REDUCTION_THREADS), "blockIdx.x")
-    with grid as cta, thread_axis(REDUCTION_THREADS, "threadIdx.x") as thread:
-        index = cta * REDUCTION_THREADS + thread
-        pixel, channel = index // vectors_per_pixel, index % vectors_per_pixel * vector
-        with if_(True if num_vectors % REDUCTION_THREADS == 0 else index < num_vectors):
-            fill_zeros(totals, vector)
-            with unrolled_loop(num_parts, "g") as part:
-                load_global(words, workspace, (part * shape.m + pixel) * channels + channel, vector)
-                for e, value in enumerate(unpack(words, vector, "float32")):
-                    store(totals, e, totals[e] + value)
-            output_index = pixel * channels + channel
-            apply_to_vector(ops, arguments, channel, output_index, vector, totals, words)
-            store_global(arguments["Y"], output_index, words, vector)
+
+    num_outputs: int
+    channels: int
+    vector: int
+    num_parts: int
+    locate: Callable[[Expr, Expr], Expr]
+    num_threads: int
+    uses_pdl: bool
+
+    def emit(self, workspace: Buffer, ops: EpilogueOps, arguments: Mapping[str, Buffer], output: str) -> None:
+        """Emit the kernel.
+
+        Args:
+            workspace: The partial sums.
+            ops: The epilogue.
+            arguments: Argument buffers by name.
+            output: Name of the argument that receives the results.
+        """
+        vector, sums, words = self.vector, allocate("sums", 8, "float32"), allocate("words", 8, "uint32")
+        with thread_per_item(self.num_outputs // vector, self.num_threads, uses_pdl=self.uses_pdl) as item:
+            output_index, channel = item * vector, item % (self.channels // vector) * vector
+            fill_zeros(sums, vector)
+            with unrolled_loop(self.num_parts, "part") as part:
+                load_global(words, workspace, self.locate(part, output_index), vector, is_constant=not self.uses_pdl)
+                for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
+                    store(sums, e, sums[e] + value)
+            apply_to_vector(ops, arguments, channel, output_index, vector, sums, words)
+            store_global(arguments[output], output_index, words, vector)

@@ -5,6 +5,7 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/gemm_universal.h` (multistage pipe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -21,10 +22,12 @@ from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
-from ..gemm.workspace_reduction import emit_workspace_reduction, store_partial_sums
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..gemm.workspace_reduction import WorkspaceReduction, store_partial_sums
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .epilogue_split import compute_staged_itemsize, split_epilogue, stores_raw_accumulators
 from .tile_config import MmaSyncTileConfig
+
+REDUCTION_THREADS = 256  # threads per CTA of the sum of parts
 
 
 def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]) -> None:
@@ -35,7 +38,16 @@ def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
     emit_kernel(w, config, arguments, workspace)
-    emit_workspace_reduction(shape, config.split_k, EpilogueOps.from_workload(w), arguments, workspace)
+    reduction = WorkspaceReduction(
+        shape.m * w.O,
+        channels=w.O,
+        vector=math.gcd(w.O, VECTOR_BYTES // shape.itemsize),
+        num_parts=config.split_k,
+        locate=lambda part, output_index: part * (shape.m * w.O) + output_index,
+        num_threads=REDUCTION_THREADS,
+        uses_pdl=False,
+    )
+    reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, "Y")
 
 
 def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer], workspace: Buffer | None) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
-
-import numpy as np
 
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs
@@ -20,9 +16,10 @@ from tvmconv.workloads.dtypes import TF32, get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.text import MAX_ELEMENTS
 
-from ...tensor_cores.hopper import knobs as product_knobs
 from ...tensor_cores.hopper.constraints import isa_constraints, resource_constraints
+from ...tensor_cores.hopper.knobs import pruning_constraints
 from ...tensor_cores.hopper.latency import min_latency_us, select_default_config
+from ...tensor_cores.hopper.product_family import ProductFamily
 from ...tensor_cores.hopper.tile_config import KNOB_OPTIONS, HopperTileConfig
 from ...tensor_cores.hopper.tma_requirements import can_load_by_tma
 from ...tile_config import declare_choices
@@ -96,60 +93,38 @@ def make_product_workload(w: Conv2d, m: int) -> Conv2d:
 
 def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
     """Declare the knobs; return the outputs per tile and axis, the channels per thread, and the product's config."""
-    sizes = list_output_tile_sizes(w)
+    family = make_family(w)
     vector_choices = [
         n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * get_itemsize(w.storage) <= MAX_VECTOR_BYTES
     ]
     latencies_us = _estimate_latencies_us(w)
-    m = k.choice("output_tile", sizes, min(latencies_us, key=latencies_us.__getitem__))
+    m = k.choice("output_tile", list(family.products), min(latencies_us, key=latencies_us.__getitem__))
     vector = k.choice("vector", vector_choices, min(vector_choices[-1], 2))
-    default = select_default_config(make_product_workload(w, m))
-    values = declare_choices(k, KNOB_OPTIONS, default)
-    for size in sizes:
-        for description, predicate in (
-            *isa_constraints(make_product_workload(w, size)),
-            *resource_constraints(make_product_workload(w, size)),
-        ):
-            k.require(description, _restrict_to_size(w, size, predicate))
-        for description, predicate in product_knobs.pruning_constraints(make_product_workload(w, size)):
-            k.prune(description, _restrict_to_size(w, size, predicate))
+    values = declare_choices(k, KNOB_OPTIONS, select_default_config(family.products[m]))
+    family.add_rules(
+        k,
+        lambda size: [*isa_constraints(family.products[size]), *resource_constraints(family.products[size])],
+        lambda size: pruning_constraints(family.products[size]),
+    )
     return m, vector, HopperTileConfig(**values)
 
 
-def _restrict_to_size(w: Conv2d, size: int, predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
-    """Return a predicate that applies to configs with one tile size and holds for all others."""
-    return lambda c: (
-        (c["output_tile"] != size) | predicate(HopperTileConfig.of_workload(c, make_product_workload(w, size)))
-    )
+@functools.lru_cache(maxsize=256)
+def make_family(w: Conv2d) -> ProductFamily:
+    """Return the products of all tile sizes, with the latency of the input and output transforms."""
+    products = {m: make_product_workload(w, m) for m in list_output_tile_sizes(w)}
+    return ProductFamily("output_tile", products, {m: _estimate_transforms_us(w, m) for m in products})
 
 
-def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
+def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     """Return the resources that the product uses, with the latency of the transforms in the estimate."""
-    usages = {m: _compute_usage_of_size(w, m, columns_by_knob) for m in list_output_tile_sizes(w)}
-    (first_size, *other_sizes) = usages
-    columns = usages[first_size].to_columns()
-    for m in other_sizes:
-        usage_columns = usages[m].to_columns()
-        columns = {
-            name: np.where(columns_by_knob["output_tile"] == m, usage_columns[name], column)
-            for name, column in columns.items()
-        }
-    return ResourceUsage(**columns, estimate_seconds_per_unit=1e-6)
-
-
-def _compute_usage_of_size(w: Conv2d, m: int, columns: Columns) -> ResourceUsage:
-    product_usage = product_knobs.compute_usage(make_product_workload(w, m), columns)
-    assert product_usage.estimate is not None
-    product_usage.estimate = product_usage.estimate + _estimate_transforms_us(w, m)
-    return product_usage
+    return make_family(w).compute_usage(columns)
 
 
 def _estimate_latencies_us(w: Conv2d) -> dict[int, float]:
     """Return the lowest latency estimate in microseconds by tile size."""
-    return {
-        m: min_latency_us(make_product_workload(w, m)) + _estimate_transforms_us(w, m)
-        for m in list_output_tile_sizes(w)
-    }
+    family = make_family(w)
+    return {m: min_latency_us(product) + family.other_us[m] for m, product in family.products.items()}
 
 
 def _estimate_transforms_us(w: Conv2d, m: int) -> float:

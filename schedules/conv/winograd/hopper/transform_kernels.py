@@ -6,11 +6,9 @@ Channels are last in memory, as in the operands: `V` is (tiles, α², C), `U` (�
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import TF32, get_itemsize
 
@@ -18,14 +16,13 @@ from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
-    emit_ptx,
     if_,
     load_global,
     logical_and,
     pack,
     store,
     store_global,
-    thread_axis,
+    thread_per_item,
     unpack,
 )
 from ...tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
@@ -49,7 +46,7 @@ def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: B
     """
     vector = 2 if w.C % 2 == 0 else 1
     vectors_per_filter = w.C // vector
-    with _thread_per_item(w.O * vectors_per_filter, uses_pdl=False) as index:
+    with thread_per_item(w.O * vectors_per_filter, TRANSFORM_THREADS) as index:
         channel_out, channel_in = index // vectors_per_filter, index % vectors_per_filter * vector
         transform = _WinogradTransform(w, (w.R, w.R), vector)
         for r in range(w.R):
@@ -72,7 +69,7 @@ def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vecto
         V: The transformed input.
     """
     vectors_per_tile, (top, left) = w.C // vector, w.pad_low
-    with _thread_per_item(grid.count * vectors_per_tile) as index:
+    with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
         tile, channel_in = index // vectors_per_tile, index % vectors_per_tile * vector
         image, row, column = grid.tile_origin(tile)
         transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
@@ -100,7 +97,7 @@ def transform_outputs(
     """
     vectors_per_tile, (num_rows, num_columns) = w.O // vector, w.output_size
     ops, registers = EpilogueOps.from_workload(w), allocate("finished", 8, "uint32")
-    with _thread_per_item(grid.count * vectors_per_tile) as index:
+    with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
         tile, channel_out = index // vectors_per_tile, index % vectors_per_tile * vector
         image, row, column = grid.tile_origin(tile)
         transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
@@ -116,21 +113,6 @@ def transform_outputs(
                 output_index = ((image * num_rows + p) * num_columns + q) * w.O + channel_out
                 apply_to_vector(ops, arguments, channel_out, output_index, vector, value, registers)
                 store_global(arguments["Y"], output_index, registers, vector)
-
-
-@contextmanager
-def _thread_per_item(num_items: int, *, uses_pdl: bool = True) -> Iterator[Expr]:
-    """Open a kernel with one thread per item; with PDL it may start early, and waits until the previous launch ends."""
-    with (
-        thread_axis(ceil_div(num_items, TRANSFORM_THREADS), "blockIdx.x") as block,
-        thread_axis(TRANSFORM_THREADS, "threadIdx.x") as thread,
-    ):
-        if uses_pdl:
-            emit_ptx("griddepcontrol.wait")
-            emit_ptx("griddepcontrol.launch_dependents")
-        index = block * TRANSFORM_THREADS + thread
-        with if_(True if num_items % TRANSFORM_THREADS == 0 else index < num_items):
-            yield index
 
 
 class _WinogradTransform:

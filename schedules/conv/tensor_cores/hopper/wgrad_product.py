@@ -1,0 +1,151 @@
+"""The product of a wgrad for `hopper`: parts of the reduction as groups, and the knobs of its tiles and parts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.space import Knobs
+from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import ACCUMULATOR
+
+from ...tile_config import Rule
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
+from .candidates import select_best
+from .constraints import isa_constraints, resource_constraints
+from .knobs import MAX_LATENCY_RATIO
+from .product_family import ProductFamily
+from .tile_config import KNOB_OPTIONS, STAGES_CHOICES, HopperTileConfig
+
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
+PART_PIXELS = 128  # parts are whole K tiles of any size
+PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
+COLUMN_UNITS = (64, 32, 16)  # channels per box
+MAX_PADDING = 1 / 8  # of columns, for wider boxes
+REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
+TILE_OPTIONS = {name: options for name, options in KNOB_OPTIONS.items() if name != "split_k"}
+UNSPLIT = {"split_k": 1}  # the parts are not split again within clusters
+
+
+@dataclass(frozen=True)
+class PartialProduct:
+    """The product of a wgrad in parts, with the attributes of a convolution that `hopper` reads.
+
+    It is a convolution of one line of filters as pixels, and each part of the reduction is a group.
+
+    Attributes:
+        output_size: Number of filters.
+        O: Columns of all parts.
+        C: Pixels of all parts.
+        groups: Number of parts.
+        storage: Storage dtype of the operands.
+        min_bytes: Minimum number of bytes moved from and to memory.
+    """
+
+    output_size: tuple[int]
+    O: int  # noqa: E741  the field's own letter
+    C: int
+    groups: int
+    storage: str
+    min_bytes: int
+    N: int = 1
+    spatial_ndim: int = 1
+    kernel: tuple[int] = (1,)
+    stride: tuple[int] = (1,)
+    dilation: tuple[int] = (1,)
+    epilogue: tuple[str, ...] = ()
+    argument_dtypes: tuple[str, ...] = (ACCUMULATOR,)
+
+
+def make_product(w: WeightGradient, num_parts: int) -> Conv:
+    """Return the product in parts of whole K tiles; there are fewer if some would have no pixels."""
+    forward = w.forward
+    pixels, columns = forward.N * math.prod(forward.output_size), choose_columns_per_tap(forward)
+    part = round_up(ceil_div(pixels, num_parts), PART_PIXELS)
+    parts = ceil_div(pixels, part)
+    n = math.prod(forward.kernel) * columns
+    product = PartialProduct((forward.O,), n * parts, part * parts, parts, forward.storage, w.min_bytes)
+    return cast("Conv", product)
+
+
+def choose_columns_per_tap(w: Conv) -> int:
+    """Return the channels of X, padded to whole boxes: wide boxes unless much would be padding."""
+    padded = {unit: round_up(w.C, unit) for unit in COLUMN_UNITS}
+    wide = [columns for columns in padded.values() if columns <= (1 + MAX_PADDING) * w.C]
+    return wide[0] if wide else min(padded.values())
+
+
+@functools.lru_cache(maxsize=64)
+def make_family(w: WeightGradient) -> ProductFamily:
+    """Return the products for all numbers of parts that differ."""
+    products = {product.groups: product for product in (make_product(w, parts) for parts in PARTS_CHOICES)}
+    shapes = {parts: ImplicitGemmShape.from_workload(product) for parts, product in sorted(products.items())}
+    other_us = {
+        parts: REDUCTION_LAUNCH_US + 2 * parts * shape.m * shape.n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
+        for parts, shape in shapes.items()
+    }
+    return ProductFamily("parts", {parts: products[parts] for parts in shapes}, other_us, UNSPLIT)
+
+
+def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
+    """Return the constraints on tile configs for a number of parts."""
+    product = make_family(w).products[num_parts]
+    itemsize, columns = ImplicitGemmShape.from_workload(product).itemsize, choose_columns_per_tap(w.forward)
+    box = math.gcd(columns, COLUMN_UNITS[0])
+    return [
+        *isa_constraints(product),
+        *resource_constraints(product),
+        (
+            "the slices of a shared operand are whole swizzle atoms",
+            lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * np.maximum(t.cluster_m, t.cluster_n),
+        ),
+        ("boxes are at least a narrow swizzle wide", lambda t: np.gcd(t.block_n, box) >= COLUMN_UNITS[-1]),
+    ]
+
+
+def pruning_constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
+    """Return the conditions under which a config with a number of parts is worth searching."""
+    family, (_, best_us) = make_family(w), select_default(w)
+    gemm = ImplicitGemmShape.from_workload(family.products[num_parts])
+    return [
+        ("tiles are less than twice as high as the product", lambda t: t.block_m < 2 * max(gemm.m, 64)),
+        ("tiles are less than twice as wide as the product", lambda t: t.block_n < 2 * max(gemm.n, 16)),
+        (
+            "there are at most as many stages as k-tiles",
+            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
+        ),
+        (
+            f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
+            lambda t: family.estimate_us(t, num_parts) <= MAX_LATENCY_RATIO * best_us,
+        ),
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
+    """Return the knob values with the best estimate, and that estimate in microseconds."""
+    family, best = make_family(w), (dict[str, int](), math.inf)
+    for parts in family.products:
+
+        def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
+            return family.estimate_us(config, parts)
+
+        config, latency_us = select_best(TILE_OPTIONS, constraints(w, parts), estimate, **UNSPLIT)
+        if config and latency_us < best[1]:
+            best = {**{name: getattr(config, name) for name in TILE_OPTIONS}, "parts": parts}, latency_us
+    return best
+
+
+def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
+    """Declare the knobs, with defaults that suit the workload, and return the tile config and the number of parts."""
+    family, (default, _) = make_family(w), select_default(w)
+    values = {name: k.choice(name, options, default[name]) for name, options in TILE_OPTIONS.items()}
+    parts = k.choice("parts", list(family.products), default["parts"])
+    family.add_rules(k, functools.partial(constraints, w), functools.partial(pruning_constraints, w))
+    return HopperTileConfig(**values, **UNSPLIT), parts
