@@ -15,7 +15,6 @@ from tvmconv.target import WARP_SIZE
 from ....tir_builder import (
     Buffer,
     Expr,
-    Register,
     allocate,
     emit_call,
     emit_ptx,
@@ -154,7 +153,7 @@ class MmaSyncMainloop:
     block_k: int
     k_range: KRange
     pipeline: CpAsyncPipeline
-    smem: Register
+    smem: Expr
     a_fragments: Buffer
     b_fragments: Buffer
 
@@ -254,7 +253,7 @@ class MmaSyncMainloop:
             tiling.atom.emit(sums, self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n))
 
     def _stage(self, stage: Expr) -> Expr:
-        return self.smem.value + to_uint32(stage * (self.a_layout.nbytes + self.b_layout.nbytes))
+        return self.smem + to_uint32(stage * (self.a_layout.nbytes + self.b_layout.nbytes))
 
     def _first_k(self, k_tile: Expr) -> Expr:
         return (self.k_range.first + k_tile) * self.block_k

@@ -69,7 +69,7 @@ class StagedEpilogue:
     stages_sums: bool
     num_parts: int
     split: Expr
-    smem: Register
+    smem: Expr
     tile_offset: int
     pitch_bytes: int
     channel_args_offset: int
@@ -130,7 +130,7 @@ class StagedEpilogue:
         """Apply the operations on accumulators and copy the tile to shared memory."""
         tiling, itemsize, packed = self.tiling, self.staged_itemsize, allocate("packed", 1, "uint32")
         row, column = tiling.first_row + tiling.thread.lane // 4, tiling.first_column + tiling.thread.lane % 4 * 2
-        address = self.smem.value + to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
+        address = self.smem + to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
         address = address + to_uint32(column * itemsize)
         channel_values = {}
         for name in self.register_ops.channel_args:
@@ -174,7 +174,7 @@ class StagedEpilogue:
             for (is_inside, offset, _channel, index), registers in zip(vectors, loaded, strict=True):
                 with if_(is_inside):
                     if not self.stages_sums:
-                        load_shared(registers[0], self.smem.value + offset, vector * self.shape.itemsize)
+                        load_shared(registers[0], self.smem + offset, vector * self.shape.itemsize)
                     for name, residual in zip(residuals, registers, strict=False):
                         load_global(residual, self.arguments[name], index, vector)
             for (is_inside, offset, channel, index), registers in zip(vectors, loaded, strict=True):
@@ -196,7 +196,7 @@ class StagedEpilogue:
     def _channel_arg_address(self, name: str, channel: Expr) -> Expr:
         row_bytes = self.tiling.block_n * ACCUMULATOR_BYTES
         offset = self.channel_args_offset + self.register_ops.channel_args.index(name) * row_bytes
-        return self.smem.value + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
+        return self.smem + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
 
     def _locate(self, vector_idx: Expr, num_vectors: int, tile: WorkTile) -> tuple[Expr, Expr, Expr, Expr]:
         """Return whether a vector is stored, its offset in shared memory, its first channel, and its output index."""
@@ -215,12 +215,12 @@ class StagedEpilogue:
     def _load_sums(self, sums: Buffer, words: Buffer, offset: Expr) -> None:
         """Load a vector of sums, added up over the CTAs of a cluster."""
         if self.num_parts == 1:
-            load_shared(sums, self.smem.value + offset, self.vector * ACCUMULATOR_BYTES)
+            load_shared(sums, self.smem + offset, self.vector * ACCUMULATOR_BYTES)
             return
         fill_zeros(sums, self.vector)
         remote = Register("remote_sums", "uint32")
         with unrolled_loop(self.num_parts, "g") as part:
-            map_to_cta(remote, self.smem.value + offset, part)
+            map_to_cta(remote, self.smem + offset, part)
             for first in range(0, self.vector, 4):
                 count = min(4, self.vector - first)
                 loaded = [words[e] for e in range(count)]

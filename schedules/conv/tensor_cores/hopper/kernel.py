@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -22,20 +22,19 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ....tir_builder import (
     Buffer,
     Expr,
-    Register,
     allocate,
     declare_tensor_map,
     emit_alternatives,
     emit_call,
     emit_ptx,
     if_,
-    thread_axis,
     to_uint32,
 )
 from ..gemm.atoms import Major, ThreadPosition, WgmmaAtom, setmaxnreg
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import ConvProblem, Operand, make_fprop
@@ -142,23 +141,6 @@ def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: Ho
     return ClusterReduction(
         shape, *tile, config.split_k, num_threads, math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
     )
-
-
-@dataclass(frozen=True)
-class Cta:
-    """Position of a thread in the grid.
-
-    Attributes:
-        index: Index of the CTA among those that compute different tiles.
-        split: Index among the CTAs that split the reduction of a tile.
-        cluster: Cluster of the CTAs that share operands.
-        thread: Position in the CTA.
-    """
-
-    index: Expr
-    split: Expr
-    cluster: Cluster
-    thread: ThreadPosition
 
 
 @dataclass(frozen=True)
@@ -274,9 +256,11 @@ def emit_kernel(
     output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
     roles, num_ctas = make_warp_roles(config, bool(residuals)), int(config.num_ctas(w)) // config.split_k
 
-    with open_cta(config, num_ctas, roles.num_threads) as cta:
-        thread = cta.thread
-        smem = align_smem(int(config.dynamic_smem_bytes(w)))
+    split_k, cluster_shape = int(config.split_k), (config.cluster_m, config.cluster_n)
+    with open_cta(
+        num_ctas, roles.num_threads, split_k, splits_in_cluster=split_k > 1, cluster_shape=cluster_shape
+    ) as cta:
+        thread, smem = cta.thread, allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES)
         pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cta.cluster)
         shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile)
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
@@ -349,27 +333,6 @@ def make_residual_loaders(shared: CtaState, roles: WarpRoles, epilogue: TmaEpilo
             epilogue.load_residual(tile, shared.epilogue_state, first_warpgroup=first)
 
     return [functools.partial(emit_loader, i) for i in range(roles.residual_warps)]
-
-
-@contextmanager
-def open_cta(config: HopperTileConfig, num_ctas: int, num_threads: int) -> Iterator[Cta]:
-    """Open the loops over CTAs and threads."""
-    split_k, multicast_size = int(config.split_k), int(config.multicast_size)
-    with ExitStack() as axes:
-        split = axes.enter_context(thread_axis(split_k, "blockIdx.z"))
-        if split_k > 1:
-            axes.enter_context(thread_axis(split_k, "clusterCtaIdx.z"))
-        index = axes.enter_context(thread_axis(num_ctas, "blockIdx.x"))
-        rank = axes.enter_context(thread_axis(multicast_size, "clusterCtaIdx.x")) if multicast_size > 1 else 0
-        thread = ThreadPosition(axes.enter_context(thread_axis(num_threads, "threadIdx.x")))
-        yield Cta(index, split, Cluster(config.cluster_m, config.cluster_n, rank), thread)
-
-
-def align_smem(nbytes: int) -> Expr:
-    """Allocate dynamic shared memory; return its address, aligned for the widest swizzle."""
-    smem = allocate("smem", nbytes // 4, "uint32", "shared.dyn")
-    address = T.cuda.cvta_generic_to_shared(smem.access_ptr("rw")) + to_uint32(SWIZZLE_ALIGNMENT_BYTES - 1)
-    return Register("smem_base", "uint32", address & T.uint32(0xFFFFFFFF - (SWIZZLE_ALIGNMENT_BYTES - 1))).value
 
 
 def make_pipelines(

@@ -69,3 +69,9 @@ def count_channel_args(w: Conv, tiles: MmaSyncTileConfig) -> Any:
     return np.where(
         tiles.uses_workspace_reduction, 0, np.where(tiles.uses_cluster_reduction, shared_sum_args, whole_sum_args)
     )
+
+
+def compute_smem_bytes(w: Conv, tiles: MmaSyncTileConfig) -> Any:
+    """Return the dynamic shared memory per block in bytes."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    return tiles.dynamic_smem_bytes(gemm, compute_staged_itemsize(w, tiles), count_channel_args(w, tiles))

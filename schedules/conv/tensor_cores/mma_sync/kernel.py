@@ -6,16 +6,16 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/gemm_universal.h` (multistage pipe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv
 
-from ....tir_builder import Buffer, Expr, Register, allocate, emit_call, if_, logical_and, serial_loop, thread_axis
+from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, logical_and, serial_loop
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
+from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling, reduce_sliced_k
 from ..gemm.pipelines import CpAsyncPipeline
@@ -24,7 +24,7 @@ from ..gemm.staged_epilogue import StagedEpilogue
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
-from .epilogue_split import compute_staged_itemsize, split_epilogue, stores_raw_accumulators
+from .epilogue_split import compute_smem_bytes, compute_staged_itemsize, split_epilogue, stores_raw_accumulators
 from .tile_config import MmaSyncTileConfig
 
 REDUCTION_THREADS = 256  # threads per CTA of the sum of parts
@@ -62,13 +62,13 @@ def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
-    smem = Register("smem_base", "uint32")
-    with open_cta(config, num_ctas) as (split, cta, thread):
-        tiling = make_tiling(w, config, thread)
+    splits_in_cluster = bool(config.uses_cluster_reduction)
+    with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
+        cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
+        tiling = make_tiling(w, config, position.thread)
         mainloop = make_mainloop(w, config, tiling, arguments, split, smem)
         epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
-        smem.set(T.cuda.cvta_generic_to_shared(allocate_smem(w, config, epilogue).access_ptr("rw")))
 
         def start(tile: WorkTile) -> None:
             epilogue.prefetch_channel_args(tile)
@@ -79,7 +79,7 @@ def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]
             if not next_tile:  # the staged tile reuses the memory of the stages
                 mainloop.pipeline.drain()
             if tiling.warps_k > 1:
-                reduce_sliced_k(accumulators, tiling, smem.value)
+                reduce_sliced_k(accumulators, tiling, smem)
             if workspace is not None:
                 with if_(tiling.holds_sums):
                     store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
@@ -107,18 +107,6 @@ def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]
                 compute(tiles.tile_at(tile_idx), tiles.tile_at(tile_idx + num_ctas), has_next_tile)
 
 
-@contextmanager
-def open_cta(config: MmaSyncTileConfig, num_ctas: int) -> Iterator[tuple[Expr, Expr, ThreadPosition]]:
-    """Open the loops over CTAs and threads; yield the part of the reduction, the CTA and the thread."""
-    split_k = int(config.split_k)
-    with ExitStack() as axes:
-        split = axes.enter_context(thread_axis(split_k, "blockIdx.z"))
-        if config.uses_cluster_reduction:
-            axes.enter_context(thread_axis(split_k, "clusterCtaIdx.z"))
-        cta = axes.enter_context(thread_axis(num_ctas, "blockIdx.x"))
-        yield split, cta, ThreadPosition(axes.enter_context(thread_axis(int(config.num_threads), "threadIdx.x")))
-
-
 def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
     """Return the division of a tile among warps."""
     atom, row_bytes = MmaSyncAtom(w.dtype, w.dtype), config.block_k * ImplicitGemmShape.from_workload(w).itemsize
@@ -135,7 +123,7 @@ def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> W
 
 
 def make_mainloop(
-    w: Conv, config: MmaSyncTileConfig, tiling: WarpTiling, arguments: Mapping[str, Buffer], split: Expr, smem: Register
+    w: Conv, config: MmaSyncTileConfig, tiling: WarpTiling, arguments: Mapping[str, Buffer], split: Expr, smem: Expr
 ) -> MmaSyncMainloop:
     """Return the mainloop: layouts and loaders of the operands, fragments and stages."""
     shape, atom = ImplicitGemmShape.from_workload(w), tiling.atom
@@ -165,7 +153,7 @@ def make_epilogue(
     tiling: WarpTiling,
     arguments: Mapping[str, Buffer],
     split: Expr,
-    smem: Register,
+    smem: Expr,
     *,
     has_workspace: bool,
 ) -> StagedEpilogue:
@@ -189,10 +177,3 @@ def make_epilogue(
         pitch_bytes=int(config.pitch_bytes(staged_itemsize)),
         channel_args_offset=int(config.stage_and_tile_smem_bytes(shape, staged_itemsize)),
     )
-
-
-def allocate_smem(w: Conv, config: MmaSyncTileConfig, epilogue: StagedEpilogue) -> Buffer:
-    """Allocate dynamic shared memory: stages, staged tile and per-channel arguments."""
-    num_args = len(epilogue.register_ops.channel_args)
-    nbytes = int(config.dynamic_smem_bytes(epilogue.shape, epilogue.staged_itemsize, num_args))
-    return allocate("smem", nbytes // 4, "uint32", "shared.dyn")

@@ -13,7 +13,7 @@ from tvmconv.workloads import Conv, epilogue
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
-from .epilogue_split import compute_staged_itemsize, count_channel_args
+from .epilogue_split import compute_smem_bytes
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import (
     BLOCK_K_BYTES_CHOICES,
@@ -37,7 +37,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     k_tiles, num_tiles = config.k_tiles_per_block(gemm), config.num_tiles(gemm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
     num_blocks = config.num_blocks(gemm)
-    smem_bytes = config.dynamic_smem_bytes(gemm, compute_staged_itemsize(w, config), count_channel_args(w, config))
+    smem_bytes = compute_smem_bytes(w, config)
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=0 * smem_bytes,

@@ -13,7 +13,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, count_ctas_per_sm, estimate_k_tile_us
-from .epilogue_split import compute_staged_itemsize, count_channel_args
+from .epilogue_split import compute_smem_bytes
 from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MMA_M, MMA_N, MmaSyncTileConfig, list_options
 
 
@@ -76,10 +76,8 @@ def select_default_config(w: Conv) -> MmaSyncTileConfig:
     """Return the config with the best estimate among those that every GPU since sm_80 can run."""
     gemm = ImplicitGemmShape.from_workload(w)
     candidates = _list_candidates(gemm.itemsize, gemm.spatial_ndim)
-    smem_bytes = candidates.dynamic_smem_bytes(
-        gemm, compute_staged_itemsize(w, candidates), count_channel_args(w, candidates)
-    )
-    is_allowed = candidates.has_k_tile_in_each_part(gemm) & (smem_bytes <= PORTABLE_SHARED_BYTES)
+    fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES
+    is_allowed = candidates.has_k_tile_in_each_part(gemm) & fits
     return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))
 
 
