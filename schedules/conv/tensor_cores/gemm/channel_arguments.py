@@ -1,18 +1,85 @@
-"""Per-channel arguments of an epilogue, which a warpgroup prefetches once per work tile."""
+"""Per-channel arguments of an epilogue in shared memory, copied there once per work tile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARPGROUP_SIZE
 
-from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, load_global, logical_and, store, to_uint32
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    emit_ptx,
+    if_,
+    load_global,
+    logical_and,
+    store,
+    to_uint32,
+    unrolled_loop,
+)
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .atoms import ThreadPosition, named_barrier_sync
+from .cp_async import cp_async
 from .tile_scheduler import WorkTile
+
+
+@dataclass(frozen=True)
+class ChannelArgumentTile:
+    """The arguments of the channels of a tile: a row of float32 numbers for each argument.
+
+    Attributes:
+        names: Names of the arguments.
+        block_n: Channels of the tile.
+        smem: Shared-memory address.
+        first_row: Row of the first argument, if other tiles come first.
+    """
+
+    names: Sequence[str]
+    block_n: int
+    smem: Expr
+    first_row: Expr = 0
+
+    def address(self, name: str, channel: Expr) -> Expr:
+        """Return the address of an argument of a channel of the tile."""
+        row = self.first_row + self.names.index(name)
+        return self.smem + to_uint32((row * self.block_n + channel) * ACCUMULATOR_BYTES)
+
+    def load_pair(self, name: str, channel: Expr, pair: Sequence[Expr]) -> None:
+        """Load an argument of two neighbouring channels to registers."""
+        emit_ptx("ld.shared.v2.b32", *pair, self.address(name, channel))
+
+    def copy_async(
+        self,
+        arguments: Mapping[str, Buffer],
+        first_channel: Expr,
+        is_inside: Callable[[Expr], Expr],
+        vector: int,
+        thread: Expr,
+        num_threads: int,
+    ) -> None:
+        """Start the copies of all arguments by cp.async.
+
+        Args:
+            arguments: Argument buffers by name.
+            first_channel: Index of the tile's first channel in the arguments.
+            is_inside: Function from a channel of the tile to whether it exists; the others become zeros.
+            vector: Channels per copy, of which all or none exist.
+            thread: Index of this thread.
+            num_threads: Threads that copy.
+        """
+        num_copies = self.block_n // vector
+        for name in self.names:
+            with unrolled_loop(ceil_div(num_copies, num_threads), "i") as i:
+                copy = thread + i * num_threads
+                channel, nbytes = copy * vector, vector * ACCUMULATOR_BYTES
+                with if_(True if num_copies % num_threads == 0 else copy < num_copies):
+                    source = arguments[name], first_channel + channel
+                    cp_async(self.address(name, channel), *source, nbytes, is_inside(channel))
 
 
 class ChannelArguments:
@@ -38,7 +105,7 @@ class ChannelArguments:
         smem: Expr,
         warpgroup: Expr,
     ) -> None:
-        self._names, self._arguments, self._smem, self._warpgroup = names, arguments, smem, warpgroup
+        self._tile, self._arguments = ChannelArgumentTile(names, block_n, smem, warpgroup * len(names)), arguments
         self._block_n, self._channels_per_group, self._is_exact = block_n, channels_per_group, is_exact
         passes = ceil_div(block_n, WARPGROUP_SIZE)
         self._prefetched = {name: allocate(f"{name}_prefetched", passes, "float32") for name in names}
@@ -59,18 +126,18 @@ class ChannelArguments:
 
     def store_to_smem(self, thread: ThreadPosition) -> None:
         """Store the arguments to shared memory for all threads of the warpgroup."""
-        if not self._names:
+        if not self._pairs:
             return
         for name, registers in self._prefetched.items():
             for i, channel, is_in_tile in self._passes(thread):
                 with if_(is_in_tile):
-                    emit_ptx("st.shared.b32", self._address(name, channel), registers[i])
+                    emit_ptx("st.shared.b32", self._tile.address(name, channel), registers[i])
         named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
 
     def load_pair(self, channel: Expr) -> dict[str, list[Expr]]:
         """Load the arguments of two neighbouring channels of the tile."""
         for name, pair in self._pairs.items():
-            emit_ptx("ld.shared.v2.b32", pair[0], pair[1], self._address(name, channel))
+            self._tile.load_pair(name, channel, [pair[0], pair[1]])
         return {name: [pair[0], pair[1]] for name, pair in self._pairs.items()}
 
     def _passes(self, thread: ThreadPosition) -> list[tuple[int, Expr, Expr]]:
@@ -80,7 +147,3 @@ class ChannelArguments:
             thread.warpgroup_thread + i * WARPGROUP_SIZE for i in range(ceil_div(self._block_n, WARPGROUP_SIZE))
         ]
         return [(i, channel, True if is_exact else channel < self._block_n) for i, channel in enumerate(channels)]
-
-    def _address(self, name: str, channel: Expr) -> Expr:
-        row = self._warpgroup * len(self._names) + self._names.index(name)
-        return self._smem + to_uint32((row * self._block_n + channel) * ACCUMULATOR_BYTES)

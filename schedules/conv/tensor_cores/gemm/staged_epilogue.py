@@ -33,7 +33,7 @@ from ....tir_builder import (
     unrolled_loop,
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from .cp_async import cp_async
+from .channel_arguments import ChannelArgumentTile
 from .epilogue_ops import EpilogueOps, apply_to_vector, load_argument
 from .mma_sync_mainloop import WarpTiling
 from .pipelines import map_to_cta
@@ -58,7 +58,7 @@ class StagedEpilogue:
         smem: Shared-memory address of the CTA.
         tile_offset: Offset of the staged tile in bytes.
         pitch_bytes: Bytes from one row of the staged tile to the next.
-        channel_args_offset: Offset of per-channel arguments in bytes.
+        channel_args: Per-channel arguments of `register_ops` in shared memory.
     """
 
     shape: ImplicitGemmShape
@@ -72,7 +72,7 @@ class StagedEpilogue:
     smem: Expr
     tile_offset: int
     pitch_bytes: int
-    channel_args_offset: int
+    channel_args: ChannelArgumentTile
 
     @property
     def staged_itemsize(self) -> int:
@@ -91,19 +91,17 @@ class StagedEpilogue:
         CTAs that split a reduction, only the first adds these arguments. All threads have read them before the copy for
         the next tile starts, because a barrier lies between the mainloop and the store of the tile.
         """
-        width, tiling = math.gcd(self.shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES), self.tiling
-        num_copies = tiling.block_n // width
-        for name in self.register_ops.channel_args:
-            with unrolled_loop(ceil_div(num_copies, tiling.num_threads), "i") as i:
-                copy = tiling.thread.thread + i * tiling.num_threads
-                channel = tile.n + copy * width
-                is_inside = logical_and(
-                    True if self.shape.n % tiling.block_n == 0 else channel < self.shape.n,
-                    True if self.num_parts == 1 else self.split == 0,
-                )
-                address, index = self._channel_arg_address(name, copy * width), tile.group * self.shape.n + channel
-                with if_(True if num_copies % tiling.num_threads == 0 else copy < num_copies):
-                    cp_async(address, self.arguments[name], index, width * ACCUMULATOR_BYTES, is_inside)
+        tiling, shape = self.tiling, self.shape
+
+        def is_inside(channel: Expr) -> Expr:
+            return logical_and(
+                True if shape.n % tiling.block_n == 0 else tile.n + channel < shape.n,
+                True if self.num_parts == 1 else self.split == 0,
+            )
+
+        vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
+        threads = tiling.thread.thread, tiling.num_threads
+        self.channel_args.copy_async(self.arguments, tile.group * shape.n + tile.n, is_inside, vector, *threads)
 
     def init_accumulators(self, accumulators: Buffer, tile: WorkTile) -> None:
         """Set the accumulators to zero, or to a residual if that is an operation on accumulators."""
@@ -133,11 +131,11 @@ class StagedEpilogue:
         address = self.smem + to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
         address = address + to_uint32(column * itemsize)
         channel_values = {}
-        for name in self.register_ops.channel_args:
+        for name in self.channel_args.names:
             channel_values[name] = registers = allocate(f"{name}_columns", tiling.mmas_n * 2, "float32")
             with unrolled_loop(tiling.mmas_n, "j") as mma_n:
-                source = self._channel_arg_address(name, column + mma_n * tiling.atom.n)
-                emit_ptx("ld.shared.v2.b32", registers[mma_n * 2], registers[mma_n * 2 + 1], source)
+                pair = [registers[mma_n * 2 + e] for e in range(2)]
+                self.channel_args.load_pair(name, column + mma_n * tiling.atom.n, pair)
         ops = replace(self.register_ops, ops=tuple(op for op in self.register_ops.ops if op.argument_kind != "output"))
         m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n, "j")
         with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:
@@ -192,11 +190,6 @@ class StagedEpilogue:
     def _channels(self) -> int:
         """Channels of an output pixel."""
         return self.shape.groups * self.shape.n
-
-    def _channel_arg_address(self, name: str, channel: Expr) -> Expr:
-        row_bytes = self.tiling.block_n * ACCUMULATOR_BYTES
-        offset = self.channel_args_offset + self.register_ops.channel_args.index(name) * row_bytes
-        return self.smem + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
 
     def _locate(self, vector_idx: Expr, num_vectors: int, tile: WorkTile) -> tuple[Expr, Expr, Expr, Expr]:
         """Return whether a vector is stored, its offset in shared memory, its first channel, and its output index."""

@@ -12,8 +12,9 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv
 
-from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, logical_and, serial_loop
+from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, logical_and, serial_loop, to_uint32
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
+from ..gemm.channel_arguments import ChannelArgumentTile
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
@@ -175,5 +176,9 @@ def make_epilogue(
         # With several tiles per CTA, the staged tile lies behind the stages, which hold the next tile's operands.
         tile_offset=0 if config.tiles_per_block == 1 else int(config.stages * config.stage_bytes(shape)),
         pitch_bytes=int(config.pitch_bytes(staged_itemsize)),
-        channel_args_offset=int(config.stage_and_tile_smem_bytes(shape, staged_itemsize)),
+        channel_args=ChannelArgumentTile(
+            [op.name for op in register_ops if op.argument_kind == "channel"],
+            config.block_n,
+            smem + to_uint32(int(config.stage_and_tile_smem_bytes(shape, staged_itemsize))),
+        ),
     )
