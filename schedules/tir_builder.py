@@ -222,6 +222,11 @@ def logical_and(*conditions: Expr) -> Expr:
     return conjunction
 
 
+def is_below(index: Expr, extent: int, tile: int) -> Expr:
+    """Return whether an index is below an extent; True, which needs no test, if whole tiles fill the extent."""
+    return True if extent % tile == 0 else index < extent
+
+
 def to_uint32(value: Expr) -> Expr:
     """Return an index as a 32-bit unsigned number, the type of shared-memory addresses."""
     return T.uint32(value)

@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
@@ -31,7 +29,6 @@ from ....tir_builder import (
     store_global,
     store_shared,
     to_uint32,
-    unpack,
 )
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
@@ -231,11 +228,9 @@ class ChannelsFirstEpilogue:
         self, values: Sequence[Expr], pair: int, channel_values: dict[str, list[Expr]], first_register: int
     ) -> None:
         """Apply the epilogue to two neighbouring columns and pack the rounded results."""
+        words = self._output.itemsize // 2  # registers of a pair
         residuals = {
-            name: unpack([registers[pair]], 2, self._ops.dtype)
-            if self._output.itemsize == 2
-            else [T.reinterpret("float32", registers[pair * 2 + e]) for e in range(2)]
-            for name, registers in self._residuals.items()
+            name: [registers[pair * words + e] for e in range(words)] for name, registers in self._residuals.items()
         }
-        arguments, accumulators = channel_values | residuals, values[pair * 2 : pair * 2 + 2]
-        apply_to_pair(self._ops, accumulators, arguments, self._pair, self._packed, first_register)
+        sums = values[pair * 2 : pair * 2 + 2]
+        apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed, first_register)

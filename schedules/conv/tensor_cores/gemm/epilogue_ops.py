@@ -70,21 +70,24 @@ class EpilogueOps:
 def apply_to_pair(
     ops: EpilogueOps,
     accumulators: Sequence[Expr],
-    arguments: Mapping[str, Sequence[Expr]],
+    channel_values: Mapping[str, Sequence[Expr]],
+    residuals: Mapping[str, Sequence[Expr]],
     pair: Buffer,
     packed: Buffer,
-    first_register: int,
+    first_register: int = 0,
 ) -> None:
     """Apply an epilogue to two neighbouring columns of a fragment, and pack the rounded results.
 
     Args:
         ops: The epilogue.
         accumulators: The two accumulators.
-        arguments: Arguments of both columns by name.
+        channel_values: Per-channel arguments of both columns by name.
+        residuals: Elements of residuals by name, packed into 32-bit registers as the results will be.
         pair: Two float32 registers.
         packed: uint32 registers that receive the results.
         first_register: First register of `packed` that is written.
     """
+    arguments = {**channel_values, **{name: unpack(words, 2, ops.dtype) for name, words in residuals.items()}}
     for e in range(2):
         store(pair, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
     ops.pack(packed, first_register, [pair[e] for e in range(2)])

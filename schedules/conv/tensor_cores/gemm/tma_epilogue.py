@@ -22,7 +22,6 @@ from ....tir_builder import (
     if_,
     load_shared,
     to_uint32,
-    unpack,
     unrolled_loop,
 )
 from .atoms import ThreadPosition, WgmmaAtom, ldmatrix_x4, named_barrier_sync, stmatrix_x4
@@ -181,16 +180,9 @@ class TmaEpilogue:
                     channel_values = self.channels.load_pair(channel + (columns * 16 + pair * 4))
                 first, residuals = (columns * 4 + pair) * 2, {}
                 if self._residual is not None:
-                    words = [self._residual[columns * 4 + pair]]
-                    residuals = dict.fromkeys(self._ops.residuals, unpack(words, 2, self._tile.dtype))
-                apply_to_pair(
-                    self._ops,
-                    accumulators[first : first + 2],
-                    channel_values | residuals,
-                    self._pair,
-                    self._packed,
-                    pair,
-                )
+                    residuals = {name: [self._residual[columns * 4 + pair]] for name in self._ops.residuals}
+                sums = accumulators[first : first + 2]
+                apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed, pair)
             stmatrix_x4(address, [self._packed[e] for e in range(4)])
 
     def _copy_words(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
@@ -204,8 +196,7 @@ class TmaEpilogue:
                 first, residuals = columns * 4 + half * 2, {}
                 if self._residual is not None:
                     load_shared(self._residual, address, 8)
-                    residuals = dict.fromkeys(self._ops.residuals, unpack(self._residual, 2, self._tile.dtype))
-                apply_to_pair(
-                    self._ops, accumulators[first : first + 2], channel_values | residuals, self._pair, self._packed, 0
-                )
+                    residuals = {name: [self._residual[e] for e in range(2)] for name in self._ops.residuals}
+                sums = accumulators[first : first + 2]
+                apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed)
                 emit_ptx("st.shared.v2.b32", address, self._packed[0], self._packed[1])

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from ....tir_builder import Expr, Register, allocate, block_axes, emit_ptx, thread_axis, to_uint32
+from ....tir_builder import Expr, block_axes, thread_axis, to_uint32
 from ..gemm.atoms import ThreadPosition
-from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, WORD_BYTES, RowLayout
+from ..gemm.channel_arguments import ChannelArgumentTile
+from ..gemm.cta import allocate_smem
+from .row_layout import MMA_CHANNELS, MMA_PIXELS, RowLayout
 from .smem_layout import StemSmemLayout
 from .tile_config import StemTileConfig
 
@@ -34,7 +36,7 @@ class StemCta:
     channel_tile: Expr
     index: Expr
     thread: ThreadPosition
-    smem: Register
+    smem: Expr
 
     @property
     def num_threads(self) -> int:
@@ -44,7 +46,7 @@ class StemCta:
     @property
     def num_mma_n(self) -> int:
         """Instructions along the channels."""
-        return int(self.config.block_n) // MMA_CHANNELS
+        return self.config.block_n // MMA_CHANNELS
 
     @property
     def row_layout(self) -> RowLayout:
@@ -64,12 +66,12 @@ class StemCta:
     @property
     def first_channel(self) -> Expr:
         """First output channel of the tile."""
-        return self.channel_tile * int(self.config.block_n)
+        return self.channel_tile * self.config.block_n
 
     @property
     def inputs_offset(self) -> int:
         """Offset of the inputs in bytes."""
-        return int(self.config.weight_bytes) + int(self.config.argument_bytes)
+        return self.config.weight_bytes + self.config.argument_bytes
 
     @property
     def filters_offset(self) -> int:
@@ -80,17 +82,13 @@ class StemCta:
     def output_address(self) -> Expr:
         """Address at which the warp arranges its outputs."""
         offset = self.inputs_offset + int(self.config.num_input_buffers) * int(self.config.input_bytes)
-        return self.smem.value + to_uint32(offset) + to_uint32(self.thread.warp * int(self.config.output_bytes))
+        return self.smem + to_uint32(offset) + to_uint32(self.thread.warp * self.config.output_bytes)
 
-    def argument_address(self, arg_idx: int, channel: Expr) -> Expr:
-        """Return the address of a per-channel epilogue argument."""
-        offset = int(self.config.weight_bytes) + arg_idx * int(self.config.block_n) * ACCUMULATOR_BYTES
-        return self.smem.value + to_uint32(offset) + to_uint32(channel * ACCUMULATOR_BYTES)
-
-    def load_argument_pair(self, arg_idx: int, mma_n: Expr, pair: list[Expr]) -> None:
-        """Load a per-channel epilogue argument for the lane's two channels of an mma."""
-        address = self.argument_address(arg_idx, mma_n * MMA_CHANNELS + self.thread.lane % QUAD_WORDS * 2)
-        emit_ptx("ld.shared.v2.f32", *pair, address)
+    @property
+    def channel_args(self) -> ChannelArgumentTile:
+        """Per-channel arguments of the epilogue."""
+        address = self.smem + to_uint32(self.config.weight_bytes)
+        return ChannelArgumentTile(self.config.channel_args, self.config.block_n, address)
 
     def pixel_column(self, pixel: Expr) -> Expr:
         """Return the column within the tile of one of the warp's 16 pixels."""
@@ -103,8 +101,8 @@ class StemCta:
 
     def tile_origin(self, tile_idx: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the image, the first output row and the first output column of a tile."""
-        tiles_q, tiles_p = int(self.config.num_tiles_q), int(self.config.num_tiles_p)
-        row, column = tile_idx // tiles_q % tiles_p * self.config.block_p, tile_idx % tiles_q * int(self.config.block_q)
+        tiles_q, tiles_p = self.config.num_tiles_q, self.config.num_tiles_p
+        row, column = tile_idx // tiles_q % tiles_p * self.config.block_p, tile_idx % tiles_q * self.config.block_q
         return tile_idx // (tiles_p * tiles_q), row, column
 
     def accumulator(self, output_row: Expr, mma_n: Expr) -> Expr:
@@ -115,11 +113,10 @@ class StemCta:
 @contextmanager
 def open_cta(config: StemTileConfig) -> Iterator[StemCta]:
     """Open the loops over CTAs and threads."""
-    grid = block_axes(int(config.num_channel_tiles), int(config.num_pixel_ctas))
-    with grid as (channel_tile, index), thread_axis(int(config.num_threads), "threadIdx.x") as thread:
-        smem = allocate("smem", int(config.dynamic_smem_bytes) // WORD_BYTES, "uint32", "shared.dyn")
-        address = Register("smem_base", "uint32", T.cuda.cvta_generic_to_shared(smem.access_ptr("rw")))
-        yield StemCta(config, channel_tile, index, ThreadPosition(thread), address)
+    grid = block_axes(config.num_channel_tiles, int(config.num_pixel_ctas))
+    with grid as (channel_tile, index), thread_axis(config.num_threads, "threadIdx.x") as thread:
+        smem = allocate_smem(int(config.dynamic_smem_bytes))
+        yield StemCta(config, channel_tile, index, ThreadPosition(thread), smem)
 
 
 def join_halves(low: Expr, high: Expr) -> Expr:

@@ -111,4 +111,4 @@ class StemInputLoader:
         row_idx, unit_in_row = unit // self._smem.units_per_row, unit % self._smem.units_per_row
         unit_bytes = self._rows.elements_per_unit * self._rows.element_bytes
         offset = self._cta.inputs_offset + (row_idx * self._smem.row_bytes + unit_in_row * unit_bytes)
-        return self._cta.smem.value + to_uint32(buffer * int(self._cta.config.input_bytes)) + to_uint32(offset)
+        return self._cta.smem + to_uint32(buffer * int(self._cta.config.input_bytes)) + to_uint32(offset)

@@ -10,7 +10,7 @@ from .epilogue import StemEpilogue
 from .input_loader import StemInputLoader
 from .mainloop import StemMainloop
 from .tile_config import StemTileConfig
-from .weight_loader import copy_filters, load_channel_args, spread_filters
+from .weight_loader import copy_filters, spread_filters
 
 
 def emit_kernel(config: StemTileConfig, arguments: dict[str, Buffer]) -> None:
@@ -26,10 +26,10 @@ def emit_kernel(config: StemTileConfig, arguments: dict[str, Buffer]) -> None:
         loader, mainloop = StemInputLoader(cta, arguments["X"]), StemMainloop(cta)
         epilogue = StemEpilogue(cta, arguments)
         copy_filters(cta, arguments["K"])  # the first inputs are requested while the weight is spread
+        epilogue.copy_channel_args()
         emit_call(T.ptx.cp.async_.commit_group())
         for prefetched in range(num_prefetched):
             loader.load_if_valid(cta.tile_at(prefetched), prefetched)
-        load_channel_args(cta, arguments)
         emit_call(T.ptx.cp.async_.wait_group(num_prefetched if cta.row_layout.can_copy_async else 0))
         emit_call(T.cuda.cta_sync())
         spread_filters(cta)

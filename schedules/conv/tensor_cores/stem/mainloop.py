@@ -23,7 +23,7 @@ class StemMainloop:
         self._cta, self._atom = cta, MmaSyncAtom(cta.config.w.dtype, cta.config.w.dtype)
         self._quads = list(cta.smem_layout.list_quads())
         self._patterns = list(dict.fromkeys(map(_pattern_of, self._quads)))
-        self.accumulators = allocate("accumulators", int(cta.config.num_accumulators), ACCUMULATOR)
+        self.accumulators = allocate("accumulators", cta.config.num_accumulators, ACCUMULATOR)
         num_weight_steps = cta.row_layout.num_k_steps if cta.config.weights_in_registers else 1
         self._a_fragment = allocate("a_fragment", self._atom.a_registers, "uint32")
         self._b_fragments = allocate("b_fragments", num_weight_steps * cta.num_mma_n * self._atom.b_registers, "uint32")
@@ -33,9 +33,9 @@ class StemMainloop:
     def init_lane_addresses(self) -> None:
         """Compute each lane's shared-memory addresses of its pixel, per quad pattern, and of the weight."""
         cta, layout, lane = self._cta, self._cta.row_layout, self._cta.thread.lane
-        row = cta.phase * int(cta.config.block_n) + lane % 8 + lane // 16 * 8
+        row = cta.phase * cta.config.block_n + lane % 8 + lane // 16 * 8
         offset = row * layout.weight_row_bytes + lane // 8 % 2 * VECTOR_BYTES
-        self._weight_address.set(cta.smem.value + to_uint32(offset))
+        self._weight_address.set(cta.smem + to_uint32(offset))
         column = cta.pixel_column(lane // QUAD_WORDS * cta.smem_layout.pixel_spread[0])
         first_word = (layout.lead_elements + column * layout.output_step_elements) // layout.elements_per_word
         for pattern_idx, pattern in enumerate(self._patterns):
@@ -44,7 +44,7 @@ class StemMainloop:
                 offset = T.Select(lane % QUAD_WORDS == word, pattern[word], offset)
             if pattern == tuple(word * WORD_BYTES for word in range(QUAD_WORDS)):
                 offset = lane % QUAD_WORDS * WORD_BYTES
-            address = cta.smem.value + to_uint32(cta.inputs_offset + first_word * WORD_BYTES + offset)
+            address = cta.smem + to_uint32(cta.inputs_offset + first_word * WORD_BYTES + offset)
             store(self._pixel_addresses, pattern_idx, address)
 
     def load_all_weights(self) -> None:
@@ -85,7 +85,7 @@ class StemMainloop:
     def _load_weights(self, k_step: int, fragment: int) -> None:
         """Load the weight fragments of a k-step."""
         row_bytes = self._cta.row_layout.weight_row_bytes
-        with unrolled_loop(int(self._cta.config.block_n) // 16, "j") as pair:
+        with unrolled_loop(self._cta.config.block_n // 16, "j") as pair:
             offset = pair * (16 * row_bytes) + k_step * MMA_K_WORDS * WORD_BYTES
             registers = self._b_fragment(fragment, pair * 2, 2)
             ldmatrix_x4(registers, self._weight_address.value + to_uint32(offset))

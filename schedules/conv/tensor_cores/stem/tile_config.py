@@ -17,6 +17,7 @@ from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv2d
 
 from ...tile_config import TileConfig
+from ..gemm.epilogue_ops import EpilogueOps
 from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, VECTOR_BYTES, RowLayout
 from .smem_layout import StemSmemLayout, choose_smem_layout
 
@@ -147,9 +148,14 @@ class StemTileConfig(TileConfig):
         return self.block_n * self.row_layout.filter_elements * self.row_layout.element_bytes
 
     @property
+    def channel_args(self) -> list[str]:
+        """Names of the per-channel arguments of the epilogue."""
+        return EpilogueOps.from_workload(self.w).channel_args
+
+    @property
     def argument_bytes(self) -> Any:
-        """Shared memory of the per-channel epilogue arguments in bytes."""
-        return self.block_n * ACCUMULATOR_BYTES * sum(op.argument_kind == "channel" for op in self.w.argument_ops)
+        """Shared memory of the per-channel arguments in bytes."""
+        return self.block_n * ACCUMULATOR_BYTES * len(self.channel_args)
 
     @property
     def output_row_bytes(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -31,21 +30,6 @@ from .row_layout import MMA_K_WORDS, VECTOR_BYTES, WORD_BYTES
 ROWS_IN_FLIGHT = 8  # weight rows that a thread loads at a time
 
 
-def load_channel_args(cta: StemCta, arguments: Mapping[str, Buffer]) -> None:
-    """Copy the per-channel epilogue arguments to shared memory."""
-    block_n, num_threads, w = int(cta.config.block_n), cta.num_threads, cta.config.w
-    names = [op.name for op in w.argument_ops if op.argument_kind == "channel"]
-    value = Register("argument", "float32")
-    for arg_idx, name in enumerate(names):
-        with serial_loop(ceil_div(block_n, num_threads), "i") as i:
-            channel = i * num_threads + cta.thread.thread
-            with if_(channel < block_n if block_n % num_threads else True):
-                is_valid = cta.first_channel + channel < w.O
-                source = T.Select(is_valid, cta.first_channel + channel, 0)
-                emit_ptx("ld.global.nc.f32", value.value, arguments[name].access_ptr("r", offset=source))
-                emit_ptx("st.shared.f32", cta.argument_address(arg_idx, channel), value.value)
-
-
 def copy_filters(cta: StemCta, filters: Buffer) -> None:
     """Copy the tile's filters to shared memory unchanged, with zeros behind the last filter.
 
@@ -55,17 +39,17 @@ def copy_filters(cta: StemCta, filters: Buffer) -> None:
     """
     rows, w, thread, num_threads = cta.row_layout, cta.config.w, cta.thread.thread, cta.num_threads
     vector = VECTOR_BYTES // rows.element_bytes
-    num_vectors = int(cta.config.filter_bytes) // VECTOR_BYTES
+    num_vectors = cta.config.filter_bytes // VECTOR_BYTES
     first, end = (channels * rows.filter_elements for channels in (cta.first_channel, w.O))
     last_vector, rest = (end - first) // vector, end % vector
-    smem = cta.smem.value + to_uint32(cta.filters_offset)
+    smem = cta.smem + to_uint32(cta.filters_offset)
     with serial_loop(ceil_div(num_vectors, num_threads), "i") as i:
         index = i * num_threads + thread
         is_vector = index < num_vectors if num_vectors % num_threads else True
         with if_(logical_and(is_vector, index != last_vector if rest else True)):
             source: Expr = first + index * vector
-            is_inside = source < end if w.O % int(cta.config.block_n) else True
-            source = T.Select(is_inside, source, 0) if w.O % int(cta.config.block_n) else source
+            is_inside = source < end if w.O % cta.config.block_n else True
+            source = T.Select(is_inside, source, 0) if w.O % cta.config.block_n else source
             destination = smem + to_uint32(index * VECTOR_BYTES)
             cp_async(destination, filters, source, VECTOR_BYTES, is_inside, prefetches_l2=False)
     if rest:
@@ -82,7 +66,7 @@ def spread_filters(cta: StemCta) -> None:
 
     A thread writes the same word position of several channels, so that its source offset is computed once.
     """
-    block_n, thread, num_threads = int(cta.config.block_n), cta.thread.thread, cta.num_threads
+    block_n, thread, num_threads = cta.config.block_n, cta.thread.thread, cta.num_threads
     words_per_row = cta.row_layout.num_k_steps * MMA_K_WORDS
     channels_per_pass = max(1, num_threads // words_per_row)
     while block_n % channels_per_pass:
@@ -110,11 +94,11 @@ class _FilterSpread:
         """Write a word of the first channel and of every `channels_per_pass`-th channel after it."""
         self._locate_sources(word, first_channel, phase)
         cta, rows = self._cta, self._cta.row_layout
-        first_row = phase * int(cta.config.block_n) + first_channel
+        first_row = phase * cta.config.block_n + first_channel
         position = rows.word_position(word, cta.smem_layout.groups_row_ends, T.Select)
         row_offset = first_row * rows.weight_row_bytes + position * WORD_BYTES
-        self._row_address.set(cta.smem.value + to_uint32(row_offset))
-        rows_per_channel = int(cta.config.block_n) // self._channels_per_pass
+        self._row_address.set(cta.smem + to_uint32(row_offset))
+        rows_per_channel = cta.config.block_n // self._channels_per_pass
         batch = math.gcd(rows_per_channel, ROWS_IN_FLIGHT)
         with serial_loop(rows_per_channel // batch, "i") as i:
             with unrolled_loop(batch, "j") as j:
@@ -143,7 +127,7 @@ class _FilterSpread:
             else:
                 source = source + tap * rows.elements_per_pixel + element % rows.elements_per_pixel
             offset = to_uint32(T.Select(is_inside, source, 0) * element_bytes)
-            store(self._sources, e, self._cta.smem.value + to_uint32(self._cta.filters_offset) + offset)
+            store(self._sources, e, self._cta.smem + to_uint32(self._cta.filters_offset) + offset)
             bits = (1 << 8 * element_bytes) - 1 << 8 * element_bytes * e
             mask = mask | T.Select(is_inside, T.uint32(bits), T.uint32(0))
         self._keep_mask.set(mask)
