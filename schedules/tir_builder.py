@@ -166,6 +166,16 @@ def guarded_loop(loop: AbstractContextManager[Expr], predicate: Callable[[Expr],
         yield i
 
 
+@contextmanager
+def items_loop(num_items: int, thread: Expr, num_threads: int, *, is_unrolled: bool = False) -> Iterator[Expr]:
+    """Open the loop of a thread over its items, which are every `num_threads`-th one from the thread's index on."""
+    open_loop = unrolled_loop if is_unrolled else serial_loop
+    with open_loop(ceil_div(num_items, num_threads), "i") as i:
+        item = i * num_threads + thread
+        with if_(is_below(item, num_items, num_threads)):
+            yield item
+
+
 def thread_axis(extent: int, thread_tag: str) -> AbstractContextManager[Expr]:
     """Open a loop that is bound to a thread axis such as `blockIdx.x`."""
     return _name_loop_variable(ir.thread_binding(extent, thread=thread_tag), thread_tag.replace("Idx.", "_"))
@@ -186,7 +196,7 @@ def thread_per_item(num_items: int, num_threads: int, *, uses_pdl: bool = False)
             emit_ptx("griddepcontrol.wait")
             emit_ptx("griddepcontrol.launch_dependents")
         item = block * num_threads + thread
-        with if_(True if num_items % num_threads == 0 else item < num_items):
+        with if_(is_below(item, num_items, num_threads)):
             yield item
 
 

@@ -74,6 +74,16 @@ class WinogradTileConfig(TileConfig):
         return round_up(self.w.C, self.block_k)
 
     @property
+    def padded_output_channels(self) -> Any:
+        """Output channels, rounded up to whole blocks."""
+        return round_up(self.w.O, self.block_channels)
+
+    @property
+    def num_filters(self) -> Any:
+        """Filters of one input channel each, with the padding of both axes."""
+        return self.padded_channels * self.padded_output_channels
+
+    @property
     def exchanged_channels(self) -> Any:
         """Output channels whose products are in shared memory at a time."""
         return self.threads_y * self.channels_per_exchange

@@ -5,7 +5,7 @@ Channels are last in memory, as in the operands: `V` is (tiles, α², C), `U` (�
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -17,6 +17,7 @@ from ....tir_builder import (
     Expr,
     allocate,
     if_,
+    is_below,
     load_global,
     logical_and,
     pack,
@@ -28,7 +29,8 @@ from ....tir_builder import (
 from ...tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..cook_toom import FractionMatrix
 from ..knobs import WinogradTileGrid
-from ..te_stages import transpose, weighted_sum
+from ..te_stages import transpose
+from ..transform import transform_both_axes
 
 TRANSFORM_THREADS = 128  # threads per block
 TF32_DROPPED_BITS = 13  # low bits of a float32 mantissa that TF32, with 10 bits, drops
@@ -48,12 +50,11 @@ def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: B
     vectors_per_filter = w.C // vector
     with thread_per_item(w.O * vectors_per_filter, TRANSFORM_THREADS) as index:
         channel_out, channel_in = index // vectors_per_filter, index % vectors_per_filter * vector
-        transform = _WinogradTransform(w, (w.R, w.R), vector)
-        for r in range(w.R):
-            for s in range(w.S):
-                transform.load(K, (r, s), ((channel_out * w.R + r) * w.S + s) * w.C + channel_in, True)
-        for point, value in transform.apply(transpose(G)):
-            u, v = point
+
+        def locate(r: int, s: int) -> tuple[Expr, Expr]:
+            return ((channel_out * w.R + r) * w.S + s) * w.C + channel_in, True
+
+        for (u, v), value in _load_and_transform(w, transpose(G), K, vector, locate):
             _round_and_store(w, U, ((u * grid.alpha + v) * w.O + channel_out) * w.C + channel_in, value, vector)
 
 
@@ -72,13 +73,13 @@ def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vecto
     with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
         tile, channel_in = index // vectors_per_tile, index % vectors_per_tile * vector
         image, row, column = grid.tile_origin(tile)
-        transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
-        for i in range(grid.alpha):
-            for j in range(grid.alpha):
-                y, x = row + i - top, column + j - left
-                is_inside = logical_and(y >= 0, y < w.H, x >= 0, x < w.W)
-                transform.load(X, (i, j), ((image * w.H + y) * w.W + x) * w.C + channel_in, is_inside)
-        for (u, v), value in transform.apply(B):
+
+        def locate(i: int, j: int) -> tuple[Expr, Expr]:
+            y, x = row + i - top, column + j - left
+            is_inside = logical_and(y >= 0, y < w.H, x >= 0, x < w.W)
+            return ((image * w.H + y) * w.W + x) * w.C + channel_in, is_inside
+
+        for (u, v), value in _load_and_transform(w, B, X, vector, locate):
             _round_and_store(w, V, (tile * grid.alpha**2 + u * grid.alpha + v) * w.C + channel_in, value, vector)
 
 
@@ -100,71 +101,51 @@ def transform_outputs(
     with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
         tile, channel_out = index // vectors_per_tile, index % vectors_per_tile * vector
         image, row, column = grid.tile_origin(tile)
-        transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
-        for i in range(grid.alpha):
-            for j in range(grid.alpha):
-                transform.load(M, (i, j), (tile * grid.alpha**2 + i * grid.alpha + j) * w.O + channel_out, True)
-        for (u, v), value in transform.apply(A):
+
+        def locate(i: int, j: int) -> tuple[Expr, Expr]:
+            return (tile * grid.alpha**2 + i * grid.alpha + j) * w.O + channel_out, True
+
+        for (u, v), value in _load_and_transform(w, A, M, vector, locate):
             p, q = row + u, column + v
-            is_inside = logical_and(
-                True if num_rows % grid.m == 0 else p < num_rows, True if num_columns % grid.m == 0 else q < num_columns
-            )
-            with if_(is_inside):
+            with if_(logical_and(is_below(p, num_rows, grid.m), is_below(q, num_columns, grid.m))):
                 output_index = ((image * num_rows + p) * num_columns + q) * w.O + channel_out
                 apply_to_vector(ops, arguments, channel_out, output_index, vector, value, registers)
                 store_global(arguments["Y"], output_index, registers, vector)
 
 
-class _WinogradTransform:
-    """Matrices of a thread's channels, which are loaded and then transformed along both axes.
+def _load_and_transform(
+    w: Conv2d, matrix: FractionMatrix, source: Buffer, vector: int, locate: Callable[[int, int], tuple[Expr, Expr]]
+) -> Iterator[tuple[tuple[int, int], Buffer]]:
+    """Load a matrix X of each of a thread's channels, and yield the elements of matrixᵀ · X · matrix.
 
     Args:
         w: The workload.
-        shape: Shape of each matrix.
-        vector: Number of channels.
+        matrix: The transform.
+        source: Array of X.
+        vector: Number of channels, which are neighbours in memory.
+        locate: Function from a row and a column of X to an index in the array, and to whether that is valid; elements
+            of X are zero otherwise.
+
+    Yields:
+        The position of an element, and an array of its channels, which the caller may change.
     """
-
-    def __init__(self, w: Conv2d, shape: tuple[int, int], vector: int) -> None:
-        self._w, self._shape, self._vector_channels = w, shape, vector
-        rows, columns = shape
-        self._words_per_element = max(1, vector * get_itemsize(w.storage) // 4)
-        self._element_words = [
-            [allocate(f"in_{i}_{j}", self._words_per_element, "uint32") for j in range(columns)] for i in range(rows)
-        ]
-
-    def load(self, source: Buffer, position: tuple[int, int], index: Expr, is_valid: Expr) -> None:
-        """Load an element of all channels, or zeros if it is not valid."""
-        i, j = position
-        element_words = self._element_words[i][j]
-        if is_valid is not True:
-            for e in range(self._words_per_element):
-                store(element_words, e, T.uint32(0))
-        with if_(is_valid):
-            load_global(element_words, source, index, self._vector_channels, is_constant=False)
-
-    def apply(self, matrix: FractionMatrix) -> Iterator[tuple[tuple[int, int], Buffer]]:
-        """Yield the position and value of each element of matrixᵀ · X · matrix; the value is an array of the channels.
-
-        All elements are yielded in the same array, which the caller may change.
-        """
-        (rows, columns), num_channels, weights = self._shape, self._vector_channels, transpose(matrix)
-        num_outputs = len(weights)
-        along_rows = allocate("along_rows", num_outputs * columns * num_channels, "float32")
-        for j in range(columns):
-            channels = [unpack(self._element_words[i][j], num_channels, self._w.storage) for i in range(rows)]
-            for u in range(num_outputs):
-                for e in range(num_channels):
-                    column = [channel_values[e] for channel_values in channels]
-                    store(
-                        along_rows, (u * columns + j) * num_channels + e, weighted_sum(column.__getitem__, weights[u])
-                    )
-        value_regs = allocate("value", max(2, num_channels), "float32")
-        for u in range(num_outputs):
-            for v in range(num_outputs):
-                for e in range(num_channels):
-                    row = [along_rows[(u * columns + j) * num_channels + e] for j in range(columns)]
-                    store(value_regs, e, weighted_sum(row.__getitem__, weights[v]))
-                yield (u, v), value_regs
+    words_per_element = max(1, vector * get_itemsize(w.storage) // 4)
+    size = len(matrix)
+    words = [[allocate(f"in_{i}_{j}", words_per_element, "uint32") for j in range(size)] for i in range(size)]
+    for i, row in enumerate(words):
+        for j, element_words in enumerate(row):
+            index, is_valid = locate(i, j)
+            if is_valid is not True:
+                for e in range(words_per_element):
+                    store(element_words, e, T.uint32(0))
+            with if_(is_valid):
+                load_global(element_words, source, index, vector, is_constant=False)
+    value_regs = allocate("value", max(2, vector), "float32")
+    columns = transform_both_axes(matrix, lambda j: [unpack(row[j], vector, w.storage) for row in words], vector)
+    for point, channels in columns:
+        for e, value in enumerate(channels):
+            store(value_regs, e, value)
+        yield point, value_regs
 
 
 def _round_and_store(w: Conv2d, destination: Buffer, index: Expr, value_regs: Buffer, num_channels: int) -> None:
