@@ -51,9 +51,12 @@ class TileConfig:
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def declare_choices(k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig) -> dict[str, Any]:
-    """Declare a knob for each list of options, with the default's attribute as its default, and return the values."""
-    return {name: k.choice(name, choices, getattr(default, name)) for name, choices in options.items()}
+def declare_choices(
+    k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig | Mapping[str, Any]
+) -> dict[str, Any]:
+    """Declare a knob for each list of options, with its default from a config or by name, and return the values."""
+    defaults = vars(default) if isinstance(default, TileConfig) else default
+    return {name: k.choice(name, choices, defaults[name]) for name, choices in options.items()}
 
 
 def add_rules(

@@ -16,11 +16,11 @@ from ....tir_builder import (
     allocate,
     emit_ptx,
     if_,
+    items_loop,
     load_global,
     logical_and,
     store,
     to_uint32,
-    unrolled_loop,
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .atoms import ThreadPosition, named_barrier_sync
@@ -74,12 +74,10 @@ class ChannelArgumentTile:
         """
         num_copies = self.block_n // vector
         for name in self.names:
-            with unrolled_loop(ceil_div(num_copies, num_threads), "i") as i:
-                copy = thread + i * num_threads
-                channel, nbytes = copy * vector, vector * ACCUMULATOR_BYTES
-                with if_(True if num_copies % num_threads == 0 else copy < num_copies):
-                    source = arguments[name], first_channel + channel
-                    cp_async(self.address(name, channel), *source, nbytes, is_inside(channel))
+            with items_loop(num_copies, thread, num_threads, is_unrolled=True) as copy:
+                channel, source = copy * vector, arguments[name]
+                address, nbytes = self.address(name, channel), vector * ACCUMULATOR_BYTES
+                cp_async(address, source, first_channel + channel, nbytes, is_inside(channel))
 
 
 class ChannelArguments:

@@ -15,7 +15,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ...tile_config import Rule
+from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
@@ -145,7 +145,7 @@ def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
 def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
     """Declare the knobs, with defaults that suit the workload, and return the tile config and the number of parts."""
     family, (default, _) = make_family(w), select_default(w)
-    values = {name: k.choice(name, options, default[name]) for name, options in TILE_OPTIONS.items()}
-    parts = k.choice("parts", list(family.products), default["parts"])
+    values = declare_choices(k, TILE_OPTIONS | {"parts": list(family.products)}, default)
+    parts = values.pop("parts")
     family.add_rules(k, functools.partial(constraints, w), functools.partial(pruning_constraints, w))
     return HopperTileConfig(**values, **UNSPLIT), parts

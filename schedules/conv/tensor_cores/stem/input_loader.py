@@ -13,6 +13,7 @@ from ....tir_builder import (
     emit_call,
     emit_ptx,
     if_,
+    items_loop,
     logical_and,
     serial_loop,
     store,
@@ -59,14 +60,12 @@ class StemInputLoader:
     def _copy_rows(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy rows asynchronously in whole copies."""
         num_units, num_threads = self._num_units, self._cta.num_threads
-        open_loop = unrolled_loop if num_units <= MAX_UNROLLED_COPIES * num_threads else serial_loop
+        is_unrolled = num_units <= MAX_UNROLLED_COPIES * num_threads
         nbytes = self._rows.elements_per_unit * self._rows.element_bytes
-        with open_loop(ceil_div(num_units, num_threads), "unit") as i:
-            unit = i * num_threads + self._cta.thread.thread
-            with if_(unit < num_units if num_units % num_threads else True):
-                index, is_inside = self._locate(tile_idx, unit, 0)
-                index, destination = T.Select(is_inside, index, 0), self._destination(unit, buffer)
-                cp_async(destination, self._source, index, nbytes, is_inside, prefetches_l2=False)
+        with items_loop(num_units, self._cta.thread.thread, num_threads, is_unrolled=is_unrolled) as unit:
+            index, is_inside = self._locate(tile_idx, unit, 0)
+            index, destination = T.Select(is_inside, index, 0), self._destination(unit, buffer)
+            cp_async(destination, self._source, index, nbytes, is_inside, prefetches_l2=False)
 
     def _copy_words(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy rows of which every second starts in the middle of a word, element by element, several at a time."""

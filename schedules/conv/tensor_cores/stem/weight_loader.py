@@ -15,6 +15,7 @@ from ....tir_builder import (
     allocate,
     emit_ptx,
     if_,
+    items_loop,
     load_global,
     logical_and,
     serial_loop,
@@ -43,15 +44,12 @@ def copy_filters(cta: StemCta, filters: Buffer) -> None:
     first, end = (channels * rows.filter_elements for channels in (cta.first_channel, w.O))
     last_vector, rest = (end - first) // vector, end % vector
     smem = cta.smem + to_uint32(cta.filters_offset)
-    with serial_loop(ceil_div(num_vectors, num_threads), "i") as i:
-        index = i * num_threads + thread
-        is_vector = index < num_vectors if num_vectors % num_threads else True
-        with if_(logical_and(is_vector, index != last_vector if rest else True)):
-            source: Expr = first + index * vector
-            is_inside = source < end if w.O % cta.config.block_n else True
-            source = T.Select(is_inside, source, 0) if w.O % cta.config.block_n else source
-            destination = smem + to_uint32(index * VECTOR_BYTES)
-            cp_async(destination, filters, source, VECTOR_BYTES, is_inside, prefetches_l2=False)
+    with items_loop(num_vectors, thread, num_threads) as index, if_(index != last_vector if rest else True):
+        source, is_inside = first + index * vector, True
+        if w.O % cta.config.block_n:
+            source, is_inside = T.Select(source < end, source, 0), source < end
+        destination = smem + to_uint32(index * VECTOR_BYTES)
+        cp_async(destination, filters, source, VECTOR_BYTES, is_inside, prefetches_l2=False)
     if rest:
         word = allocate("filter_end", 1, "uint32")
         with if_(logical_and(thread < vector, last_vector < num_vectors)):
