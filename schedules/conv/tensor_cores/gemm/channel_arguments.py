@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
-from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARPGROUP_SIZE
 
-from ....tir_builder import (
-    Buffer,
-    Expr,
-    allocate,
-    emit_ptx,
-    if_,
-    items_loop,
-    load_global,
-    logical_and,
-    store,
-    to_uint32,
-)
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES
+from ....tir_builder import Buffer, Expr, allocate, emit_ptx, items_loop, to_uint32
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .atoms import ThreadPosition, named_barrier_sync
 from .cp_async import cp_async
 from .tile_scheduler import WorkTile
@@ -81,7 +68,7 @@ class ChannelArgumentTile:
 
 
 class ChannelArguments:
-    """The arguments of the channels of a work tile: requested before the mainloop, in shared memory after it.
+    """The arguments of a warpgroup's work tiles: requested before the mainloop, in shared memory after it.
 
     Args:
         names: Names of the arguments.
@@ -89,7 +76,7 @@ class ChannelArguments:
         block_n: Channels per work tile.
         channels_per_group: Output channels of a group, beyond which no channel is valid.
         is_exact: Whether tiles have no channels beyond the group.
-        smem: Shared-memory address of the copies of all warpgroups.
+        smem: Shared-memory address of the copies of all warpgroups, a multiple of 16 bytes.
         warpgroup: Index of this warpgroup.
     """
 
@@ -104,44 +91,32 @@ class ChannelArguments:
         warpgroup: Expr,
     ) -> None:
         self._tile, self._arguments = ChannelArgumentTile(names, block_n, smem, warpgroup * len(names)), arguments
-        self._block_n, self._channels_per_group, self._is_exact = block_n, channels_per_group, is_exact
-        passes = ceil_div(block_n, WARPGROUP_SIZE)
-        self._prefetched = {name: allocate(f"{name}_prefetched", passes, "float32") for name in names}
+        self._channels_per_group, self._is_exact = channels_per_group, is_exact
         self._pairs = {name: allocate(f"{name}_pair", 2, "float32") for name in names}
 
     def prefetch(self, tile: WorkTile, thread: ThreadPosition) -> None:
-        """Request the arguments of a tile; they arrive in registers during the mainloop."""
-        word = allocate("channel_word", 1, "uint32")
-        for name, registers in self._prefetched.items():
-            for i, channel, is_in_tile in self._passes(thread):
-                store(registers, i, T.float32(0))
-                is_in_group = True if self._is_exact else tile.n + channel < self._channels_per_group
-                with if_(logical_and(is_in_tile, is_in_group)):
-                    load_global(
-                        word, self._arguments[name], tile.group * self._channels_per_group + tile.n + channel, 1
-                    )
-                    store(registers, i, T.reinterpret("float32", word[0]))
-
-    def store_to_smem(self, thread: ThreadPosition) -> None:
-        """Store the arguments to shared memory for all threads of the warpgroup."""
+        """Request the arguments of a tile; run by all threads of the warpgroup, which have read the previous ones."""
         if not self._pairs:
             return
-        for name, registers in self._prefetched.items():
-            for i, channel, is_in_tile in self._passes(thread):
-                with if_(is_in_tile):
-                    emit_ptx("st.shared.b32", self._tile.address(name, channel), registers[i])
         named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
+        channels = self._channels_per_group
+        self._tile.copy_async(
+            self._arguments,
+            tile.group * channels + tile.n,
+            lambda channel: True if self._is_exact else tile.n + channel < channels,
+            math.gcd(channels, VECTOR_BYTES // ACCUMULATOR_BYTES),
+            thread.warpgroup_thread,
+            WARPGROUP_SIZE,
+        )
+
+    def wait(self, thread: ThreadPosition) -> None:
+        """Wait until the arguments have arrived for all threads of the warpgroup."""
+        if self._pairs:
+            emit_ptx("cp.async.wait_all")
+            named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
 
     def load_pair(self, channel: Expr) -> dict[str, list[Expr]]:
         """Load the arguments of two neighbouring channels of the tile."""
         for name, pair in self._pairs.items():
             self._tile.load_pair(name, channel, [pair[0], pair[1]])
         return {name: [pair[0], pair[1]] for name, pair in self._pairs.items()}
-
-    def _passes(self, thread: ThreadPosition) -> list[tuple[int, Expr, Expr]]:
-        """Return each pass over the channels: its number, this thread's channel, and whether that exists."""
-        is_exact = self._block_n % WARPGROUP_SIZE == 0
-        channels = [
-            thread.warpgroup_thread + i * WARPGROUP_SIZE for i in range(ceil_div(self._block_n, WARPGROUP_SIZE))
-        ]
-        return [(i, channel, True if is_exact else channel < self._block_n) for i, channel in enumerate(channels)]

@@ -110,7 +110,7 @@ class ChannelsFirstEpilogue:
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, output = self._tile, self._output
-        self.channels.store_to_smem(thread)
+        self.channels.wait(thread)
         buffer = self._smem + to_uint32(thread.warpgroup * self._stage_bytes)
         image, pixel = Register("image"), Register("pixel")
         for m_atom in range(epilogue_tile.m_atoms):

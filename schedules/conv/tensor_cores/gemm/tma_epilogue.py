@@ -110,7 +110,7 @@ class TmaEpilogue:
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, is_leader = self._tile, thread.is_warpgroup_leader
-        self.channels.store_to_smem(thread)
+        self.channels.wait(thread)
         for m_atom in range(epilogue_tile.m_atoms):
             for n_idx in range(epilogue_tile.subtiles_n):
                 stage_idx = thread.warpgroup * epilogue_tile.stages + state.index
