@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,8 @@ def stores_raw_accumulators(w: Conv, tiles: MmaSyncTileConfig) -> Any:
 
     This is the case if other blocks add to them, or if the epilogue reads further arguments for output vectors.
     """
-    has_vector_ops_after_residual, has_vector_ops = (
-        bool(split_epilogue(w, starts_with_residual, owns_whole_sum=True)[1]) for starts_with_residual in (True, False)
-    )
-    return np.where(
-        np.asarray(tiles.residual_add) == "accumulator_init", has_vector_ops_after_residual, has_vector_ops
-    ) | np.asarray(tiles.uses_cluster_reduction)
+    has_vector_ops = _select_by_split(w, tiles, lambda accum_ops, vector_ops: bool(vector_ops))
+    return has_vector_ops | np.asarray(tiles.uses_cluster_reduction)
 
 
 def compute_staged_itemsize(w: Conv, tiles: MmaSyncTileConfig) -> Any:
@@ -56,22 +53,21 @@ def compute_staged_itemsize(w: Conv, tiles: MmaSyncTileConfig) -> Any:
 
 def count_channel_args(w: Conv, tiles: MmaSyncTileConfig) -> Any:
     """Return the number of per-channel arguments in shared memory, which operations on accumulators read."""
-
-    def count_args(starts_with_residual: bool, owns_whole_sum: bool) -> int:
-        return sum(
-            operation.argument_kind == "channel"
-            for operation in split_epilogue(w, starts_with_residual, owns_whole_sum)[0]
-        )
-
-    starts_with_residual = np.asarray(tiles.residual_add) == "accumulator_init"
-    whole_sum_args = np.where(starts_with_residual, count_args(True, True), count_args(False, True))
-    shared_sum_args = np.where(starts_with_residual, count_args(True, False), count_args(False, False))
-    return np.where(
-        tiles.uses_workspace_reduction, 0, np.where(tiles.uses_cluster_reduction, shared_sum_args, whole_sum_args)
-    )
+    num_args = _select_by_split(w, tiles, lambda accum_ops, _: sum(op.argument_kind == "channel" for op in accum_ops))
+    return np.where(tiles.uses_workspace_reduction, 0, num_args)
 
 
 def compute_smem_bytes(w: Conv, tiles: MmaSyncTileConfig) -> Any:
     """Return the dynamic shared memory per block in bytes."""
     gemm = ImplicitGemmShape.from_workload(w)
     return tiles.dynamic_smem_bytes(gemm, compute_staged_itemsize(w, tiles), count_channel_args(w, tiles))
+
+
+def _select_by_split(w: Conv, tiles: MmaSyncTileConfig, compute: Callable[..., Any]) -> np.ndarray:
+    """Return what a function computes from the two lists of operations of each config."""
+    starts_with_residual = np.asarray(tiles.residual_add) == "accumulator_init"
+    whole, part = (
+        np.where(starts_with_residual, *(compute(*split_epilogue(w, starts, owns_sum)) for starts in (True, False)))
+        for owns_sum in (True, False)
+    )
+    return np.where(tiles.uses_cluster_reduction, part, whole)
