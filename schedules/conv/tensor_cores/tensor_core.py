@@ -49,6 +49,7 @@ from .tensor_intrinsics import (
     TILE_SIZE,
     WARP_SCOPE,
     FragmentLayout,
+    TensorIntrinsics,
     accumulator_layout,
     register_intrinsics,
 )
@@ -56,6 +57,7 @@ from .tensorized_config import (
     ACCUMULATOR_ROW_PADDING_WORDS,
     COPY_BYTES,
     PREFETCH,
+    TensorizedTileConfig,
     can_copy_16_bytes,
     compute_usage,
     declare_knobs,
@@ -126,7 +128,23 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         cooperative_copy_rows(s, w, smem_copy, config.warps, is_row_contiguous=by_row)
     cooperative_store(s, w, smem_store, is_final=config.split_k == 1)
 
-    # Tiles are replaced by instructions.
+    # Tiles are replaced by instructions, and copies run ahead of the products in software pipelines.
+    tensorize_tiles(s, w, tensor_intrinsics, product, k_tile, fragment_loads, accumulators)
+    pipeline_copies(s, w, config, k_tile, mma_k_slice)
+    for loop in (row_tile, column_tile):
+        s.unroll(loop)
+
+
+def tensorize_tiles(
+    s: Schedule,
+    w: Conv,
+    tensor_intrinsics: TensorIntrinsics,
+    product: SBlockRV,
+    k_tile: LoopRV,
+    fragment_loads: Sequence[SBlockRV],
+    accumulators: SBlockRV,
+) -> None:
+    """Replace the loads of fragments, the products and the stores of accumulators by instructions of a warp."""
     fragment_loaders = [
         (tensor_intrinsics.rows, tensor_intrinsics.rows_layout),
         (tensor_intrinsics.columns, tensor_intrinsics.columns_layout),
@@ -148,7 +166,9 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         tensor_intrinsics.multiply if is_channels_last(w) else tensor_intrinsics.multiply_columns,
     )
 
-    # Copies run ahead of the products in software pipelines.
+
+def pipeline_copies(s: Schedule, w: Conv, config: TensorizedTileConfig, k_tile: LoopRV, mma_k_slice: LoopRV) -> None:
+    """Let the copies of k-tiles, and optionally of fragments, run ahead of the products."""
     last_stage = config.stages - 1
     if config.fragment_prefetch == PREFETCH:
         annotate_pipeline(s, mma_k_slice, stages=[0, 0, 1], order=[0, 1, 2])
@@ -158,8 +178,6 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
         annotate_pipeline(s, k_tile, stages=[0, 0, last_stage], order=[0, 1, 2])
     if can_copy_16_bytes(w) or get_itemsize(w.storage) >= MIN_ASYNC_COPY_BYTES:
         s.annotate(k_tile, "software_pipeline_async_stages", [0])
-    for loop in (row_tile, column_tile):
-        s.unroll(loop)
 
 
 def convert_to_matrix_product(s: Schedule, w: Conv) -> SBlockRV:
