@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -48,44 +49,52 @@ def store_partial_sums(
                 emit_ptx(mnemonic, workspace.access_ptr("w", offset=index + first), *(pair[e] for e in range(width)))
 
 
-@dataclass(frozen=True)
-class WorkspaceReduction:
-    """The kernel that adds up partial sums and applies the epilogue; a thread computes a vector of channels.
+class OutputVector(NamedTuple):
+    """Neighbouring channels of the output that a thread adds up.
 
     Attributes:
-        num_outputs: Number of outputs.
-        channels: Channels, which are the innermost axis of the output.
-        vector: Neighbouring channels per thread.
+        channel: First channel.
+        index: Index of the first element of the output.
+        locate: Function from a part to the index of the first partial sum in the workspace.
+        is_inside: Whether the vector lies inside the output.
+    """
+
+    channel: Expr
+    index: Expr
+    locate: Callable[[Expr], Expr]
+    is_inside: Expr = True
+
+
+@dataclass(frozen=True)
+class WorkspaceReduction:
+    """The kernel that adds up partial sums in order and applies the epilogue; each thread computes a vector of outputs.
+
+    Attributes:
+        num_vectors: Number of vectors.
+        vector: Channels per vector.
         num_parts: Partial sums per output.
-        locate: Function from a part and an output's index to the index of its partial sum in the workspace.
+        locate: Function from the index of a thread to its vector.
         num_threads: Threads per CTA.
         uses_pdl: Whether the kernel may start before the previous launch ends.
     """
 
-    num_outputs: int
-    channels: int
+    num_vectors: int
     vector: int
     num_parts: int
-    locate: Callable[[Expr, Expr], Expr]
+    locate: Callable[[Expr], OutputVector]
     num_threads: int
     uses_pdl: bool
 
     def emit(self, workspace: Buffer, ops: EpilogueOps, arguments: Mapping[str, Buffer], output: str) -> None:
-        """Emit the kernel.
-
-        Args:
-            workspace: The partial sums.
-            ops: The epilogue.
-            arguments: Argument buffers by name.
-            output: Name of the argument that receives the results.
-        """
+        """Emit the kernel; `output` is the name of the argument that receives the results."""
         vector, sums, words = self.vector, allocate("sums", 8, "float32"), allocate("words", 8, "uint32")
-        with thread_per_item(self.num_outputs // vector, self.num_threads, uses_pdl=self.uses_pdl) as item:
-            output_index, channel = item * vector, item % (self.channels // vector) * vector
-            fill_zeros(sums, vector)
-            with unrolled_loop(self.num_parts, "part") as part:
-                load_global(words, workspace, self.locate(part, output_index), vector, is_constant=not self.uses_pdl)
-                for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
-                    store(sums, e, sums[e] + value)
-            apply_to_vector(ops, arguments, channel, output_index, vector, sums, words)
-            store_global(arguments[output], output_index, words, vector)
+        with thread_per_item(self.num_vectors, self.num_threads, uses_pdl=self.uses_pdl) as item:
+            position = self.locate(item)
+            with if_(position.is_inside):
+                fill_zeros(sums, vector)
+                with unrolled_loop(self.num_parts, "part") as part:
+                    load_global(words, workspace, position.locate(part), vector, is_constant=not self.uses_pdl)
+                    for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
+                        store(sums, e, sums[e] + value)
+                apply_to_vector(ops, arguments, position.channel, position.index, vector, sums, words)
+                store_global(arguments[output], position.index, words, vector)

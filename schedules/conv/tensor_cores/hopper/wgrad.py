@@ -27,7 +27,7 @@ from ....tir_builder import Buffer, Expr, allocate, build_schedule
 from ...gradient_operators import WGRAD
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.problem import make_wgrad
-from ..gemm.workspace_reduction import WorkspaceReduction
+from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
 from .tma_requirements import can_load_by_tma
@@ -80,17 +80,13 @@ def hopper(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 def make_reduction(w: WeightGradient, shape: ImplicitGemmShape, columns_per_tap: int) -> WorkspaceReduction:
     """Return the sum of the parts of the workspace (filters, parts, taps, channels)."""
     channels, taps = w.C, math.prod(w.kernel)
+    vector = math.gcd(channels, REDUCTION_CHANNELS)
 
-    def locate(part: Expr, output_index: Expr) -> Expr:
-        channel, tap, row = output_index % channels, output_index // channels % taps, output_index // (channels * taps)
-        return (row * shape.groups + part) * shape.n + tap * columns_per_tap + channel
+    def locate(item: Expr) -> OutputVector:
+        index = item * vector
+        channel, tap, row = index % channels, index // channels % taps, index // (channels * taps)
+        column = tap * columns_per_tap + channel
+        return OutputVector(channel, index, lambda part: (row * shape.groups + part) * shape.n + column)
 
-    return WorkspaceReduction(
-        shape.m * taps * channels,
-        channels,
-        vector=math.gcd(channels, REDUCTION_CHANNELS),
-        num_parts=shape.groups,
-        locate=locate,
-        num_threads=REDUCTION_THREADS,
-        uses_pdl=True,
-    )
+    num_vectors = shape.m * taps * channels // vector
+    return WorkspaceReduction(num_vectors, vector, shape.groups, locate, REDUCTION_THREADS, uses_pdl=True)

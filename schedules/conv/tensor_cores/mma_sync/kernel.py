@@ -23,7 +23,7 @@ from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
-from ..gemm.workspace_reduction import WorkspaceReduction, store_partial_sums
+from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .epilogue_split import compute_smem_bytes, compute_staged_itemsize, split_epilogue, stores_raw_accumulators
 from .tile_config import MmaSyncTileConfig
@@ -39,15 +39,14 @@ def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
     emit_kernel(w, config, arguments, workspace)
-    reduction = WorkspaceReduction(
-        shape.m * w.O,
-        channels=w.O,
-        vector=math.gcd(w.O, VECTOR_BYTES // shape.itemsize),
-        num_parts=config.split_k,
-        locate=lambda part, output_index: part * (shape.m * w.O) + output_index,
-        num_threads=REDUCTION_THREADS,
-        uses_pdl=False,
-    )
+    vector = math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
+
+    def locate(item: Expr) -> OutputVector:
+        index, channel = item * vector, item % (w.O // vector) * vector
+        return OutputVector(channel, index, lambda part: part * (shape.m * w.O) + index)
+
+    num_vectors = shape.m * w.O // vector
+    reduction = WorkspaceReduction(num_vectors, vector, config.split_k, locate, REDUCTION_THREADS, uses_pdl=False)
     reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, "Y")
 
 
