@@ -199,13 +199,8 @@ class ChannelsFirstEpilogue:
     def _copy_to_smem(
         self, accumulators: Buffer, m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
     ) -> None:
-        """Apply the epilogue to a subtile and copy the results to shared memory, transposed.
-
-        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
-        """
-        first = m_atom * self._tile.atom.num_accumulators + n_idx * self._tile.n // 2
-        values = [accumulators[first + e] for e in range(self._tile.n // 2)]
-        channel = n_idx * self._tile.n + thread.lane % 4 * 2
+        """Apply the epilogue to a subtile and copy the results to shared memory, transposed."""
+        values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)
         if self._output.itemsize == 4:
             addresses = self._word_addresses(buffer, thread)
             for pair in range(len(values) // 2):

@@ -72,6 +72,16 @@ class EpilogueTile:
         """Return the first row of a subtile."""
         return tile.m + warpgroup * (self.m_atoms * self.atom.m) + m_atom * self.atom.m
 
+    def select_fragment(
+        self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, thread: ThreadPosition
+    ) -> tuple[list[Expr], Expr]:
+        """Return a thread's accumulators of a subtile, and the channel of the first one.
+
+        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
+        """
+        first = m_atom * self.atom.num_accumulators + n_idx * self.n // 2
+        return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
+
     def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
         """Return the tensor map of the output, or of a residual: columns of a group, rows, groups."""
         extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
@@ -154,14 +164,10 @@ class TmaEpilogue:
     def _copy_to_smem(
         self, accumulators: Buffer, m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
     ) -> None:
-        """Apply the epilogue to a subtile and copy the results to shared memory.
-
-        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
-        """
-        first = m_atom * self._tile.atom.num_accumulators + n_idx * self._tile.n // 2
-        values = [accumulators[first + e] for e in range(self._tile.n // 2)]
+        """Apply the epilogue to a subtile and copy the results to shared memory."""
+        values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)
         copy = self._copy_halves if get_itemsize(self._tile.dtype) == 2 else self._copy_words
-        copy(values, n_idx * self._tile.n + thread.lane % 4 * 2, buffer, thread)
+        copy(values, channel, buffer, thread)
 
     def _copy_halves(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
         """Copy 16-bit results by stmatrix, 16 rows × 16 columns of a warp at a time."""
