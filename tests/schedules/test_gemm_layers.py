@@ -16,14 +16,17 @@ from tvmconv.builtin.conv.tensor_cores.gemm.atoms import (
     wgmma_fence,
     wgmma_wait_group,
 )
+from tvmconv.builtin.conv.tensor_cores.gemm.channel_arguments import ChannelArguments
 from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, ImageGather
+from tvmconv.builtin.conv.tensor_cores.gemm.cta import allocate_smem
+from tvmconv.builtin.conv.tensor_cores.gemm.epilogue_ops import EpilogueOps
 from tvmconv.builtin.conv.tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from tvmconv.builtin.conv.tensor_cores.gemm.smem_layout import MatrixDescriptor, SmemLayout
 from tvmconv.builtin.conv.tensor_cores.gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from tvmconv.builtin.conv.tensor_cores.gemm.tma import TmaCopy
 from tvmconv.builtin.conv.tensor_cores.gemm.tma_loaders import FilterMatrix, Im2colImage, TapIterator
+from tvmconv.builtin.conv.tensor_cores.gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from tvmconv.builtin.tir_builder import (
-    Register,
     allocate,
     build_schedule,
     declare_tensor_map,
@@ -52,9 +55,7 @@ def store_at(buffer, indices, value):
 
 
 def aligned_smem(nbytes):
-    smem = allocate("smem", (nbytes + 1024) // 4, "uint32", "shared.dyn")
-    address = T.cuda.cvta_generic_to_shared(smem.access_ptr("rw")) + to_uint32(1023)
-    return Register("smem_base", "uint32", address & T.uint32(0xFFFFFFFF - 1023)).value
+    return allocate_smem(nbytes + 1024, 1024)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -306,3 +307,52 @@ def test_gather_loader_copies_the_pixels_below_each_tap(text):
     found = emulated(arguments, emit, (x,))
     assert (found[:, :extent] == patches(w, x.astype(np.float16)).reshape(rows, extent)).all()
     assert (found[:, extent:] == 0).all()
+
+
+@pytest.mark.parametrize("channels", [16, 18, 21])
+def test_channel_arguments_arrive_for_all_threads_of_a_warpgroup(channels):
+    """Two warpgroups copy the arguments of tiles of 16 channels, of which the last ones may not exist."""
+    tiles = TileScheduler.of_product((1, channels), (1, 16), 1, 1)
+
+    def emit(arguments):
+        with thread_axis(1, "blockIdx.x") as cta, thread_axis(256, "threadIdx.x") as index:
+            thread, smem = ThreadPosition(index), allocate_smem(2 * 2 * 16 * 4)
+            names = ["bias", "scale"]
+            per_channel = ChannelArguments(names, arguments, 16, channels, channels == 16, smem, thread.warpgroup)
+            with tiles.work_tiles(cta) as tile:
+                per_channel.prefetch(tile, thread)
+                per_channel.wait(thread)
+                with if_(thread.warpgroup_thread < 8):
+                    pairs = per_channel.load_pair(thread.warpgroup_thread * 2)
+                    for e in range(2):
+                        channel = tile.n + thread.warpgroup_thread * 2 + e
+                        total = pairs["bias"][e] + pairs["scale"][e]
+                        store_at(arguments["Y"], (thread.warpgroup, channel), total)
+
+    bias, scale = np.arange(1, channels + 1, dtype="float32"), np.full(channels, 100, "float32")
+    arguments = {name: ((channels,), "float32") for name in ("bias", "scale")}
+    found = emulated(arguments | {"Y": ((2, ceil_div(channels, 16) * 16), "float32")}, emit, (bias, scale))
+    assert (found[:, :channels] == bias + scale).all()
+    assert (found[:, channels:] == 0).all()
+
+
+@pytest.mark.parametrize("uses_pdl", [False, True])
+def test_partial_sums_are_added_in_order_and_only_inside_the_output(uses_pdl):
+    rows, channels, parts = 5, 12, 3
+
+    def locate(item):
+        row, channel = item // 4, item % 4 * 4  # a fourth vector of each row lies outside
+        return OutputVector(
+            channel,
+            row * channels + channel,
+            lambda part: (part * rows + row) * channels + channel,
+            channel < channels,
+        )
+
+    def emit(arguments):
+        reduction = WorkspaceReduction(rows * 4, 4, parts, locate, num_threads=32, uses_pdl=uses_pdl)
+        reduction.emit(arguments["X"], EpilogueOps((), "float32"), arguments, "Y")
+
+    x = np.random.default_rng(0).standard_normal((parts, rows, channels)).astype("float32")
+    found = emulated({"X": (x.shape, "float32"), "Y": ((rows, channels), "float32")}, emit, (x,))
+    assert (found == (x[0] + x[1]) + x[2]).all()

@@ -8,8 +8,9 @@ A kernel is composed from value objects with explicit arguments; none of them kn
 - `tma`, `tma_loaders`: TMA copies, and the tensors that they read as rows × (tap, channel).
 - `cp_async`: asynchronous copies of single vectors.
 - `pipelines`: circular buffers of stages with full and empty barriers.
-- `tile_scheduler`: the work tiles of a CTA, and the cluster that it belongs to.
-- `wgmma_mainloop`: loads and multiplies the K tiles of a work tile.
-- `epilogue_ops`, `channel_arguments`, `tma_epilogue`: operations on accumulators, and the store of a tile.
+- `cta`, `tile_scheduler`: a CTA and its threads, its work tiles, and the cluster that it belongs to.
+- `wgmma_mainloop`, `mma_sync_mainloop`: load and multiply the K tiles of a work tile.
+- `epilogue_ops`, `channel_arguments`: the operations on accumulators, and their arguments.
+- `tma_epilogue`, `channels_first_epilogue`, `staged_epilogue`: the store of a tile.
 - `cluster_reduction`, `workspace_reduction`: sums of a reduction that several CTAs share.
 """
