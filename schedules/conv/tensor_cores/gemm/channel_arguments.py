@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.target import WARPGROUP_SIZE
 
-from ....tir_builder import Buffer, Expr, allocate, emit_ptx, items_loop, to_uint32
+from ....tir_builder import Buffer, Expr, allocate, emit_ptx, items_loop, logical_and, to_uint32
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .atoms import ThreadPosition, named_barrier_sync
 from .cp_async import cp_async
@@ -43,28 +43,32 @@ class ChannelArgumentTile:
     def copy_async(
         self,
         arguments: Mapping[str, Buffer],
-        first_channel: Expr,
-        is_inside: Callable[[Expr], Expr],
-        vector: int,
+        tile: WorkTile,
+        extent: int,
         thread: Expr,
         num_threads: int,
+        *,
+        is_exact: bool,
+        is_needed: Expr = True,
     ) -> None:
-        """Start the copies of all arguments by cp.async.
+        """Start the copies of all arguments by cp.async, in vectors of up to 16 bytes.
 
         Args:
             arguments: Argument buffers by name.
-            first_channel: Index of the tile's first channel in the arguments.
-            is_inside: Function from a channel of the tile to whether it exists; the others become zeros.
-            vector: Channels per copy, of which all or none exist.
+            tile: The work tile.
+            extent: Channels of a group.
             thread: Index of this thread.
             num_threads: Threads that copy.
+            is_exact: Whether all channels of all tiles exist; the others become zeros.
+            is_needed: Whether the arguments are not zeros.
         """
-        num_copies = self.block_n // vector
+        vector = math.gcd(extent, VECTOR_BYTES // ACCUMULATOR_BYTES)
         for name in self.names:
-            with items_loop(num_copies, thread, num_threads, is_unrolled=True) as copy:
-                channel, source = copy * vector, arguments[name]
-                address, nbytes = self.address(name, channel), vector * ACCUMULATOR_BYTES
-                cp_async(address, source, first_channel + channel, nbytes, is_inside(channel))
+            with items_loop(self.block_n // vector, thread, num_threads, is_unrolled=True) as copy:
+                channel, nbytes = copy * vector, vector * ACCUMULATOR_BYTES
+                index = tile.group * extent + tile.n + channel
+                is_inside = logical_and(True if is_exact else tile.n + channel < extent, is_needed)
+                cp_async(self.address(name, channel), arguments[name], index, nbytes, is_inside)
 
 
 class ChannelArguments:
@@ -99,15 +103,8 @@ class ChannelArguments:
         if not self._pairs:
             return
         named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
-        channels = self._channels_per_group
-        self._tile.copy_async(
-            self._arguments,
-            tile.group * channels + tile.n,
-            lambda channel: True if self._is_exact else tile.n + channel < channels,
-            math.gcd(channels, VECTOR_BYTES // ACCUMULATOR_BYTES),
-            thread.warpgroup_thread,
-            WARPGROUP_SIZE,
-        )
+        threads, is_exact = (thread.warpgroup_thread, WARPGROUP_SIZE), self._is_exact
+        self._tile.copy_async(self._arguments, tile, self._channels_per_group, *threads, is_exact=is_exact)
 
     def wait(self, thread: ThreadPosition) -> None:
         """Wait until the arguments have arrived for all threads of the warpgroup."""

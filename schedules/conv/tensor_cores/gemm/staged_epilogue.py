@@ -91,17 +91,16 @@ class StagedEpilogue:
         CTAs that split a reduction, only the first adds these arguments. All threads have read them before the copy for
         the next tile starts, because a barrier lies between the mainloop and the store of the tile.
         """
-        tiling, shape = self.tiling, self.shape
-
-        def is_inside(channel: Expr) -> Expr:
-            return logical_and(
-                True if shape.n % tiling.block_n == 0 else tile.n + channel < shape.n,
-                True if self.num_parts == 1 else self.split == 0,
-            )
-
-        vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
-        threads = tiling.thread.thread, tiling.num_threads
-        self.channel_args.copy_async(self.arguments, tile.group * shape.n + tile.n, is_inside, vector, *threads)
+        tiling, n = self.tiling, self.shape.n
+        self.channel_args.copy_async(
+            self.arguments,
+            tile,
+            n,
+            tiling.thread.thread,
+            tiling.num_threads,
+            is_exact=n % tiling.block_n == 0,
+            is_needed=True if self.num_parts == 1 else self.split == 0,
+        )
 
     def init_accumulators(self, accumulators: Buffer, tile: WorkTile) -> None:
         """Set the accumulators to zero, or to a residual if that is an operation on accumulators."""

@@ -29,6 +29,7 @@ from ....tir_builder import (
     unrolled_loop,
 )
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_pair
+from ..gemm.tile_scheduler import WorkTile
 from .cta import StemCta, join_halves
 from .row_layout import MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, VECTOR_BYTES, WORD_BYTES
 
@@ -59,15 +60,10 @@ class StemEpilogue:
 
     def copy_channel_args(self) -> None:
         """Start the copy of the per-channel arguments to shared memory."""
-        cta, num_channels, block_n = self._cta, self._cta.config.w.O, self._cta.config.block_n
-        vector = math.gcd(num_channels, VECTOR_BYTES // WORD_BYTES)
+        cta, extent = self._cta, self._cta.config.w.O
+        tile, is_exact = WorkTile(0, cta.first_channel, 0), extent % cta.config.block_n == 0
         cta.channel_args.copy_async(
-            self._arguments,
-            cta.first_channel,
-            lambda channel: is_below(cta.first_channel + channel, num_channels, block_n),
-            vector,
-            cta.thread.thread,
-            cta.num_threads,
+            self._arguments, tile, extent, cta.thread.thread, cta.num_threads, is_exact=is_exact
         )
 
     def init_accumulators(self, accumulators: Buffer) -> None:
