@@ -71,7 +71,8 @@ DESCRIPTIONS = {
     "tile_y": f"Split of the output rows: {DIRECT_TILE}.",
     "tiles_per_block": "Tiles that a CTA computes one after another, with their copies pipelined.",
     "unroll_explicit": "1 unrolls in the generated source; 0 writes `#pragma unroll` and leaves it to the compiler.",
-    "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap").',
+    "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap"). In '
+    'gradients, "input_row" loops over the rows of dY, and adds each to all rows of dX that it reaches.',
     "vector": "Elements that a thread loads, computes and stores at once, neighbours in memory.",
     "vectors_per_thread": "Neighbouring vectors per thread.",
     "warpgroups": "Consumer warpgroups, of 128 threads each.",
@@ -107,7 +108,7 @@ OWN_DESCRIPTIONS = {
     ("shuffle", "threads_y"): "Rows of a CTA; each warp computes outputs of one row.",
     ("stem", "warps"): "Warps of a CTA; each computes 16 pixels of every row of the tile.",
     **{
-        (name, f"tile_{axis}"): f"Split of the output {extent}: {STRIP_TILE}."
+        (name, f"tile_{axis}"): f"Split of the output {extent}, for gradients in steps of the stride: {STRIP_TILE}."
         for name in ("depthwise_nhwc", "grouped_nhwc")
         for axis, extent in (("x", "columns"), ("y", "rows"))
     },

@@ -29,6 +29,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES
+from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
     InputWindow,
@@ -51,7 +52,7 @@ class GroupedConfig(StripConfig):
     WEIGHT_SCOPES = ("shared", "global")
 
     @classmethod
-    def list_own_choices(cls, w: Conv) -> dict[str, Sequence[Any]]:
+    def list_own_choices(cls, w: Conv | TransposedView) -> dict[str, Sequence[Any]]:
         """Return the options of the knobs besides those of the strip; one load reads the channels of a k-tile."""
         block_k_choices = tuple(
             channels
@@ -61,7 +62,7 @@ class GroupedConfig(StripConfig):
         return {"block_k": block_k_choices, **super().list_own_choices(w)}
 
     @classmethod
-    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+    def is_vector_allowed(cls, w: Conv | TransposedView, vector: int) -> bool:
         """Return whether the channels are of one group."""
         return w.O // w.groups % vector == 0
 
@@ -139,12 +140,13 @@ def emit_thread(thread: StripThread) -> None:
     def accumulate_row(row_idx: int, filter_column: int) -> None:
         with (
             unrolled_loop(block_k, "d") as channel_in,
-            unrolled_loop(config.columns.local, "j") as j,
+            input_window.open_columns(filter_column) as columns,
             unrolled_loop(vector, "channel") as channel,
         ):
-            input_value = input_window.values[row_idx, input_window.window_column(j, filter_column), channel_in]
             weight = weight_regs[channel_in, channel] if is_weight_shared else weight_regs[channel, channel_in]
-            epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
+            for j, position in columns:
+                input_value = input_window.values[row_idx, position, channel_in]
+                epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
 
     first_input_channel = thread.first_channel // (w.O // w.groups) * config.channels_per_group
     epilogue.init_accumulators()
