@@ -40,6 +40,8 @@ DESCRIPTIONS = {
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
     "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
     'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
+    "pixels_x": "Columns of dY in a tile of pixels, whose products a thread adds at a time.",
+    "pixels_y": "Rows of dY in a tile of pixels.",
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",
     "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
     "the other operand in the L2 cache.",
@@ -51,7 +53,11 @@ DESCRIPTIONS = {
     'memory of a "cluster".',
     "stages": "Pipeline stages: k-tiles that are in shared memory at a time.",
     "taps_per_copy": "Filter taps of a row that share one copy of pixels, at different offsets: 1 or the whole row.",
+    "taps_x": "Columns of the filter whose sums a thread keeps in registers.",
+    "taps_y": "Rows of the filter whose sums a thread keeps in registers.",
     "threads_c": "Threads of a CTA along the output channels; each computes a vector of channels.",
+    "threads_pixels": "Threads of a CTA along tiles of pixels; they add their sums in shared memory.",
+    "threads_taps": "Threads of a CTA along tiles of the filter.",
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",
     "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
@@ -74,6 +80,7 @@ DESCRIPTIONS = {
     "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap"). In '
     'gradients, "input_row" loops over the rows of dY, and adds each to all rows of dX that it reaches.',
     "vector": "Elements that a thread loads, computes and stores at once, neighbours in memory.",
+    "vector_in": "Channels of X of a group that a thread multiplies by each of its channels of dY.",
     "vectors_per_thread": "Neighbouring vectors per thread.",
     "warpgroups": "Consumer warpgroups, of 128 threads each.",
     "warps": "Warps of a CTA.",
