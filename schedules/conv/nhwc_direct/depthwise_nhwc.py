@@ -27,7 +27,6 @@ it is emitted as TIR.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -35,7 +34,6 @@ import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
@@ -47,6 +45,7 @@ from ..reduction import DTYPES, has_filter_per_channel
 from ..transposed_view import TransposedView
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
+    ROW_AXIS,
     InputWindow,
     StripEpilogue,
     StripThread,
@@ -54,10 +53,10 @@ from .strip_thread import (
     build_conv_schedule,
     emit_guarded,
     emit_vector_copy,
+    list_row_residues,
     load_filters_to_smem,
 )
 
-ROW_AXIS = 1  # of `PlaneShape`
 MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards
 
 
@@ -238,23 +237,19 @@ class DepthwiseNhwcKernel:
     def emit_filter_row_loop(self) -> None:
         """Loop over the filter rows, and load for each the input row that every output row of the strip needs.
 
-        In a gradient, filter rows meet inputs of the same output rows at distances of `period`; each residue is a loop.
+        The filter rows of each residue are a loop.
         """
         filter_planes, filter_rows, _ = self.shape.kernel_size
-        step, dilation = self.shape.upsampling[ROW_AXIS], self.shape.dilations[ROW_AXIS]
-        period = step // math.gcd(step, dilation)
         self.epilogue.init_accumulators()
-        for residue in range(min(period, filter_rows)):
-            rows_of_residue = ceil_div(filter_rows - residue, period)
-            with serial_loop(filter_planes * rows_of_residue, "r") as row:
-                plane, repetition = (0, row) if filter_planes == 1 else (row // rows_of_residue, row % rows_of_residue)
-                self.load_taps(row if period == 1 else plane * filter_rows + repetition * period + residue)
-                for row_idx in range(self.config.rows.local):
-                    first_offset = self.shape.input_offset(ROW_AXIS, row_idx, residue)
-                    if first_offset is not None:
-                        input_row = first_offset + repetition * (period * dilation // step)
-                        self.load_input_row(row_idx % 2, plane, input_row)
-                        self.accumulate_row(row_idx % 2, row_idx)
+        for residue in list_row_residues(self.shape):
+            with serial_loop(filter_planes * residue.num_rows, "r") as row:
+                plane, repetition = (
+                    (0, row) if filter_planes == 1 else (row // residue.num_rows, row % residue.num_rows)
+                )
+                self.load_taps(row if residue.period == 1 else plane * filter_rows + residue.filter_row(repetition))
+                for row_idx, input_row in residue.input_rows(repetition, self.config.rows.local).items():
+                    self.load_input_row(row_idx % 2, plane, input_row)
+                    self.accumulate_row(row_idx % 2, row_idx)
         self.store_rows()
 
     def emit_input_row_loop(self) -> None:

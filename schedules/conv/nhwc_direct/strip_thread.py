@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from ..plane_shape import PlaneShape
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, StripConfig
 
-COLUMN_AXIS = 2  # of `PlaneShape`
+ROW_AXIS, COLUMN_AXIS = 1, 2  # of `PlaneShape`
 MAX_UNROLLED_COPIES = 32  # copies per thread to shared memory
 
 
@@ -148,6 +149,40 @@ def load_filters_to_smem(thread: StripThread) -> Any:
         value = thread.arrays["K"][index]
         emit_guarded(conditions, lambda: T.buffer_store(shared, value, [element, channel]))
     return shared
+
+
+@dataclass(frozen=True)
+class RowResidue:
+    """Filter rows that meet inputs of the same output rows: those at a distance of `period`, from `first` on.
+
+    The period is 1 unless a gradient has a stride.
+    """
+
+    shape: PlaneShape
+    first: int
+    period: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of filter rows."""
+        return ceil_div(self.shape.kernel_size[ROW_AXIS] - self.first, self.period)
+
+    def filter_row(self, repetition: Any) -> Any:
+        """Return one of the filter rows."""
+        return repetition if self.period == 1 else repetition * self.period + self.first
+
+    def input_rows(self, repetition: Any, num_outputs: int) -> dict[int, Any]:
+        """Return the offset of the input row below one of the filter rows, by the output rows that have one."""
+        step = self.period * self.shape.dilations[ROW_AXIS] // self.shape.upsampling[ROW_AXIS]
+        offsets = {i: self.shape.input_offset(ROW_AXIS, i, self.first) for i in range(num_outputs)}
+        return {i: offset + repetition * step for i, offset in offsets.items() if offset is not None}
+
+
+def list_row_residues(shape: PlaneShape) -> list[RowResidue]:
+    """Return the residues of the filter rows."""
+    upsampling = shape.upsampling[ROW_AXIS]
+    period = upsampling // math.gcd(upsampling, shape.dilations[ROW_AXIS])
+    return [RowResidue(shape, first, period) for first in range(min(period, shape.kernel_size[ROW_AXIS]))]
 
 
 class InputWindow:
