@@ -61,6 +61,7 @@ def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_gradient_groups, SMALL_STRIDE),
     search_if=has_small_gradient_groups,
+    supersedes=("implicit_gemm",),
 )
 def grouped_nhwc(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels of dX per thread; tiles count steps of the stride."""

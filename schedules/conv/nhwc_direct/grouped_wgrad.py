@@ -26,6 +26,7 @@ from .wgrad_kernel import build_wgrad_schedule
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GROUP_CHANNELS,
+    supersedes=("implicit_gemm",),
 )
 def grouped_nhwc(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Sum products of a group's channels in registers, over the threads of a CTA, and over parts of the pixels."""
