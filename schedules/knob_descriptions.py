@@ -76,6 +76,7 @@ DESCRIPTIONS = {
     "tile_x": f"Split of the output columns: {DIRECT_TILE}.",
     "tile_y": f"Split of the output rows: {DIRECT_TILE}.",
     "tiles_per_block": "Tiles that a CTA computes one after another, with their copies pipelined.",
+    "units": "Units of a CTA; a unit has the fewest groups whose channels fill octets.",
     "unroll_explicit": "1 unrolls in the generated source; 0 writes `#pragma unroll` and leaves it to the compiler.",
     "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap"). In '
     'gradients, "input_row" loops over the rows of dY, and adds each to all rows of dX that it reaches.',
@@ -87,6 +88,8 @@ DESCRIPTIONS = {
     "warps_k": "Warps that share the reduction of an output, each with a part of every k-tile.",
     "warps_m": "Warps of a CTA along GEMM M: pixels.",
     "warps_n": "Warps of a CTA along GEMM N: output channels.",
+    "warps_pixels": "Warps of a CTA along the pixels of a tile.",
+    "warps_taps": "Warps of a CTA along the taps of the filter.",
     "warps_x": "Warps of a CTA along a row.",
     "weight_layout": 'Order of the weight in shared memory: "oihw" as in global memory, or "ihwo" with output channels '
     "innermost, which a thread then loads as one vector.",

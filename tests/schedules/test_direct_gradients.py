@@ -95,6 +95,34 @@ def test_sums_over_threads_and_parts_do_not_race(text, config):
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance
 
 
+TENSOR_CORES = [
+    "conv2d_wgrad:2x16x7x9,16x4x3x3,s2,p1,g4,f16,nhwc",
+    "conv2d_wgrad:2x48x5x6,48x24x3x3,s1,p1,g2,bf16,nhwc,add",
+    "conv2d_wgrad:3x32x6x7,48x16x2x3,s2x1,p1x0,d1x2,g2,f16,nhwc",
+    "conv1d_wgrad:2x32x70,64x16x5,s1,p2,g2,f16,nhwc",
+]
+
+
+@pytest.mark.parametrize("text", TENSOR_CORES)
+def test_tensor_cores_compute_grouped_gradients(text):
+    w = tc.parse(text)
+    space = registry.find_schedule(w, "grouped_mma_sync").space(w)
+    for point in (space.point_from_config(space.default), *space.sample_legal(2, np.random.default_rng(1))):
+        kernel = tc.build(w, "grouped_mma_sync", arch="sm_90", config=space.config_from_point(point))
+        assert emulate.error(kernel.lowered_module, w) <= w.tolerance, kernel.config
+        used, launch = space.compute_usage(point[None]), kernel.kernels[0].launch
+        assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+
+
+TENSOR_CORE_LAYERS = ["conv2d_wgrad:32x432x28x28,432x24x3x3,p1,g18,f16,nhwc"]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("text", TENSOR_CORE_LAYERS)
+def test_defaults_on_tensor_cores_do_not_spill(text):
+    check_spills(tc.parse(text), "grouped_mma_sync", "sm_90")
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("text", LAYERS)
 def test_defaults_of_layers_may_be_searched_and_do_not_spill(text):

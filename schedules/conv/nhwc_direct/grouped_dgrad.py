@@ -25,7 +25,7 @@ from ..plane_shape import PlaneShape
 from ..reduction import DTYPES
 from ..transposed_view import TransposedView
 from .depthwise_dgrad import SMALL_STRIDE
-from .grouped_nhwc import MAX_GROUP_CHANNELS, GroupedConfig, emit_thread
+from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, GroupedConfig, emit_thread
 from .strip_thread import build_conv_schedule
 
 
@@ -47,7 +47,7 @@ def has_gradient_groups(w: InputGradient) -> bool:
 
 def has_small_gradient_groups(w: InputGradient) -> bool:
     """Return whether the groups are smaller than tiles of a matrix product."""
-    return has_gradient_groups(w) and w.forward.O // w.groups <= MAX_GROUP_CHANNELS
+    return has_gradient_groups(w) and w.forward.O // w.groups <= MAX_GRADIENT_GROUP_CHANNELS
 
 
 def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:

@@ -44,6 +44,7 @@ from .strip_thread import (
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
+MAX_GRADIENT_GROUP_CHANNELS = 64  # the same for gradients
 MIN_TENSOR_CORE_CHANNELS = 16  # 16-bit channels per mma; tensor cores then take half the time (ResNeXt, RegNet)
 
 

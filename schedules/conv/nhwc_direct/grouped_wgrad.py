@@ -15,7 +15,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
 from ..reduction import DTYPES
-from .grouped_nhwc import MAX_GROUP_CHANNELS, has_groups
+from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, has_groups
 from .wgrad_config import compute_usage, declare_knobs
 from .wgrad_kernel import build_wgrad_schedule
 
@@ -25,7 +25,7 @@ from .wgrad_kernel import build_wgrad_schedule
     dtypes=DTYPES,
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
-    search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GROUP_CHANNELS,
+    search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GRADIENT_GROUP_CHANNELS,
     supersedes=("implicit_gemm",),
 )
 def grouped_nhwc(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:

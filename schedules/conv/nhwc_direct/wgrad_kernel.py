@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -34,10 +33,8 @@ from ...tir_builder import (
     unrolled_loop,
 )
 from .strip_thread import allocate_local, emit_guarded, emit_vector_copy
+from .sum_of_parts import emit_sum_of_parts
 from .wgrad_config import WgradConfig, list_positions
-
-MAX_CHAINS = 32  # threads of the second kernel that share the parts of a sum
-PARTS_PER_CHAIN = 8
 
 
 def build_wgrad_schedule(config: WgradConfig) -> Schedule:
@@ -50,7 +47,7 @@ def build_wgrad_schedule(config: WgradConfig) -> Schedule:
             return
         workspace = allocate("partial_sums", config.num_parts * layout.sums_per_part, ACCUMULATOR, "global")
         WgradKernel(config, arguments, layout, workspace).emit()
-        emit_sum_of_parts(config, layout, workspace)
+        emit_sum_of_parts(config.num_parts, layout.sums_per_part, workspace, layout.store_result_of_number)
 
     return build_schedule(config.w, emit)
 
@@ -82,6 +79,11 @@ class SumLayout:
             filter_tile // columns % rows * self._config.taps_y,
             filter_tile % columns * self._config.taps_x,
         )
+
+    def store_result_of_number(self, number: Any, value: Any) -> None:
+        """Store a sum by its number in the order of a part."""
+        unit, filter_tile = number % self.units, number // self.units % self.filter_tiles
+        self.store_result(number // (self.units * self.filter_tiles), filter_tile, unit, value)
 
     def store_result(self, number: Any, filter_tile: Any, unit: Any, value: Any) -> None:
         """Apply the epilogue to a sum of a thread and store it, if there is such an element of dK."""
@@ -351,46 +353,3 @@ class WgradKernel:
             return
         index = (number * self.layout.filter_tiles + filter_tile) * self.layout.units + unit
         store(self.workspace, self.part * self.layout.sums_per_part + index, value)
-
-
-def emit_sum_of_parts(config: WgradConfig, layout: SumLayout, workspace: Any) -> None:
-    """Emit the kernel that adds the parts of each sum, in chains whose order never changes."""
-    chains = 1
-    while chains < MAX_CHAINS and chains * PARTS_PER_CHAIN <= config.num_parts:
-        chains *= 2
-    total = allocate("total", 1, ACCUMULATOR)
-    shared = allocate("chain_sums", chains * WARP_SIZE, ACCUMULATOR, "shared") if chains > 1 else None
-    num_sums = layout.sums_per_part
-    with (
-        thread_axis(ceil_div(num_sums, WARP_SIZE), "blockIdx.x") as block,
-        thread_axis(chains, "threadIdx.y") as chain,
-        thread_axis(WARP_SIZE, "threadIdx.x") as lane,
-    ):
-        number = block * WARP_SIZE + lane
-        existing = number if num_sums % WARP_SIZE == 0 else tirx.min(number, num_sums - 1)
-        store(total, 0, tirx.const(0, ACCUMULATOR))
-        steps = ceil_div(config.num_parts, chains)
-
-        def read(step: Any) -> Any:
-            return workspace[(step * chains + chain) * num_sums + existing]
-
-        with unrolled_loop(steps, "step") as step:
-            if steps * chains == config.num_parts:
-                store(total, 0, total[0] + read(step))
-            else:
-                emit_guarded([step * chains + chain < config.num_parts], lambda: store(total, 0, total[0] + read(step)))
-        conditions = [number < num_sums] * (num_sums % WARP_SIZE > 0)
-        unit, filter_tile = number % layout.units, number // layout.units % layout.filter_tiles
-        number_of_thread = number // (layout.units * layout.filter_tiles)
-        if shared is not None:
-            store(shared, chain * WARP_SIZE + lane, total[0])
-            conditions.append(chain == 0)
-
-        def emit_result() -> None:
-            if shared is not None:
-                store(total, 0, tirx.const(0, ACCUMULATOR))
-                with unrolled_loop(chains, "i") as i:
-                    store(total, 0, total[0] + shared[i * WARP_SIZE + lane])
-            layout.store_result(number_of_thread, filter_tile, unit, total[0])
-
-        emit_guarded(conditions, emit_result)
