@@ -113,6 +113,10 @@ OWN_DESCRIPTIONS = {
     ("winograd_fused", "threads_x"): "Threads of a CTA along the output tiles.",
     ("winograd_fused", "threads_y"): "Threads of a CTA along the output channels.",
     ("winograd_hopper", "vector"): "Channels that a thread of the transforms loads and stores at once.",
+    **{
+        ("grouped_mma_sync", f"pixels_{axis}"): f"{extent} in a tile; in dgrad, of dX in steps of the stride."
+        for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
+    },
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
     ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",
     ("shuffle", "threads_y"): "Rows of a CTA; each warp computes outputs of one row.",

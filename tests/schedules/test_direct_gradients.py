@@ -1,4 +1,4 @@
-"""Depthwise and grouped gradients without tensor cores: every config is right, deterministic, and reads vectors."""
+"""Depthwise and grouped gradients: configs are right and deterministic, read vectors, and do not spill."""
 
 import functools
 
@@ -37,7 +37,7 @@ WORKLOADS = [
     "conv2d_wgrad:2x8x8x9,12x2x3x3,s1,p1,g4,nhwc",
     "conv2d_wgrad:3x16x8x9,16x4x3x3,s2,p1,g4,bf16,nhwc",
 ]
-NUM_CONFIGS = 2
+NUM_CONFIGS = 1
 LAYERS = [
     "conv2d_dgrad:32x96x112x112,96x1x3x3,s2,p1,g96,f16,nhwc",
     "conv2d_dgrad:16x128x28x28,128x1x31x31,s1,p15,g128,f16,nhwc",
@@ -100,6 +100,10 @@ TENSOR_CORES = [
     "conv2d_wgrad:2x48x5x6,48x24x3x3,s1,p1,g2,bf16,nhwc,add",
     "conv2d_wgrad:3x32x6x7,48x16x2x3,s2x1,p1x0,d1x2,g2,f16,nhwc",
     "conv1d_wgrad:2x32x70,64x16x5,s1,p2,g2,f16,nhwc",
+    "conv2d_dgrad:2x16x7x9,16x4x3x3,s2,p1,g4,f16,nhwc",
+    "conv2d_dgrad:2x48x5x6,48x24x3x3,s1,p1,g2,bf16,nhwc",
+    "conv2d_dgrad:3x32x6x7,48x16x2x3,s2x1,p1x0,d1x2,g2,f16,nhwc",
+    "conv1d_transpose:2x32x70,32x16x5,s2,p2,g2,f16,nhwc",
 ]
 
 
@@ -114,7 +118,19 @@ def test_tensor_cores_compute_grouped_gradients(text):
         assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
 
 
-TENSOR_CORE_LAYERS = ["conv2d_wgrad:32x432x28x28,432x24x3x3,p1,g18,f16,nhwc"]
+def test_persistent_ctas_compute_several_tiles():
+    w = tc.parse("conv2d_dgrad:40x16x4x4,16x8x3x3,p1,g2,f16,nhwc")
+    config = {"max_ctas": 132, "pixels_y": 1, "units": 1, "warps_pixels": 1}
+    kernel = tc.build(w, "grouped_mma_sync", arch="sm_90", config=config)
+    assert kernel.launch.num_blocks < 160
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
+
+
+TENSOR_CORE_LAYERS = [
+    "conv2d_wgrad:32x432x28x28,432x24x3x3,p1,g18,f16,nhwc",
+    "conv2d_dgrad:32x216x56x56,216x24x3x3,s2,p1,g9,f16,nhwc",
+    "conv2d_dgrad:32x128x56x56,128x4x3x3,p1,g32,bf16,nhwc",
+]
 
 
 @needs_nvrtc

@@ -14,7 +14,6 @@ Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -49,19 +48,14 @@ from ....tir_builder import (
 from ...gradient_operators import WGRAD
 from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
-from ..gemm.cp_async import cp_async
-from ..implicit_gemm_shape import VECTOR_BYTES
+from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, wait_for_copies
 from .wgrad_config import (
-    ITEM_BYTES,
     MMA_PIXELS,
-    OCTET,
     GroupedWgradConfig,
     can_form_units,
     compute_usage,
     declare_knobs,
 )
-
-COPIES_AT_A_TIME = 4  # unrolled copies of a thread
 
 
 @schedule(
@@ -136,9 +130,7 @@ class GroupedWgradKernel:
                     column.set(tile % tiles_x * config.pixels_x)
                     self.copy_inputs(image.value, row.value, column.value)
                     self.copy_gradient(image.value, row.value, column.value)
-                    emit_ptx("cp.async.commit_group")
-                    emit_ptx("cp.async.wait_group", 0)
-                    emit_call(T.cuda.cta_sync())
+                    wait_for_copies()
                     self.multiply()
                     emit_call(T.cuda.cta_sync())
             self.store_sums(part)
@@ -154,9 +146,9 @@ class GroupedWgradKernel:
             x = column * shape.strides[2] - shape.pad_low[2] + pixel % columns
             return y, x, logical_and(y >= 0, y < num_rows, x >= 0, x < num_columns)
 
-        channels = config.units * config.inputs_per_unit
-        num_pixels = config.window[0] * columns
-        self.copy_pixels(self.inputs, self.x, image, num_pixels, config.input_pitch, channels, num_columns, locate)
+        channels, num_pixels = config.units * config.inputs_per_unit, config.window[0] * columns
+        tile = PixelTile(self.x, self.inputs, num_pixels, channels, self.first_unit * config.inputs_per_unit)
+        tile.copy(self.position.thread, config.num_threads, image, (num_rows, num_columns), locate)
 
     def copy_gradient(self, image: Expr, row: Expr, column: Expr) -> None:
         """Start the copies of the tile of dY, with zeros behind its pixels and outside of the image."""
@@ -167,33 +159,8 @@ class GroupedWgradKernel:
             return y, x, logical_and(pixel < config.num_pixels, y < num_rows, x < num_columns)
 
         channels, num_pixels = config.units * config.outputs_per_unit, config.pixel_steps * MMA_PIXELS
-        self.copy_pixels(self.gradient, self.dy, image, num_pixels, config.output_pitch, channels, num_columns, locate)
-
-    def copy_pixels(
-        self,
-        destination: Expr,
-        array: Buffer,
-        image: Expr,
-        num_pixels: int,
-        pitch: int,
-        channels: int,
-        num_columns: int,
-        locate: Any,
-    ) -> None:
-        """Start the copies of pixels to shared memory: neighbouring threads copy neighbouring octets of a pixel."""
-        config, octets = self.config, channels // OCTET
-        all_channels, num_rows = int(array.shape[-1]), int(array.shape[-3]) if len(array.shape) > 3 else 1
-        first_channel, total = self.first_unit * (channels // config.units), num_pixels * octets
-        steps = ceil_div(total, config.num_threads)
-        group = min(steps, COPIES_AT_A_TIME)
-        with serial_loop(ceil_div(steps, group), "step") as step, unrolled_loop(group, "copy") as copy:
-            number = (step * group + copy) * config.num_threads + self.position.thread
-            with if_(True if ceil_div(steps, group) * group * config.num_threads == total else number < total):
-                pixel, octet = number // octets, number % octets
-                y, x, is_inside = locate(pixel)
-                index = ((image * num_rows + y) * num_columns + x) * all_channels + first_channel + octet * OCTET
-                address = destination + to_uint32((pixel * pitch + octet * OCTET) * ITEM_BYTES)
-                cp_async(address, array, T.Select(is_inside, index, 0), VECTOR_BYTES, is_inside)
+        tile = PixelTile(self.dy, self.gradient, num_pixels, channels, self.first_unit * config.outputs_per_unit)
+        tile.copy(self.position.thread, config.num_threads, image, (num_rows, num_columns), locate)
 
     def locate_taps(self) -> None:
         """Compute the offsets of the octets of X that this lane's matrices begin with, for each instruction."""

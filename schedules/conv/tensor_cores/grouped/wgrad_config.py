@@ -24,9 +24,8 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, TileConfig, add_rules, declare_choices
+from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
 
-OCTET = 8  # channels of 16 bytes
-ITEM_BYTES = 2
 MMA_PIXELS = 16  # reduction of an mma
 MAX_UNIT_CHANNELS = 48  # sums of more channels do not fit registers
 MAX_UNIT_GROUPS = 4
@@ -212,14 +211,9 @@ class GroupedWgradConfig(TileConfig):
         return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction
 
 
-def pad_pixel(channels: Any) -> Any:
-    """Return the elements from a pixel to the next: an odd multiple of 16 bytes, against bank conflicts."""
-    return channels + OCTET * (channels // OCTET % 2 == 0)
-
-
 @functools.lru_cache(maxsize=64)
-def count_unit_groups(w: WeightGradient) -> int:
-    """Return the fewest groups whose channels of X and of dY are octets."""
+def count_unit_groups(w: Any) -> int:
+    """Return the fewest groups whose channels of both images are octets."""
     inputs, outputs = w.C // w.groups, w.O // w.groups
     return math.lcm(OCTET // math.gcd(inputs, OCTET), OCTET // math.gcd(outputs, OCTET))
 
