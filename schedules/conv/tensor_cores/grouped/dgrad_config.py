@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SECTOR_BYTES, WARP_SIZE
+from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, SECTOR_BYTES, WARP_SIZE
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...plane_shape import PlaneShape
@@ -26,10 +27,13 @@ from ...tile_config import Rule, TileConfig, add_rules, declare_choices
 from ...transposed_view import TransposedView
 from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
 from .wgrad_config import (
+    ADDRESS_INSTRUCTIONS,
+    COPY_INSTRUCTIONS,
     LDMATRIX_CYCLES,
     MAX_SHARED_BYTES,
     MAX_UNIT_GROUPS,
     MAX_WARPS,
+    MMA_LATENCY,
     MMA_PIXELS,
     PIXELS_X_CHOICES,
     PIXELS_Y_CHOICES,
@@ -42,6 +46,7 @@ from .wgrad_config import (
 MAX_UNIT_CHANNELS = 64
 MAX_REGISTERS = 144  # of filters and sums, per thread
 MAX_STRIDE = 4
+FILTER_INSTRUCTIONS = 14  # of the load of a fragment's register, two elements with their addresses
 MAX_CTAS_CHOICES = (0, 132, 264, 396, 528, 792)
 
 
@@ -190,21 +195,28 @@ class GroupedDgradConfig(TileConfig):
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), 64 // self.num_warps)
         resident = np.maximum(1, np.minimum(resident, 2048 // ((self.num_registers + 40) * self.num_warps)))
-        tiles = blocks_per_sm * self.iterations
-        steps = ceil_div(ceil_div(self.class_pixels, MMA_PIXELS), self.warps_pixels) * self.num_warps
-        mma_cycles = sum(self.k_octets) / 2 * (self.mmas_n * 2 * CLOCKS_PER_MATRIX_MULTIPLY + LDMATRIX_CYCLES)
-        mma_cycles = mma_cycles + 30 * len(self.k_octets)  # addresses and stores of sums
+        tiles, steps = blocks_per_sm * self.iterations, ceil_div(self.class_pixels, MMA_PIXELS)
+        steps_per_warp, k_steps = ceil_div(steps, self.warps_pixels), sum(self.k_octets) / 2
         input_bytes, output_bytes = (
-            np.maximum(SECTOR_BYTES, ITEM_BYTES * self.units * channels)
+            round_up(ITEM_BYTES * self.units * channels, SECTOR_BYTES)
             for channels in (self.inputs_per_unit, self.outputs_per_unit)
         )
-        tile_bytes = self.window[0] * self.window[1] * input_bytes
-        tile_bytes = tile_bytes + self.tile_size[0] * self.tile_size[1] * output_bytes
+        num_inputs, num_outputs = math.prod(self.window), math.prod(self.tile_size)
+        octets = self.units * (num_inputs * self.inputs_per_unit + num_outputs * self.outputs_per_unit) / OCTET
+        copy_instructions = COPY_INSTRUCTIONS * octets / self.num_threads
+        addresses = ADDRESS_INSTRUCTIONS * len(self.k_octets)
+        mma_cycles = k_steps * (self.mmas_n * 2 * CLOCKS_PER_MATRIX_MULTIPLY + LDMATRIX_CYCLES)
+        instructions = copy_instructions + steps_per_warp * (k_steps * (2 + self.mmas_n) + addresses)
+        filter_instructions = FILTER_INSTRUCTIONS * self.num_filter_registers
+        all_instructions = blocks_per_sm * filter_instructions + tiles * instructions
+        warp_cycles = 5 * L2_CLOCKS + copy_instructions + steps_per_warp * (k_steps * MMA_LATENCY + addresses)
         terms = np.stack(
             np.broadcast_arrays(
-                tiles * steps * mma_cycles + blocks_per_sm * self.num_warps * 12 * self.num_filter_registers,
-                tiles * tile_bytes / fit.l2_bytes_per_cycle,
-                (self.iterations * 5 + 4) * L2_CLOCKS * ceil_div(blocks_per_sm, resident),
+                tiles * steps * self.units * self.warps_n * mma_cycles,
+                self.num_warps * all_instructions / SCHEDULERS,
+                tiles * (num_inputs * input_bytes + num_outputs * output_bytes) / fit.l2_bytes_per_cycle,
+                (self.iterations * warp_cycles + filter_instructions + 4 * L2_CLOCKS)
+                * ceil_div(blocks_per_sm, resident),
             )
         )
         return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)

@@ -19,7 +19,15 @@ from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, PORTABLE_SHARED_BYTES, SECTOR_BYTES, WARP_SIZE
+from tvmconv.target import (
+    CLOCKS_PER_MATRIX_MULTIPLY,
+    H200,
+    L2_CLOCKS,
+    PORTABLE_SHARED_BYTES,
+    SCHEDULERS,
+    SECTOR_BYTES,
+    WARP_SIZE,
+)
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...plane_shape import PlaneShape
@@ -39,6 +47,9 @@ PIXELS_X_CHOICES = (16, 28, 32, 56, 64)
 WARPS_PIXELS_CHOICES = (1, 2, 4, 8)
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 29, 33, 44, 66, 88, 132, 198, 264)
 LDMATRIX_CYCLES = 4  # of shared memory: four matrices of 128 bytes
+MMA_LATENCY = 33  # clock cycles: HMMA in `tvmconv.target.INSTRUCTION_CLOCKS`
+COPY_INSTRUCTIONS = 25  # of the copy of an octet, with its address and guards
+ADDRESS_INSTRUCTIONS = 30  # of a step of 16 pixels, with the stores of its sums
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 1500  # of the second kernel
 
 
@@ -191,19 +202,26 @@ class GroupedWgradConfig(TileConfig):
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), 64 // self.num_warps)
         resident = np.maximum(1, np.minimum(resident, 480 // ((self.num_accumulators + 48) * self.num_warps // 4 + 1)))
-        tiles = blocks_per_sm * self.iterations
-        steps = ceil_div(self.pixel_steps, self.warps_pixels) * self.num_warps
-        mma_cycles = steps * self.mmas_m * (self.mmas_n * 2 * CLOCKS_PER_MATRIX_MULTIPLY + LDMATRIX_CYCLES)
+        tiles, steps = blocks_per_sm * self.iterations, self.pixel_steps
+        steps_per_warp = ceil_div(steps, self.warps_pixels)
         input_bytes, gradient_bytes = (
-            np.maximum(SECTOR_BYTES, ITEM_BYTES * self.units * channels)
+            round_up(ITEM_BYTES * self.units * channels, SECTOR_BYTES)
             for channels in (self.inputs_per_unit, self.outputs_per_unit)
         )
-        tile_bytes = self.window[0] * self.window[1] * input_bytes + self.num_pixels * gradient_bytes
+        num_inputs = math.prod(self.window)
+        octets = self.units * (num_inputs * self.inputs_per_unit + self.num_pixels * self.outputs_per_unit) / OCTET
+        copy_instructions = COPY_INSTRUCTIONS * octets / self.num_threads
+        mma_cycles = self.mmas_m * (self.mmas_n * 2 * CLOCKS_PER_MATRIX_MULTIPLY + LDMATRIX_CYCLES)
+        step_instructions = ADDRESS_INSTRUCTIONS + self.mmas_m * (2 + self.mmas_n)
+        instructions = copy_instructions + steps_per_warp * step_instructions
+        # Products of a step are independent of each other.
+        warp_cycles = 5 * L2_CLOCKS + copy_instructions + steps_per_warp * (2 * MMA_LATENCY + 2 * step_instructions)
         terms = np.stack(
             np.broadcast_arrays(
-                tiles * mma_cycles,
-                tiles * tile_bytes / fit.l2_bytes_per_cycle,
-                self.iterations * 5 * L2_CLOCKS * ceil_div(blocks_per_sm, resident),
+                tiles * steps * self.units * self.warps_taps * mma_cycles,
+                tiles * self.num_warps * instructions / SCHEDULERS,
+                tiles * (num_inputs * input_bytes + self.num_pixels * gradient_bytes) / fit.l2_bytes_per_cycle,
+                self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
             )
         )
         sums = self.num_partial_sums * math.prod(self.w.argument_shapes[-1])
