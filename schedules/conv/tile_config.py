@@ -14,6 +14,7 @@ import numpy as np
 from tvmconv.space import Columns, Knobs
 
 Config = TypeVar("Config", bound="TileConfig")
+MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best estimate
 Rule = tuple[str, Callable[[Any], Any]]  # a condition on configs: its description, and whether it holds
 
 
@@ -49,6 +50,23 @@ class TileConfig:
 def declare_choices(k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig) -> dict[str, Any]:
     """Declare a knob for each list of options, with the default's attribute as its default, and return the values."""
     return {name: k.choice(name, choices, getattr(default, name)) for name, choices in options.items()}
+
+
+def prune_by_estimate(
+    k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float, max_ratio: float = MAX_LATENCY_RATIO
+) -> None:
+    """Add the condition that the estimate of a config worth searching is near the best one.
+
+    Args:
+        k: The knobs.
+        make_config: Function from columns to configs, which have `estimated_cycles`.
+        best_estimate: Estimate of the default.
+        max_ratio: Largest ratio of an estimate to the best one.
+    """
+    k.prune(
+        f"the estimated latency is at most {max_ratio} times that of the default",
+        lambda columns: make_config(columns).estimated_cycles <= max_ratio * best_estimate,
+    )
 
 
 def add_rules(

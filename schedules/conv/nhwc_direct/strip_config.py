@@ -32,7 +32,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, add_rules
+from ..tile_config import Rule, add_rules, prune_by_estimate
 from ..transposed_view import TransposedView
 
 WORD_BYTES = 4
@@ -171,6 +171,11 @@ class StripConfig(ABC):
         make_config = functools.partial(cls.from_columns, w)
         add_rules(k, make_config, required, pruned)
         add_rules(k, make_config, cls.REQUIREMENTS.items())
+        if shape.is_transposed:
+            sizes = zip("yx", plane, strict=True)
+            rows, columns = (make_default_tile(extent, defaults, name) for name, extent in sizes)
+            best = cls.from_tiles(w, defaults, rows, columns).estimated_cycles
+            prune_by_estimate(k, make_config, float(best))
         return cls.from_columns(w, k.values)
 
     @property
@@ -412,10 +417,7 @@ def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
     filter_candidates(next(mask for mask in masks if mask.any()))
     for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
         filter_candidates((candidates[f"threads_{name}"] - 1) * candidates[name] < extent)
-    tiles = []
-    for name, extent in (("y", num_rows), ("x", num_columns)):
-        threads, size = candidates[f"threads_{name}"], candidates[name]
-        tiles.append(Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size}))
+    tiles = [make_default_tile(extent, candidates, name) for name, extent in (("y", num_rows), ("x", num_columns))]
     best_of_variants: list[tuple[float, int, dict[str, Any]]] = []
     own_choices = kind.list_own_choices(w)
     for variant in itertools.product(*own_choices.values()):
@@ -431,6 +433,12 @@ def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
 def list_threads_c_choices(w: Conv | TransposedView) -> tuple[int, ...]:
     """Return the options for threads per block along the channels: powers of two, and divisors of the channels."""
     return tuple(sorted({*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}))
+
+
+def make_default_tile(extent: int, values: Mapping[str, Any], axis: str) -> Tile:
+    """Return the tile of an axis from the number of threads and the elements of each."""
+    threads, size = values[f"threads_{axis}"], values[axis]
+    return Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size})
 
 
 def scale_tile(tile: Tile, extent: int, step: int) -> Tile:

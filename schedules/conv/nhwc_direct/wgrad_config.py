@@ -35,7 +35,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, TileConfig, add_rules, declare_choices
+from ..tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
 from .strip_config import (
     MAX_DEFAULT_THREADS,
     MAX_LIVE_REGISTERS,
@@ -404,4 +404,5 @@ def declare_knobs(w: WeightGradient, k: Knobs) -> WgradConfig:
         options = {name: choices for name, choices in options.items() if name != "vector_in"}
     declare_choices(k, options, select_default(w))
     add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
+    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
     return make_config(w, k.values)

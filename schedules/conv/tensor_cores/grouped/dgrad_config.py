@@ -23,7 +23,7 @@ from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULE
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices
+from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
 from ...transposed_view import TransposedView
 from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
 from .wgrad_config import (
@@ -334,4 +334,5 @@ def declare_knobs(w: InputGradient, k: Knobs) -> GroupedDgradConfig:
     """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
     declare_choices(k, list_options(w), select_default(w))
     add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
+    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
     return make_config(w, k.values)

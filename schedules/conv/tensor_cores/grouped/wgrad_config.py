@@ -31,7 +31,7 @@ from tvmconv.target import (
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices
+from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
 from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
 
 MMA_PIXELS = 16  # reduction of an mma
@@ -326,4 +326,5 @@ def declare_knobs(w: WeightGradient, k: Knobs) -> GroupedWgradConfig:
     """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
     declare_choices(k, list_options(w), select_default(w))
     add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
+    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
     return make_config(w, k.values)
