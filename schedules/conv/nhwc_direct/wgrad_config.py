@@ -194,7 +194,8 @@ class WgradConfig(TileConfig):
     @property
     def has_known_columns(self) -> Any:
         """Whether a tile covers whole rows of dY and of the filter, so that columns of X are known to the compiler."""
-        return (self.pixel_tiles[1] == 1) & (self.filter_tiles[2] == 1)
+        has_inside_taps = self.shape.count_inside_taps(2) > 0
+        return has_inside_taps & (self.pixel_tiles[1] == 1) & (self.filter_tiles[2] == 1)
 
     @property
     def num_products(self) -> Any:

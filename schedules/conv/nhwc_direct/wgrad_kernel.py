@@ -116,7 +116,7 @@ class WindowColumns:
         self._config, self._stride, self._dilation = config, shape.strides[2], shape.dilations[2]
         offsets = list_positions(config.pixels_x, config.taps_x, self._stride, self._dilation)
         if config.has_known_columns:
-            offsets = [offset for offset in offsets if 0 <= offset - shape.pad_low[2] < shape.input_size[2]] or [0]
+            offsets = [offset for offset in offsets if 0 <= offset - shape.pad_low[2] < shape.input_size[2]]
         self.is_contiguous = offsets == [*range(offsets[0], offsets[0] + len(offsets))]
         if not self.is_contiguous:  # columns of neighbouring pixels are adjacent
             offsets.sort(key=lambda offset: (offset % self._stride, offset))
