@@ -26,6 +26,7 @@ from tvmconv.target import (
     L2_CLOCKS,
     LINE_BYTES,
     MAX_THREADS_Z,
+    NUM_BANKS,
     REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
     SECTOR_BYTES,
@@ -181,7 +182,16 @@ class WgradConfig(TileConfig):
     @property
     def shared_bytes(self) -> Any:
         """Bytes of shared memory, in which the threads of a CTA add their sums."""
-        return np.where(self.threads_pixels > 1, self.sums_at_a_time * self.num_threads * 4, 0)
+        return np.where(self.threads_pixels > 1, self.sums_at_a_time * self.sum_pitch * 4, 0)
+
+    @property
+    def sum_pitch(self) -> Any:
+        """Elements from a sum of all threads to the next in shared memory.
+
+        Threads that add up neighbouring sums for the same taps and channels then read different banks.
+        """
+        owners = self.threads_c * self.threads_taps
+        return self.num_threads + np.where(owners < NUM_BANKS, owners, 0)
 
     @property
     def window(self) -> tuple[Any, Any]:

@@ -325,20 +325,21 @@ class WgradKernel:
         config = self.config
         num_sums, at_a_time, num_threads = config.num_sums, int(config.sums_at_a_time), config.num_threads
         owners = config.threads_taps * config.threads_c  # threads with different taps or channels
-        shared = allocate("shared_sums", at_a_time * num_threads, ACCUMULATOR, "shared")
+        pitch = int(config.sum_pitch)
+        shared = allocate("shared_sums", at_a_time * pitch, ACCUMULATOR, "shared")
         total = allocate("total", 1, ACCUMULATOR)
         thread = self.pixel_thread * owners + self.thread_of_sum
         for first_sum in range(0, num_sums, at_a_time):
             count = min(at_a_time, num_sums - first_sum)
             with unrolled_loop(count, "i") as i:
-                store(shared, i * num_threads + thread, self.sums[first_sum + i])
+                store(shared, i * pitch + thread, self.sums[first_sum + i])
             steps = ceil_div(count * owners, num_threads)
             with serial_loop(steps, "step") as step, if_(self.is_below(step * num_threads + thread, count * owners)):
                 element = step * num_threads + thread
                 owner, number = element % owners, element // owners
                 store(total, 0, tirx.const(0, ACCUMULATOR))
                 with serial_loop(config.threads_pixels, "g") as g:
-                    store(total, 0, total[0] + shared[number * num_threads + g * owners + owner])
+                    store(total, 0, total[0] + shared[number * pitch + g * owners + owner])
                 filter_tile = self.first_filter_tile + owner // config.threads_c
                 self.store_sum(first_sum + number, filter_tile, self.first_unit + owner % config.threads_c, total[0])
 
