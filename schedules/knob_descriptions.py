@@ -40,6 +40,8 @@ DESCRIPTIONS = {
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
     "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
     'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
+    "pixels_x": "Columns of dY in a tile of pixels, whose products a thread adds at a time.",
+    "pixels_y": "Rows of dY in a tile of pixels.",
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",
     "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
     "the other operand in the L2 cache.",
@@ -51,7 +53,11 @@ DESCRIPTIONS = {
     'memory of a "cluster".',
     "stages": "Pipeline stages: k-tiles that are in shared memory at a time.",
     "taps_per_copy": "Filter taps of a row that share one copy of pixels, at different offsets: 1 or the whole row.",
+    "taps_x": "Columns of the filter whose sums a thread keeps in registers.",
+    "taps_y": "Rows of the filter whose sums a thread keeps in registers.",
     "threads_c": "Threads of a CTA along the output channels; each computes a vector of channels.",
+    "threads_pixels": "Threads of a CTA along tiles of pixels; they add their sums in shared memory.",
+    "threads_taps": "Threads of a CTA along tiles of the filter.",
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",
     "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
@@ -70,15 +76,20 @@ DESCRIPTIONS = {
     "tile_x": f"Split of the output columns: {DIRECT_TILE}.",
     "tile_y": f"Split of the output rows: {DIRECT_TILE}.",
     "tiles_per_block": "Tiles that a CTA computes one after another, with their copies pipelined.",
+    "units": "Units of a CTA; a unit has the fewest groups whose channels fill octets.",
     "unroll_explicit": "1 unrolls in the generated source; 0 writes `#pragma unroll` and leaves it to the compiler.",
-    "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap").',
+    "unroll_scope": 'Unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap"). In '
+    'gradients, "input_row" loops over the rows of dY, and adds each to all rows of dX that it reaches.',
     "vector": "Elements that a thread loads, computes and stores at once, neighbours in memory.",
+    "vector_in": "Channels of X of a group that a thread multiplies by each of its channels of dY.",
     "vectors_per_thread": "Neighbouring vectors per thread.",
     "warpgroups": "Consumer warpgroups, of 128 threads each.",
     "warps": "Warps of a CTA.",
     "warps_k": "Warps that share the reduction of an output, each with a part of every k-tile.",
     "warps_m": "Warps of a CTA along GEMM M: pixels.",
     "warps_n": "Warps of a CTA along GEMM N: output channels.",
+    "warps_pixels": "Warps of a CTA along the pixels of a tile.",
+    "warps_taps": "Warps of a CTA along the taps of the filter.",
     "warps_x": "Warps of a CTA along a row.",
     "weight_layout": 'Order of the weight in shared memory: "oihw" as in global memory, or "ihwo" with output channels '
     "innermost, which a thread then loads as one vector.",
@@ -102,12 +113,16 @@ OWN_DESCRIPTIONS = {
     ("winograd_fused", "threads_x"): "Threads of a CTA along the output tiles.",
     ("winograd_fused", "threads_y"): "Threads of a CTA along the output channels.",
     ("winograd_hopper", "vector"): "Channels that a thread of the transforms loads and stores at once.",
+    **{
+        ("grouped_mma_sync", f"pixels_{axis}"): f"{extent} in a tile; in dgrad, of dX in steps of the stride."
+        for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
+    },
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
     ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",
     ("shuffle", "threads_y"): "Rows of a CTA; each warp computes outputs of one row.",
     ("stem", "warps"): "Warps of a CTA; each computes 16 pixels of every row of the tile.",
     **{
-        (name, f"tile_{axis}"): f"Split of the output {extent}: {STRIP_TILE}."
+        (name, f"tile_{axis}"): f"Split of the output {extent}, for gradients in steps of the stride: {STRIP_TILE}."
         for name in ("depthwise_nhwc", "grouped_nhwc")
         for axis, extent in (("x", "columns"), ("y", "rows"))
     },

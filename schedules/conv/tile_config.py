@@ -15,6 +15,7 @@ import numpy as np
 from tvmconv.space import Columns, Knobs
 
 Config = TypeVar("Config", bound="TileConfig")
+MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best estimate
 Rule = tuple[str, Callable[[Any], Any]]  # a condition on configs: its description, and whether it holds
 
 
@@ -57,6 +58,23 @@ def declare_choices(
     """Declare a knob for each list of options, with its default from a config or by name, and return the values."""
     defaults = vars(default) if isinstance(default, TileConfig) else default
     return {name: k.choice(name, choices, defaults[name]) for name, choices in options.items()}
+
+
+def prune_by_estimate(
+    k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float, max_ratio: float = MAX_LATENCY_RATIO
+) -> None:
+    """Add the condition that the estimate of a config worth searching is near the best one.
+
+    Args:
+        k: The knobs.
+        make_config: Function from columns to configs, which have `estimated_cycles`.
+        best_estimate: Estimate of the default.
+        max_ratio: Largest ratio of an estimate to the best one.
+    """
+    k.prune(
+        f"the estimated latency is at most {max_ratio} times that of the default",
+        lambda columns: make_config(columns).estimated_cycles <= max_ratio * best_estimate,
+    )
 
 
 def add_rules(

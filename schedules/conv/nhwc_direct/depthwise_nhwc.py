@@ -27,8 +27,7 @@ it is emitted as TIR.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,14 +42,18 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES, has_filter_per_channel
-from .strip_config import WORD_BYTES, OperandTraffic, StripConfig, list_input_offsets
+from ..transposed_view import TransposedView
+from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
+    ROW_AXIS,
     InputWindow,
     StripEpilogue,
     StripThread,
     allocate_local,
     build_conv_schedule,
+    emit_guarded,
     emit_vector_copy,
+    list_row_residues,
     load_filters_to_smem,
 )
 
@@ -75,7 +78,7 @@ class DepthwiseConfig(StripConfig):
     MAX_DEFAULT_PRODUCTS = 1024  # some kernels spill registers beyond this
 
     @classmethod
-    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+    def is_vector_allowed(cls, w: Conv | TransposedView, vector: int) -> bool:
         """Return whether the channels are those of whole input channels, or of a part of one."""
         multiplier = w.O // w.groups
         return vector % multiplier == 0 or multiplier % vector == 0
@@ -91,6 +94,7 @@ class DepthwiseConfig(StripConfig):
         filter_vectors = self.num_taps * self._select_by_unroll_scope(1, rows, rows)
         unrolled_columns = self._select_by_unroll_scope(row_taps, row_taps, 1)
         taps = np.where(np.equal(self.weight_scope, "registers"), self.num_taps, unrolled_columns)
+        num_windows = self._select_by_unroll_scope(2, 2, 2, 1)
         is_global = np.equal(self.weight_scope, "global")
         scattered_vectors = np.where(is_global, filter_vectors * self.vector, self.num_taps)
         return OperandTraffic(
@@ -99,7 +103,7 @@ class DepthwiseConfig(StripConfig):
             operand_registers=self.vector
             * get_itemsize(self.w.storage)
             / WORD_BYTES
-            * (2 * self.window_vectors + taps),
+            * (num_windows * self.window_vectors + taps),
             scattered_vectors=scattered_vectors,
             scattered_instructions=scattered_vectors,
             reads_per_filter_byte=2,
@@ -130,7 +134,8 @@ class DepthwiseNhwcKernel:
         self.input_vector_elements = max(1, vector // self.channel_multiplier)  # input channels of the thread's outputs
         self.num_unrolled_taps = w.kernel[-1] if self.config.unroll_scope != "tap" else 1  # filter columns
         self.epilogue = StripEpilogue(thread)
-        self.input_window = InputWindow(thread, self.input_vector_elements, 2, self.num_unrolled_taps)
+        num_windows = 1 if self.config.unroll_scope == StripConfig.INPUT_ROW_SCOPE else 2
+        self.input_window = InputWindow(thread, self.input_vector_elements, num_windows, self.num_unrolled_taps)
         self.tap_regs = allocate_local("taps", (self.num_unrolled_taps, vector), w.storage)
 
     def emit(self) -> None:
@@ -139,9 +144,12 @@ class DepthwiseNhwcKernel:
             self.smem_filters = load_filters_to_smem(self.thread)
         elif self.config.weight_scope == "registers":
             self.load_filters_to_registers()
-        {"filter": self.emit_unrolled_rows, "row": self.emit_filter_row_loop, "tap": self.emit_tap_loop}[
-            self.config.unroll_scope
-        ]()
+        {
+            "filter": self.emit_unrolled_rows,
+            "row": self.emit_filter_row_loop,
+            "input_row": self.emit_input_row_loop,
+            "tap": self.emit_tap_loop,
+        }[self.config.unroll_scope]()
 
     def load_filters_to_registers(self) -> None:
         """Load the filters of the thread's channels, which are contiguous, in vectors."""
@@ -151,19 +159,19 @@ class DepthwiseNhwcKernel:
 
             def get_filter_value(lane: Any) -> Any:
                 element = chunk * vector + lane
-                return self.get_filter_element(element // taps, self.shape.tap_from_index(element % taps))
+                return self.get_filter_element(element // taps, element % taps)
 
             emit_vector_copy(vector, self.filter_regs, lambda lane: (chunk * vector + lane,), get_filter_value)
 
-    def get_filter_element(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
-        """Return a filter element of one of the thread's channels."""
-        return self.thread.arrays["K"][self.shape.array_index(self.thread.first_channel + channel, tap, 0)]
+    def get_filter_element(self, channel: Any, tap: Any) -> Any:
+        """Return a filter element of one of the thread's channels; taps have their order in memory."""
+        return self.thread.arrays["K"][self.shape.weight_index(self.thread.first_channel + channel, tap, 0)]
 
     def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
         """Load the unrolled taps of a filter row, counted over all planes, to registers."""
         vector, (*_, num_columns) = self.config.vector, self.shape.kernel_size
         with unrolled_loop(self.num_unrolled_taps, "s") as s:
-            tap = filter_row * num_columns + first_column + s
+            tap = self.shape.weight_tap(filter_row * num_columns + first_column + s)
             if self.config.weight_scope == "shared":
                 lane_offset = self.thread.vector_idx * vector - self.thread.block_channel
                 emit_vector_copy(
@@ -177,9 +185,7 @@ class DepthwiseNhwcKernel:
                     if self.config.weight_scope == "registers":
                         value = self.filter_regs[channel * self.shape.num_taps + tap]
                     else:
-                        value = self.get_filter_element(
-                            channel, (*self.shape.tap_row_from_index(filter_row), first_column + s)
-                        )
+                        value = self.get_filter_element(channel, tap)
                     T.buffer_store(self.tap_regs, value, [s, channel])
 
     def load_input_row(self, window_half: int, filter_plane: Any, input_row: Any, column: Any = 0) -> None:
@@ -191,66 +197,100 @@ class DepthwiseNhwcKernel:
         """Accumulate an input row to output row `row_idx` of the strip, with the loaded taps."""
         for s in range(self.num_unrolled_taps):
             with (
-                unrolled_loop(self.config.columns.local, "j") as j,
+                self.input_window.open_columns(s) as columns,
                 unrolled_loop(self.config.vector, "channel") as channel,
             ):
-                input_value = self.input_window.values[
-                    window_half,
-                    self.input_window.window_column(j, s),
-                    channel // self.channel_multiplier if self.input_vector_elements > 1 else 0,
-                ]
-                self.epilogue.accumulate_product(row_idx, j, channel, input_value, self.tap_regs[s, channel])
+                for j, position in columns:
+                    input_channel = channel // self.channel_multiplier if self.input_vector_elements > 1 else 0
+                    input_value = self.input_window.values[window_half, position, input_channel]
+                    self.epilogue.accumulate_product(row_idx, j, channel, input_value, self.tap_regs[s, channel])
 
     def emit_unrolled_rows(self) -> None:
         """Walk down the input rows, with all rows of the strip and of the filter unrolled."""
         rows_per_thread, (filter_planes, filter_rows, _) = self.config.rows.local, self.shape.kernel_size
-        (_, row_stride, _), (_, row_dilation, _) = self.shape.strides, self.shape.dilations
         input_rows = [
             (filter_plane, input_row)
             for filter_plane in range(filter_planes)
-            for input_row in list_input_offsets(rows_per_thread, row_stride, filter_rows, row_dilation)
+            for input_row in self.shape.list_input_offsets(ROW_AXIS, rows_per_thread)
         ]
+        last_rows = {  # the last input row of each output row that has one
+            row_idx: row_number
+            for row_number, (_, input_row) in enumerate(input_rows)
+            for row_idx in range(rows_per_thread)
+            if self.shape.find_tap(ROW_AXIS, row_idx, input_row) is not None
+        }
         self.load_input_row(0, *input_rows[0])
         self.epilogue.init_accumulators()
         for row_number, (filter_plane, input_row) in enumerate(input_rows):
             if row_number + 1 < len(input_rows):
                 self.load_input_row((row_number + 1) % 2, *input_rows[row_number + 1])
             for row_idx in range(rows_per_thread):
-                filter_row, remainder = divmod(input_row - row_idx * row_stride, row_dilation)
-                if not remainder and 0 <= filter_row < filter_rows:
+                filter_row = self.shape.find_tap(ROW_AXIS, row_idx, input_row)
+                if filter_row is not None:
                     self.load_taps(filter_plane * filter_rows + filter_row)
                     self.accumulate_row(row_number % 2, row_idx)
-                    if (filter_plane, filter_row) == (filter_planes - 1, filter_rows - 1):
+                    if last_rows[row_idx] == row_number:
                         self.epilogue.store_row(row_idx)
+        for row_idx in sorted({*range(rows_per_thread)} - {*last_rows}):
+            self.epilogue.store_row(row_idx)
 
     def emit_filter_row_loop(self) -> None:
-        """Loop over the filter rows, and load for each the input row that every output row of the strip needs."""
+        """Loop over the filter rows, and load for each the input row that every output row of the strip needs.
+
+        The filter rows of each residue are a loop.
+        """
         filter_planes, filter_rows, _ = self.shape.kernel_size
-        with self.filter_loop("r", filter_planes * filter_rows) as row:
-            self.load_taps(row)
-            self.load_and_accumulate_row(self.shape.tap_row_from_index(row), 0)
+        self.epilogue.init_accumulators()
+        for residue in list_row_residues(self.shape):
+            with serial_loop(filter_planes * residue.num_rows, "r") as row:
+                plane, repetition = (
+                    (0, row) if filter_planes == 1 else (row // residue.num_rows, row % residue.num_rows)
+                )
+                self.load_taps(row if residue.period == 1 else plane * filter_rows + residue.filter_row(repetition))
+                for row_idx, input_row in residue.input_rows(repetition, self.config.rows.local).items():
+                    self.load_input_row(row_idx % 2, plane, input_row)
+                    self.accumulate_row(row_idx % 2, row_idx)
+        self.store_rows()
+
+    def emit_input_row_loop(self) -> None:
+        """Loop over the input rows, and add each to the output rows that one of the filter rows connects with it."""
+        filter_planes, filter_rows, _ = self.shape.kernel_size
+        step, pad_low = self.shape.upsampling[ROW_AXIS], self.shape.pad_low[ROW_AXIS]
+        first_offset, *others = self.shape.list_input_offsets(ROW_AXIS, self.config.rows.local)
+        input_rows = len(others) + 1
+        self.epilogue.init_accumulators()
+        with serial_loop(filter_planes * input_rows, "i") as index:
+            filter_plane = 0 if filter_planes == 1 else index // input_rows
+            input_row = index % input_rows + first_offset
+
+            def emit_products() -> None:
+                self.load_input_row(0, filter_plane, input_row)
+                for row_idx in range(self.config.rows.local):
+                    filter_row = step * (input_row + -pad_low // step) + pad_low - row_idx
+
+                    def accumulate(row_idx: int = row_idx, filter_row: Any = filter_row) -> None:
+                        self.load_taps(filter_plane * filter_rows + filter_row)
+                        self.accumulate_row(0, row_idx)
+
+                    emit_guarded([filter_row >= 0, filter_row < filter_rows], accumulate)
+
+            emit_guarded([self.input_window.is_row_inside(input_row)], emit_products)
+        self.store_rows()
 
     def emit_tap_loop(self) -> None:
         """Loop over the filter taps, and load the inputs of each."""
-        with self.filter_loop("tap", self.shape.num_taps) as tap:
-            *filter_row, filter_column = self.shape.tap_from_index(tap)
-            self.load_taps(tap // self.shape.kernel_size[-1], filter_column)
-            self.load_and_accumulate_row((filter_row[0], filter_row[1]), filter_column)
-
-    def load_and_accumulate_row(self, row: tuple[Any, Any], filter_column: Any) -> None:
-        """Load and accumulate a filter row's input rows for each output row, from `filter_column` on."""
-        (filter_plane, filter_row), (_, row_stride, _) = row, self.shape.strides
-        _, row_dilation, column_dilation = self.shape.dilations
-        for row_idx in range(self.config.rows.local):
-            input_row = row_idx * row_stride + filter_row * row_dilation
-            self.load_input_row(row_idx % 2, filter_plane, input_row, filter_column * column_dilation)
-            self.accumulate_row(row_idx % 2, row_idx)
-
-    @contextlib.contextmanager
-    def filter_loop(self, name: str, extent: int) -> Iterator[Any]:
-        """Open a loop over parts of the filter; accumulators are initialized before it and stored after it."""
+        (_, row_stride, _), (_, row_dilation, column_dilation) = self.shape.strides, self.shape.dilations
         self.epilogue.init_accumulators()
-        with serial_loop(extent, name) as variable:
-            yield variable
+        with serial_loop(self.shape.num_taps, "tap") as tap:
+            filter_plane, filter_row, filter_column = self.shape.tap_from_index(tap)
+            self.load_taps(tap // self.shape.kernel_size[-1], filter_column)
+            for row_idx in range(self.config.rows.local):
+                input_row = row_idx * row_stride + filter_row * row_dilation
+                self.load_input_row(row_idx % 2, filter_plane, input_row, filter_column * column_dilation)
+                self.accumulate_row(row_idx % 2, row_idx)
+        self.store_rows()
+
+    def store_rows(self) -> None:
+        """Store all output rows of the strip."""
         for i in range(self.config.rows.local):
             self.epilogue.store_row(i)

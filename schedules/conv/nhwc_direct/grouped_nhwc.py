@@ -29,18 +29,22 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES
+from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
+    ROW_AXIS,
     InputWindow,
     StripEpilogue,
     StripThread,
     allocate_local,
     build_conv_schedule,
     emit_vector_copy,
+    list_row_residues,
     load_filters_to_smem,
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
+MAX_GRADIENT_GROUP_CHANNELS = 64  # the same for gradients
 MIN_TENSOR_CORE_CHANNELS = 16  # 16-bit channels per mma; tensor cores then take half the time (ResNeXt, RegNet)
 
 
@@ -51,7 +55,7 @@ class GroupedConfig(StripConfig):
     WEIGHT_SCOPES = ("shared", "global")
 
     @classmethod
-    def list_own_choices(cls, w: Conv) -> dict[str, Sequence[Any]]:
+    def list_own_choices(cls, w: Conv | TransposedView) -> dict[str, Sequence[Any]]:
         """Return the options of the knobs besides those of the strip; one load reads the channels of a k-tile."""
         block_k_choices = tuple(
             channels
@@ -61,7 +65,7 @@ class GroupedConfig(StripConfig):
         return {"block_k": block_k_choices, **super().list_own_choices(w)}
 
     @classmethod
-    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+    def is_vector_allowed(cls, w: Conv | TransposedView, vector: int) -> bool:
         """Return whether the channels are of one group."""
         return w.O // w.groups % vector == 0
 
@@ -69,7 +73,8 @@ class GroupedConfig(StripConfig):
     def traffic(self) -> OperandTraffic:
         """Work of a thread with its operands; registers hold the window of a k-tile and the weights of a tap."""
         vectors_per_tap = self.channels_per_group // self.block_k * self.vector
-        filter_vectors = self.num_taps * np.where(self.is_weight_shared, self.channels_per_group, vectors_per_tap)
+        vectors_of_outputs = self.is_weight_shared | self.shape.is_transposed
+        filter_vectors = self.num_taps * np.where(vectors_of_outputs, self.channels_per_group, vectors_per_tap)
         loaded_vectors = self.rows.local * self.window_vectors + self.vector
         return OperandTraffic(
             filter_vectors,
@@ -111,21 +116,25 @@ def emit_thread(thread: StripThread) -> None:
     epilogue = StripEpilogue(thread)
     input_window = InputWindow(thread, block_k, rows_per_thread, num_unrolled_taps)
     is_weight_shared = bool(config.is_weight_shared)
-    weights_shape = (block_k, vector) if is_weight_shared else (vector, block_k)  # the innermost axis is a vector
+    # The innermost axis is a vector. Output channels of a gradient are contiguous in global memory, too.
+    is_output_innermost = is_weight_shared or shape.is_transposed
+    weights_shape = (block_k, vector) if is_output_innermost else (vector, block_k)
     weight_regs = allocate_local("weights", weights_shape, w.storage)  # of one tap
     smem_filters: Any = load_filters_to_smem(thread) if is_weight_shared else None
 
-    def load_weights(tap: tuple[Any, Any, Any], k_tile: Any) -> None:
-        if is_weight_shared:
+    def load_weights(tap: Any, k_tile: Any) -> None:
+        if is_output_innermost:
             lane_offset = thread.vector_idx * vector - thread.block_channel
             with unrolled_loop(block_k, "d") as channel_in:
-                filter_row = shape.tap_index(tap) * config.channels_per_group + k_tile * block_k + channel_in
-                emit_vector_copy(
-                    vector,
-                    weight_regs,
-                    lambda lane: (channel_in, lane),
-                    lambda lane: smem_filters[filter_row, lane_offset + lane],
-                )
+                filter_row = tap * config.channels_per_group + k_tile * block_k + channel_in
+
+                def read_weight(lane: Any) -> Any:
+                    if is_weight_shared:
+                        return smem_filters[filter_row, lane_offset + lane]
+                    input_channel = k_tile * block_k + channel_in
+                    return thread.arrays["K"][shape.weight_index(thread.first_channel + lane, tap, input_channel)]
+
+                emit_vector_copy(vector, weight_regs, lambda lane: (channel_in, lane), read_weight)
         else:
             with unrolled_loop(vector, "channel") as channel:
                 output_channel = thread.first_channel + channel
@@ -133,42 +142,50 @@ def emit_thread(thread: StripThread) -> None:
                     block_k,
                     weight_regs,
                     lambda lane: (channel, lane),
-                    lambda lane: thread.arrays["K"][shape.array_index(output_channel, tap, k_tile * block_k + lane)],
+                    lambda lane: thread.arrays["K"][shape.weight_index(output_channel, tap, k_tile * block_k + lane)],
                 )
 
     def accumulate_row(row_idx: int, filter_column: int) -> None:
         with (
             unrolled_loop(block_k, "d") as channel_in,
-            unrolled_loop(config.columns.local, "j") as j,
+            input_window.open_columns(filter_column) as columns,
             unrolled_loop(vector, "channel") as channel,
         ):
-            input_value = input_window.values[row_idx, input_window.window_column(j, filter_column), channel_in]
-            weight = weight_regs[channel_in, channel] if is_weight_shared else weight_regs[channel, channel_in]
-            epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
+            weight = weight_regs[channel_in, channel] if is_output_innermost else weight_regs[channel, channel_in]
+            for j, position in columns:
+                input_value = input_window.values[row_idx, position, channel_in]
+                epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
 
     first_input_channel = thread.first_channel // (w.O // w.groups) * config.channels_per_group
     epilogue.init_accumulators()
-    (_, row_stride, _), (_, row_dilation, column_dilation) = shape.strides, shape.dilations
-    with (
-        serial_loop(shape.num_taps // num_unrolled_taps, "tap") as tap_group,
-        serial_loop(config.channels_per_group // block_k, "step") as k_tile,
-    ):
-        filter_plane, filter_row, filter_column = (
-            shape.tap_from_index(tap_group)
-            if config.unroll_scope == "tap"
-            else (*shape.tap_row_from_index(tap_group), 0)
-        )
-        for row_idx in range(rows_per_thread):
-            input_window.load_row(
-                row_idx,
-                filter_plane,
-                row_idx * row_stride + filter_row * row_dilation,
-                first_input_channel + k_tile * block_k,
-                filter_column * column_dilation,
+
+    def emit_tap_group(filter_row: tuple[Any, Any], filter_column: Any, input_rows: dict[int, Any]) -> None:
+        with serial_loop(config.channels_per_group // block_k, "step") as k_tile:
+            channel, first_column = first_input_channel + k_tile * block_k, filter_column * shape.dilations[2]
+            for row_idx, input_row in input_rows.items():
+                input_window.load_row(row_idx, filter_row[0], input_row, channel, first_column)
+            for column in range(num_unrolled_taps):
+                load_weights(shape.weight_tap(shape.tap_index((*filter_row, filter_column + column))), k_tile)
+                for row_idx in input_rows:
+                    accumulate_row(row_idx, column)
+
+    if max(shape.upsampling) == 1:
+        with serial_loop(shape.num_taps // num_unrolled_taps, "tap") as tap_group:
+            filter_plane, filter_row, filter_column = (
+                shape.tap_from_index(tap_group)
+                if config.unroll_scope == "tap"
+                else (*shape.tap_row_from_index(tap_group), 0)
             )
-        for column in range(num_unrolled_taps):
-            load_weights((filter_plane, filter_row, filter_column + column), k_tile)
-            for row_idx in range(rows_per_thread):
-                accumulate_row(row_idx, column)
+            input_rows = {
+                row_idx: row_idx * shape.strides[ROW_AXIS] + filter_row * shape.dilations[ROW_AXIS]
+                for row_idx in range(rows_per_thread)
+            }
+            emit_tap_group((filter_plane, filter_row), filter_column, input_rows)
+    else:
+        for residue in list_row_residues(shape):
+            with serial_loop(shape.kernel_size[0] * residue.num_rows, "tap") as tap_group:
+                filter_plane, repetition = tap_group // residue.num_rows, tap_group % residue.num_rows
+                filter_row = residue.filter_row(repetition)
+                emit_tap_group((filter_plane, filter_row), 0, residue.input_rows(repetition, rows_per_thread))
     for row_idx in range(rows_per_thread):
         epilogue.store_row(row_idx)

@@ -32,7 +32,8 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, add_rules
+from ..tile_config import Rule, add_rules, prune_by_estimate
+from ..transposed_view import TransposedView
 
 WORD_BYTES = 4
 MAX_LOAD_BYTES = 16  # maximum bytes per load or store instruction
@@ -41,6 +42,8 @@ LEVELS = ("block", "thread", "local")
 VECTOR_CHOICES = (8, 4, 2, 1)  # channels per thread
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32, 64)
 LOCAL_CHOICES = (1, 2, 4, 7, 8)  # rows or columns per thread
+WIDE_LOCAL_CHOICES = (14, 28)  # columns per thread that are also tried if filters are wide
+WIDE_FILTER = 13  # columns of a filter whose windows are much wider than the strip
 SPATIAL_THREADS_CHOICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads per block along rows or columns
 MAX_DEFAULT_THREADS = 256  # per block
 MAX_ACCUMULATORS = 64
@@ -77,32 +80,37 @@ class StripConfig(ABC):
 
     WEIGHT_SCOPES: ClassVar[tuple[str, ...]]
     UNROLL_SCOPES: ClassVar[tuple[str, ...]]
+    INPUT_ROW_SCOPE: ClassVar[str] = "input_row"  # unrolled part of the filter of gradients: a row for each input row
     # Conditions besides those of `declare_knobs`, by their description.
     REQUIREMENTS: ClassVar[Mapping[str, Callable[[StripConfig], Any]]] = {}
     MAX_DEFAULT_PRODUCTS: ClassVar[int] = MAX_PRODUCTS
 
-    w: Conv
+    w: Conv | TransposedView
     vector: Any  # output channels per thread
     channels: Tile  # tile (block, thread) of the channel vectors
     rows: Tile  # tile of the output rows, with `LEVELS`
     columns: Tile  # tile of the output columns, with `LEVELS`
-    unroll_scope: Any  # unrolled part of the filter: all of it ("filter"), one row ("row"), or nothing ("tap")
+    # Unrolled part of the filter: all of it ("filter"), one row ("row", or "input_row" in a loop over input rows), or
+    # nothing ("tap").
+    unroll_scope: Any
     # Memory from which threads read the filters: transposed in shared memory, in registers, or in global memory.
     weight_scope: Any
     block_k: Any = 1  # input channels per k-tile
 
     @classmethod
-    def from_columns(cls, w: Conv, columns: Columns) -> StripConfig:
+    def from_columns(cls, w: Conv | TransposedView, columns: Columns) -> StripConfig:
         """Return the config of the knobs' values, or the configs of many."""
-        _, *plane = PlaneShape.from_workload(w).output_size
+        shape = PlaneShape.from_workload(w)
         rows, columns_tile = (
-            Tile.from_column(extent, LEVELS, columns[name])
-            for name, extent in zip(("tile_y", "tile_x"), plane, strict=True)
+            scale_tile(Tile.from_column(extent, LEVELS, columns[name]), extent, step)
+            for name, extent, step in zip(
+                ("tile_y", "tile_x"), shape.output_size[1:], shape.upsampling[1:], strict=True
+            )
         )
         return cls.from_tiles(w, columns, rows, columns_tile)
 
     @classmethod
-    def from_tiles(cls, w: Conv, values: Mapping[str, Any], rows: Tile, columns: Tile) -> StripConfig:
+    def from_tiles(cls, w: Conv | TransposedView, values: Mapping[str, Any], rows: Tile, columns: Tile) -> StripConfig:
         """Return the config of these tiles and of the values of the other knobs."""
         num_vectors = w.O // values["vector"]
         threads = values["threads_c"]
@@ -111,13 +119,13 @@ class StripConfig(ABC):
         return cls(w, values["vector"], channels, rows, columns, **own_values)
 
     @classmethod
-    def list_own_choices(cls, w: Conv) -> dict[str, Sequence[Any]]:
+    def list_own_choices(cls, w: Conv | TransposedView) -> dict[str, Sequence[Any]]:
         """Return the options of the knobs besides those of the strip."""
         return {"unroll_scope": cls.UNROLL_SCOPES, "weight_scope": cls.WEIGHT_SCOPES}
 
     @classmethod
     @abstractmethod
-    def is_vector_allowed(cls, w: Conv, vector: int) -> bool:
+    def is_vector_allowed(cls, w: Conv | TransposedView, vector: int) -> bool:
         """Return whether a thread can compute a number of channels."""
 
     @property
@@ -126,20 +134,24 @@ class StripConfig(ABC):
         """Work of a thread with its operands."""
 
     @classmethod
-    def declare_knobs(cls, k: Knobs, w: Conv) -> StripConfig:
+    def declare_knobs(cls, k: Knobs, w: Conv | TransposedView) -> StripConfig:
         """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
         kind: Any = cls  # mypy takes a class with a generated `__hash__` for unhashable
         defaults = select_default(kind, w)
         k.choice("vector", cls.list_vector_choices(w), defaults["vector"])
         k.choice("threads_c", list_threads_c_choices(w), defaults["threads_c"])
-        _, *plane = PlaneShape.from_workload(w).output_size
-        for name, extent in zip("yx", plane, strict=True):
-            default = {"thread": defaults[f"threads_{name}"], "local": defaults[name]}
-            k.tile(f"tile_{name}", extent, LEVELS, default, overhang=select_max_overhang(extent))
+        shape = PlaneShape.from_workload(w)
+        _, *plane = shape.output_size
+        for name, extent, step in zip("yx", plane, shape.upsampling[1:], strict=True):
+            # A tile of a gradient begins at a multiple of the stride, so its knob counts steps of the stride.
+            num_steps, default = ceil_div(extent, step), {"thread": defaults[f"threads_{name}"]}
+            default["local"] = defaults[name] // step
+            k.tile(f"tile_{name}", num_steps, LEVELS, default, overhang=select_max_overhang(num_steps))
         for name, choices in cls.list_own_choices(w).items():
             k.choice(name, choices, defaults[name])
 
-        min_threads = min(MIN_THREADS, ceil_div(w.O * math.prod(plane), 4))  # small planes have few outputs
+        # Small planes have few outputs.
+        min_threads = min(MIN_THREADS, ceil_div(w.O * math.prod(plane), 4 * math.prod(shape.upsampling)))
         required: list[Rule] = [
             (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
             (
@@ -159,10 +171,25 @@ class StripConfig(ABC):
         make_config = functools.partial(cls.from_columns, w)
         add_rules(k, make_config, required, pruned)
         add_rules(k, make_config, cls.REQUIREMENTS.items())
+        if shape.is_transposed:
+            sizes = zip("yx", plane, strict=True)
+            rows, columns = (make_default_tile(extent, defaults, name) for name, extent in sizes)
+            best = cls.from_tiles(w, defaults, rows, columns).estimated_cycles
+            prune_by_estimate(k, make_config, float(best))
         return cls.from_columns(w, k.values)
 
+    @property
+    def shape(self) -> PlaneShape:
+        """Sizes of the convolution over planes, rows and columns."""
+        return PlaneShape.from_workload(self.w)
+
+    @property
+    def has_one_column_tile(self) -> Any:
+        """Whether each thread computes whole rows, so that its columns are known to the compiler."""
+        return (self.columns.block == 1) & (self.columns.thread == 1)
+
     @classmethod
-    def list_vector_choices(cls, w: Conv) -> tuple[int, ...]:
+    def list_vector_choices(cls, w: Conv | TransposedView) -> tuple[int, ...]:
         """Return the options for channels per thread: divisors of all channels that one store can write."""
         return tuple(
             vector
@@ -185,8 +212,7 @@ class StripConfig(ABC):
     @property
     def num_blocks(self) -> Any:
         """Blocks in the grid."""
-        num_planes = PlaneShape.from_workload(self.w).num_output_planes
-        return num_planes * self.channels.block * self.rows.block * self.columns.block
+        return self.shape.num_output_planes * self.channels.block * self.rows.block * self.columns.block
 
     @property
     def channels_per_group(self) -> int:
@@ -199,38 +225,60 @@ class StripConfig(ABC):
         return math.prod(self.w.kernel)
 
     @property
+    def num_taps_per_output(self) -> Any:
+        """Mean number of taps that meet an input, as far as a gradient omits zeros; otherwise all taps."""
+        shape = self.shape
+        planes = shape.kernel_size[0] / shape.upsampling[0]
+        rows: Any = shape.kernel_size[1] / shape.upsampling[1]
+        if shape.is_transposed:
+            rows = np.where(np.equal(self.unroll_scope, self.INPUT_ROW_SCOPE), shape.count_inside_taps(1), rows)
+        return planes * rows * self.taps_per_row
+
+    @property
+    def taps_per_row(self) -> Any:
+        """Mean number of taps of a filter row that meet an input; known columns outside of the image are omitted."""
+        shape = self.shape
+        taps = shape.kernel_size[2] / shape.upsampling[2]
+        return np.where(self.has_one_column_tile, shape.count_inside_taps(2), taps) if shape.is_transposed else taps
+
+    @property
     def num_products(self) -> Any:
         """Multiplications per thread in the kernel's source."""
-        unrolled_taps = self._select_by_unroll_scope(self.num_taps, self.w.kernel[-1], 1)
+        unrolled_taps = self._select_by_unroll_scope(self.num_taps_per_output, self.taps_per_row, 1)
         return self.num_accumulators * self.block_k * unrolled_taps
 
     @property
     def window_vectors(self) -> Any:
         """Vectors of an input row that a thread loads at a time."""
-        w, columns = self.w, self.columns.local
-        distinct_inputs = count_distinct_inputs(columns, w.stride[-1], w.kernel[-1], w.dilation[-1])
+        columns = self.columns.local
+        distinct_inputs = self.shape.count_distinct_inputs(2, columns)
+        if self.shape.is_transposed:
+            inside = np.minimum(distinct_inputs, self.shape.input_size[2])
+            distinct_inputs = np.where(self.has_one_column_tile, inside, distinct_inputs)
         return self._select_by_unroll_scope(distinct_inputs, distinct_inputs, columns)
 
     @property
     def unrolled_loads(self) -> Any:
         """Input vector loads per thread in the kernel's source."""
-        rows, shape = self.rows.local, PlaneShape.from_workload(self.w)
-        num_distinct_rows = shape.kernel_size[0] * count_distinct_inputs(
-            rows, shape.strides[1], shape.kernel_size[1], shape.dilations[1]
-        )
-        return self.window_vectors * self._select_by_unroll_scope(num_distinct_rows, rows, rows)
+        rows = self.rows.local
+        num_distinct_rows = self.shape.kernel_size[0] * self.shape.count_distinct_inputs(1, rows)
+        return self.window_vectors * self._select_by_unroll_scope(num_distinct_rows, rows, rows, 1)
 
     @property
     def loaded_vectors(self) -> Any:
         """Input vectors that a thread loads."""
-        num_repetitions = self._select_by_unroll_scope(1, math.prod(self.w.kernel[:-1]), self.num_taps)
+        filter_rows = math.prod(self.shape.kernel_size[:-1])
+        input_rows = self.shape.kernel_size[0] * self.shape.count_distinct_inputs(1, self.rows.local)
+        num_repetitions = self._select_by_unroll_scope(
+            1, filter_rows / self.shape.upsampling[1], self.num_taps_per_output, input_rows
+        )
         return self.unrolled_loads * num_repetitions * (self.channels_per_group // self.block_k)
 
     def count_issued_instructions(self, traffic: OperandTraffic) -> Any:
         """Return the estimated instructions per thread: products, conversions, guarded loads, stores."""
         is_16_bit = get_itemsize(self.w.storage) < WORD_BYTES
         return (
-            self.num_accumulators * self.num_taps * self.channels_per_group
+            self.num_accumulators * self.num_taps_per_output * self.channels_per_group
             + is_16_bit * traffic.widened_elements
             + 3 * self.loaded_vectors
             + traffic.filter_vectors
@@ -261,7 +309,7 @@ class StripConfig(ABC):
     @property
     def halo_ratio(self) -> Any:
         """Ratio of the inputs that a block reads to those that it would read without overlapping windows."""
-        strides, extents = PlaneShape.from_workload(self.w).strides[1:], compute_window_extent(self.w)[1:]
+        strides, extents = self.shape.strides[1:], self.shape.window_extent[1:]
         return math.prod(
             ((tile.size - 1) * stride + extent) / (tile.size * stride)
             for tile, stride, extent in zip((self.rows, self.columns), strides, extents, strict=True)
@@ -275,7 +323,7 @@ class StripConfig(ABC):
         memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of
         the others.
         """
-        itemsize, shape, traffic = get_itemsize(self.w.storage), PlaneShape.from_workload(self.w), self.traffic
+        itemsize, shape, traffic = get_itemsize(self.w.storage), self.shape, self.traffic
         strides, planes, fit = shape.strides, shape.kernel_size[0], H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
@@ -292,11 +340,12 @@ class StripConfig(ABC):
             + np.where(self.is_weight_shared, 0, traffic.scattered_vectors)
             * np.maximum(wavefronts, lanes / fit.l1_lines_per_cycle)
         )
+        input_spacing = math.prod(shape.upsampling)
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
         num_elements = (
             self.rows.size
             * self.columns.size
-            * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O)
+            * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O / input_spacing)
         )
         filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
         memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / fit.l2_bytes_per_cycle
@@ -313,7 +362,7 @@ class StripConfig(ABC):
         return is_allowed
 
     @classmethod
-    def compute_usage(cls, w: Conv, columns: Columns) -> ResourceUsage:
+    def compute_usage(cls, w: Conv | TransposedView, columns: Columns) -> ResourceUsage:
         """Return the resources that configs use; instructions are estimated numbers per output."""
         config = cls.from_columns(w, columns)
         return ResourceUsage(
@@ -328,22 +377,28 @@ class StripConfig(ABC):
             estimate=config.estimated_cycles,
         )
 
-    def _select_by_unroll_scope(self, filter_value: Any, row_value: Any, tap_value: Any) -> Any:
-        """Return one of three values, depending on the unrolled part of the filter."""
-        scopes = [np.equal(self.unroll_scope, "filter"), np.equal(self.unroll_scope, "row")]
-        return np.select(scopes, [filter_value, row_value], tap_value)
+    def _select_by_unroll_scope(
+        self, filter_value: Any, row_value: Any, tap_value: Any, input_row_value: Any = None
+    ) -> Any:
+        """Return one of the values, depending on the unrolled part of the filter; a row's also for input rows."""
+        scopes = [np.equal(self.unroll_scope, name) for name in ("filter", "row", self.INPUT_ROW_SCOPE)]
+        values = [filter_value, row_value, row_value if input_row_value is None else input_row_value]
+        return np.select(scopes, values, tap_value)
 
 
 @functools.lru_cache(maxsize=64)
-def select_default(kind: Any, w: Conv) -> dict[str, Any]:
+def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
     """Return the knobs with the lowest estimate, among strips of all sizes, of a subclass of `StripConfig`."""
     itemsize, (_, num_rows, num_columns) = get_itemsize(w.storage), PlaneShape.from_workload(w).output_size
     vector_choices = kind.list_vector_choices(w)
     # Loading half a word takes as long as a whole word.
     wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices
     options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w)}
-    for axis in "yx":
-        options |= {axis: LOCAL_CHOICES, f"threads_{axis}": SPATIAL_THREADS_CHOICES}
+    shape = PlaneShape.from_workload(w)
+    for axis, step in zip("yx", shape.upsampling[1:], strict=True):
+        is_wide = shape.is_transposed and axis == "x" and w.kernel[-1] >= WIDE_FILTER
+        local_choices = (*LOCAL_CHOICES, *WIDE_LOCAL_CHOICES) if is_wide else LOCAL_CHOICES
+        options |= {axis: [step * n for n in local_choices], f"threads_{axis}": SPATIAL_THREADS_CHOICES}
     grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
     candidates = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
 
@@ -362,10 +417,7 @@ def select_default(kind: Any, w: Conv) -> dict[str, Any]:
     filter_candidates(next(mask for mask in masks if mask.any()))
     for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
         filter_candidates((candidates[f"threads_{name}"] - 1) * candidates[name] < extent)
-    tiles = []
-    for name, extent in (("y", num_rows), ("x", num_columns)):
-        threads, size = candidates[f"threads_{name}"], candidates[name]
-        tiles.append(Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size}))
+    tiles = [make_default_tile(extent, candidates, name) for name, extent in (("y", num_rows), ("x", num_columns))]
     best_of_variants: list[tuple[float, int, dict[str, Any]]] = []
     own_choices = kind.list_own_choices(w)
     for variant in itertools.product(*own_choices.values()):
@@ -378,25 +430,17 @@ def select_default(kind: Any, w: Conv) -> dict[str, Any]:
     return {**{name: int(column[best_index]) for name, column in candidates.items()}, **own_values}
 
 
-def list_threads_c_choices(w: Conv) -> tuple[int, ...]:
+def list_threads_c_choices(w: Conv | TransposedView) -> tuple[int, ...]:
     """Return the options for threads per block along the channels: powers of two, and divisors of the channels."""
     return tuple(sorted({*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}))
 
 
-def compute_window_extent(w: Conv) -> list[int]:
-    """Return the extent of an output's input window in planes, rows and columns, with dilation."""
-    shape = PlaneShape.from_workload(w)
-    return [(taps - 1) * dilation + 1 for taps, dilation in zip(shape.kernel_size, shape.dilations, strict=True)]
+def make_default_tile(extent: int, values: Mapping[str, Any], axis: str) -> Tile:
+    """Return the tile of an axis from the number of threads and the elements of each."""
+    threads, size = values[f"threads_{axis}"], values[axis]
+    return Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size})
 
 
-def list_input_offsets(num_outputs: int, stride: int, num_taps: int, dilation: int) -> list[int]:
-    """Return the offsets of the inputs along an axis that neighbouring outputs read, relative to the first one."""
-    return sorted({i * stride + r * dilation for i in range(num_outputs) for r in range(num_taps)})
-
-
-def count_distinct_inputs(num_outputs: Any, stride: int, num_taps: int, dilation: int) -> Any:
-    """Return the number of distinct inputs along an axis that neighbouring outputs read."""
-    counts = [
-        len(list_input_offsets(n, stride, num_taps, dilation)) for n in range(int(np.max(num_outputs, initial=0)) + 1)
-    ]
-    return np.array(counts)[num_outputs]
+def scale_tile(tile: Tile, extent: int, step: int) -> Tile:
+    """Return a tile of steps as a tile of an axis of `extent` elements."""
+    return Tile(extent, {**tile.factors, "local": tile.local * step})

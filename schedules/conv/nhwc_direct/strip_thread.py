@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
 from ...tir_builder import build_schedule, serial_loop, thread_axis, unrolled_loop, vectorized_loop
 from ..plane_shape import PlaneShape
-from .strip_config import MAX_LOAD_BYTES, StripConfig, compute_window_extent, list_input_offsets
+from ..transposed_view import TransposedView
+from .strip_config import MAX_LOAD_BYTES, StripConfig
 
+ROW_AXIS, COLUMN_AXIS = 1, 2  # of `PlaneShape`
 MAX_UNROLLED_COPIES = 32  # copies per thread to shared memory
 
 
@@ -49,12 +52,15 @@ class StripThread:
 
 def build_conv_schedule(config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:
     """Return a convolution as a scheduled function of its arguments, given a function that emits a thread's work."""
+    w = config.w
+    roles = w.argument_roles if isinstance(w, TransposedView) else {}
 
     def body(arrays: dict[str, Any]) -> None:
         with contextlib.ExitStack() as stack:
-            emit_thread(_open_launch_loops(config, arrays, stack))
+            arrays_by_role = {roles.get(name, name): array for name, array in arrays.items()}
+            emit_thread(_open_launch_loops(config, arrays_by_role, stack))
 
-    return build_schedule(config.w, body)
+    return build_schedule(w.gradient if isinstance(w, TransposedView) else w, body)
 
 
 def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: contextlib.ExitStack) -> StripThread:
@@ -124,7 +130,8 @@ def load_filters_to_smem(thread: StripThread) -> Any:
     """Copy a block's filters to shared memory, transposed to (taps and input channels, output channels of the block).
 
     Neighbouring threads copy neighbouring output channels, whose filters are a filter apart in global memory. They
-    store to neighbouring words, and the L1 cache serves the other elements of the sectors that they read.
+    store to neighbouring words, and the L1 cache serves the other elements of the sectors that they read. Taps keep
+    their order in memory.
     """
     config, shape = thread.config, thread.shape
     w, num_threads, channels_per_group = config.w, config.num_threads, config.channels_per_group
@@ -138,10 +145,44 @@ def load_filters_to_smem(thread: StripThread) -> Any:
         conditions = [element < num_rows] * (num_rows * block_channels % num_threads > 0)
         conditions += [thread.block_channel + channel < w.O] * (not config.channels.divides)
         tap, channel_in = element // channels_per_group, element % channels_per_group
-        index = shape.array_index(thread.block_channel + channel, shape.tap_from_index(tap), channel_in)
+        index = shape.weight_index(thread.block_channel + channel, tap, channel_in)
         value = thread.arrays["K"][index]
         emit_guarded(conditions, lambda: T.buffer_store(shared, value, [element, channel]))
     return shared
+
+
+@dataclass(frozen=True)
+class RowResidue:
+    """Filter rows that meet inputs of the same output rows: those at a distance of `period`, from `first` on.
+
+    The period is 1 unless a gradient has a stride.
+    """
+
+    shape: PlaneShape
+    first: int
+    period: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of filter rows."""
+        return ceil_div(self.shape.kernel_size[ROW_AXIS] - self.first, self.period)
+
+    def filter_row(self, repetition: Any) -> Any:
+        """Return one of the filter rows."""
+        return repetition if self.period == 1 else repetition * self.period + self.first
+
+    def input_rows(self, repetition: Any, num_outputs: int) -> dict[int, Any]:
+        """Return the offset of the input row below one of the filter rows, by the output rows that have one."""
+        step = self.period * self.shape.dilations[ROW_AXIS] // self.shape.upsampling[ROW_AXIS]
+        offsets = {i: self.shape.input_offset(ROW_AXIS, i, self.first) for i in range(num_outputs)}
+        return {i: offset + repetition * step for i, offset in offsets.items() if offset is not None}
+
+
+def list_row_residues(shape: PlaneShape) -> list[RowResidue]:
+    """Return the residues of the filter rows."""
+    upsampling = shape.upsampling[ROW_AXIS]
+    period = upsampling // math.gcd(upsampling, shape.dilations[ROW_AXIS])
+    return [RowResidue(shape, first, period) for first in range(min(period, shape.kernel_size[ROW_AXIS]))]
 
 
 class InputWindow:
@@ -149,35 +190,54 @@ class InputWindow:
 
     def __init__(self, thread: StripThread, vector_elements: int, num_rows: int, num_unrolled_taps: int) -> None:
         w, shape = thread.config.w, thread.shape
-        self._thread, self._vector_elements = thread, vector_elements
-        self._stride, self._dilation, self._num_columns = w.stride[-1], w.dilation[-1], thread.config.columns.local
-        offsets = list_input_offsets(self._num_columns, self._stride, num_unrolled_taps, self._dilation)
+        self._thread, self._shape, self._vector_elements = thread, shape, vector_elements
+        self._has_whole_filter_rows = num_unrolled_taps == shape.kernel_size[-1]
+        stride = shape.strides[-1]
+        offsets = shape.list_input_offsets(COLUMN_AXIS, thread.config.columns.local, num_unrolled_taps)
         self._is_contiguous = offsets == [*range(len(offsets))]
         if not self._is_contiguous:  # inputs of neighbouring columns are adjacent
-            offsets.sort(key=lambda offset: (offset % self._stride, offset))
+            offsets.sort(key=lambda offset: (offset % stride, offset))
         self._column_offsets = offsets
-        self.values = allocate_local("window", (num_rows, len(offsets), vector_elements), w.storage)
-        self._first_plane, self._first_row, self._first_column = (  # possibly outside the input
-            first_output * stride - padding
-            for first_output, stride, padding in zip(
-                (thread.plane, thread.row, thread.column), shape.strides, shape.pad_low, strict=True
-            )
+        self.values = allocate_local("window", (num_rows, max(1, len(offsets)), vector_elements), w.storage)
+        self._first_row, self._first_column = (  # possibly outside the input
+            shape.first_input(axis, first_output) for axis, first_output in ((1, thread.row), (2, thread.column))
         )
 
-    def window_column(self, output_column: Any, filter_column: int) -> Any:
-        """Return the position in a row of the input for `output_column` and filter column `filter_column`."""
-        offset = filter_column * self._dilation
-        position = self._column_offsets.index(offset)
-        if self._num_columns == 1:
-            return position
-        return position + output_column * (self._column_offsets.index(offset + self._stride) - position)
+    @contextlib.contextmanager
+    def open_columns(self, filter_column: int) -> Iterator[list[tuple[Any, Any]]]:
+        """Open a loop over the output columns, and yield each with the position of its input in a row of the window.
+
+        If some columns have no input below the tap, no loop is opened, and the others are listed.
+        """
+        num_columns = self._thread.config.columns.local
+        offsets = [self._shape.input_offset(COLUMN_AXIS, column, filter_column) for column in range(num_columns)]
+        used = [(i, offset) for i, offset in enumerate(offsets) if offset is not None and self._may_be_inside(offset)]
+        if self._shape.is_transposed and len(used) < num_columns:
+            yield [(column, self._column_offsets.index(offset)) for column, offset in used]
+            return
+        with unrolled_loop(num_columns, "j") as column:
+            first, *others = [self._column_offsets.index(offset) for _, offset in used]
+            yield [(column, first + column * (others[0] - first) if others else first)]
+
+    def _may_be_inside(self, offset: int) -> bool:
+        """Return whether an input column may be inside of the image, which is known if there is only one tile."""
+        is_known = self._shape.is_transposed and self._has_whole_filter_rows and self._thread.config.has_one_column_tile
+        if not is_known:
+            return True
+        return 0 <= self._shape.first_input(COLUMN_AXIS, 0) + offset < self._shape.input_size[COLUMN_AXIS]
+
+    def is_row_inside(self, row_offset: Any) -> Any:
+        """Return the condition under which an input row is inside of the image."""
+        row = self._first_row + row_offset
+        return tirx.all(row >= 0, row < self._shape.input_size[1])
 
     def load_row(self, window_row: Any, filter_plane: Any, row_offset: Any, channel: Any, column: Any = 0) -> None:
         """Load an input row of the plane that `filter_plane` selects to `window_row`, from a channel on.
 
         The row and the column are offsets from the first ones of the strip.
         """
-        plane = self._first_plane + filter_plane * self._thread.shape.dilations[0]
+        plane_step, filter_step = self._shape.strides[0], self._shape.dilations[0]
+        plane = self._thread.plane * plane_step - self._shape.pad_low[0] + filter_plane * filter_step
         row = self._first_row + row_offset
 
         def load(position: Any, offset: Any) -> None:
@@ -191,15 +251,18 @@ class InputWindow:
                 load(position, offset)
 
     def _load_vector(self, window_row: Any, position: Any, coords: tuple[Any, Any, Any], channel: Any) -> None:
-        """Load a vector of the input, or zeros outside the image."""
+        """Load a vector of the input, or zeros outside the image; a plane is given on the grid of the outputs."""
         thread, shape = self._thread, self._thread.shape
-        w = thread.config.w
+        w, (plane, row, column), conditions = thread.config.w, coords, []
+        if (step := shape.upsampling[0]) > 1:  # planes are not unrolled: some taps meet zeros between them
+            conditions, plane = [tirx.floormod(plane, step) == 0], tirx.floordiv(plane, step)
+        coords = plane, row, column
 
         def fill_vector(get_value: Callable[[Any], Any]) -> None:
             emit_vector_copy(self._vector_elements, self.values, lambda lane: (window_row, position, lane), get_value)
 
         emit_guarded(
-            self._list_bounds_checks(coords),
+            conditions + self._list_bounds_checks(coords),
             lambda: fill_vector(
                 lambda lane: thread.arrays["X"][shape.array_index(thread.image, coords, channel + lane)]
             ),
@@ -211,10 +274,9 @@ class InputWindow:
         config, shape = self._thread.config, self._thread.shape
         computed_sizes = (shape.output_size[0], *(tile.block * tile.size for tile in (config.rows, config.columns)))
         conditions = []
-        for i, (coord, size, extent) in enumerate(
-            zip(coords, shape.input_size, compute_window_extent(config.w), strict=True)
-        ):
-            last_coord = (computed_sizes[i] - 1) * shape.strides[i] + extent - 1 - shape.pad_low[i]
+        for i, (coord, size, extent) in enumerate(zip(coords, shape.input_size, shape.window_extent, strict=True)):
+            last_position = (computed_sizes[i] - 1) * shape.strides[i] + extent - 1 - shape.pad_low[i]
+            last_coord = last_position // shape.upsampling[i]
             conditions += [coord >= 0] * (shape.pad_low[i] > 0) + [coord < size] * (last_coord >= size)
         return conditions
 

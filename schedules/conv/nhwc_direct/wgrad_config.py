@@ -1,0 +1,419 @@
+"""Configs of direct gradients of weights: the tiles of a thread, knobs, resource usage, and an estimate of the latency.
+
+A thread keeps the sums of a tile of the filter for a *unit* of channels, and walks over tiles of pixels of dY. The
+threads of a CTA are arranged along units (x), tiles of the filter (y) and tiles of pixels (z). The pixels are divided
+into parts, one for each CTA of the same channels and taps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.fitted_latency import H200_FIT
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.factors import list_divisors
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import (
+    H200,
+    L2_CLOCKS,
+    LINE_BYTES,
+    MAX_THREADS_Z,
+    NUM_BANKS,
+    REGISTERS_PER_MULTIPROCESSOR,
+    SCHEDULERS,
+    SECTOR_BYTES,
+    WARP_SIZE,
+)
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ..plane_shape import PlaneShape
+from ..tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
+from .strip_config import (
+    MAX_DEFAULT_THREADS,
+    MAX_LIVE_REGISTERS,
+    MAX_LOAD_BYTES,
+    MAX_OVERHANG_RATIO,
+    MAX_PRODUCTS,
+    MIN_THREADS,
+    VECTOR_CHOICES,
+    WORD_BYTES,
+)
+
+THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
+THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)
+DEFAULT_THREADS_PIXELS_CHOICES = (1, 4, 8, 16, 32)
+PIXELS_Y_CHOICES = (1, 2, 4)
+PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
+PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528)
+DEFAULT_PARTS_CHOICES = (1, 4, 8, 16, 33, 66, 132, 264, 528)
+MAX_TAPS = 32  # columns of the filter per thread
+MAX_DEFAULT_PRODUCTS = 1024
+MAX_DEFAULT_REGISTERS = 172  # estimated registers per thread
+MAX_CTA_THREADS = 512
+MAX_OVERHANG = 1.5  # of the pixels of a default
+REDUCTION_FLOATS = 6144  # of shared memory: sums of a CTA that are added at a time
+SPARE_REGISTERS = 24  # for addresses and counters
+REDUCTION_CYCLES = 2500  # of the launch of the second kernel
+WORKSPACE_BYTES_PER_CYCLE = 2000  # of the whole GPU
+
+
+@dataclasses.dataclass(frozen=True)
+class WgradConfig(TileConfig):
+    """One config, or many configs as columns; `declare_knobs` has the meaning of the knobs."""
+
+    w: WeightGradient
+    vector: Any
+    vector_in: Any
+    threads_c: Any
+    threads_taps: Any
+    threads_pixels: Any
+    taps_y: Any
+    taps_x: Any
+    pixels_y: Any
+    pixels_x: Any
+    parts: Any
+
+    @property
+    def shape(self) -> PlaneShape:
+        """Sizes of the forward convolution over planes, rows and columns."""
+        return PlaneShape.from_workload(self.w.forward)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each filter has one input channel."""
+        return self.w.groups == self.w.C
+
+    @property
+    def inputs_per_group(self) -> int:
+        """Channels of X of a group."""
+        return self.w.C // self.w.groups
+
+    @property
+    def outputs_per_group(self) -> int:
+        """Channels of dY of a group."""
+        return self.w.O // self.w.groups
+
+    @property
+    def num_units(self) -> Any:
+        """Number of units: a vector of channels of dY with a vector of channels of X."""
+        return self.w.O // self.vector * (self.inputs_per_group // self.vector_in)
+
+    @property
+    def loaded_inputs(self) -> Any:
+        """Channels of X that a thread loads at a time; those of a depthwise convolution may have several filters."""
+        return np.maximum(1, self.vector // self.outputs_per_group) if self.is_depthwise else self.vector_in
+
+    @property
+    def sums_per_tap(self) -> Any:
+        """Sums of a thread for each tap."""
+        return self.vector * self.vector_in
+
+    @property
+    def num_sums(self) -> Any:
+        """Sums of a thread."""
+        return self.taps_y * self.taps_x * self.sums_per_tap
+
+    @property
+    def filter_tiles(self) -> tuple[int, Any, Any]:
+        """Numbers of tiles of the filter along planes, rows and columns; tiles have one plane."""
+        planes, rows, columns = self.shape.kernel_size
+        return planes, ceil_div(rows, self.taps_y), ceil_div(columns, self.taps_x)
+
+    @property
+    def num_filter_tiles(self) -> Any:
+        """Number of tiles of the filter."""
+        return math.prod(self.filter_tiles)
+
+    @property
+    def pixel_tiles(self) -> tuple[Any, Any]:
+        """Numbers of tiles of a plane of dY along rows and columns."""
+        _, rows, columns = self.shape.output_size
+        return ceil_div(rows, self.pixels_y), ceil_div(columns, self.pixels_x)
+
+    @property
+    def num_pixel_tiles(self) -> Any:
+        """Number of tiles of pixels in the whole batch."""
+        return self.shape.num_output_planes * math.prod(self.pixel_tiles)
+
+    @property
+    def iterations(self) -> Any:
+        """Tiles of pixels of a thread."""
+        return ceil_div(ceil_div(self.num_pixel_tiles, self.threads_pixels), self.parts)
+
+    @property
+    def num_parts(self) -> Any:
+        """Parts of the pixels that are not empty."""
+        return ceil_div(ceil_div(self.num_pixel_tiles, self.threads_pixels), self.iterations)
+
+    @property
+    def unit_blocks(self) -> Any:
+        """CTAs along the units."""
+        return ceil_div(self.num_units, self.threads_c)
+
+    @property
+    def filter_blocks(self) -> Any:
+        """CTAs along the tiles of the filter."""
+        return ceil_div(self.num_filter_tiles, self.threads_taps)
+
+    @property
+    def num_blocks(self) -> Any:
+        """CTAs of the grid."""
+        return self.num_parts * self.unit_blocks * self.filter_blocks
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads per CTA."""
+        return self.threads_c * self.threads_taps * self.threads_pixels
+
+    @property
+    def sums_at_a_time(self) -> Any:
+        """Sums of each thread that are in shared memory at a time."""
+        return np.minimum(self.num_sums, np.maximum(1, REDUCTION_FLOATS // self.num_threads))
+
+    @property
+    def shared_bytes(self) -> Any:
+        """Bytes of shared memory, in which the threads of a CTA add their sums."""
+        return np.where(self.threads_pixels > 1, self.sums_at_a_time * self.sum_pitch * 4, 0)
+
+    @property
+    def sum_pitch(self) -> Any:
+        """Elements from a sum of all threads to the next in shared memory.
+
+        Threads that add up neighbouring sums for the same taps and channels then read different banks.
+        """
+        owners = self.threads_c * self.threads_taps
+        return self.num_threads + np.where(owners < NUM_BANKS, owners, 0)
+
+    @property
+    def window(self) -> tuple[Any, Any]:
+        """Rows and columns of X that a thread loads for a tile of pixels."""
+        shape = self.shape
+        rows = count_positions(self.pixels_y, self.taps_y, shape.strides[1], shape.dilations[1])
+        columns = count_positions(self.pixels_x, self.taps_x, shape.strides[2], shape.dilations[2])
+        return rows, np.where(self.has_known_columns, np.minimum(columns, shape.input_size[2]), columns)
+
+    @property
+    def has_known_columns(self) -> Any:
+        """Whether a tile covers whole rows of dY and of the filter, so that columns of X are known to the compiler."""
+        has_inside_taps = self.shape.count_inside_taps(2) > 0
+        return has_inside_taps & (self.pixel_tiles[1] == 1) & (self.filter_tiles[2] == 1)
+
+    @property
+    def num_products(self) -> Any:
+        """Multiplications of a thread for a tile of pixels, without those known to be outside of the image."""
+        inside = self.shape.count_inside_taps(2) / self.shape.kernel_size[2]
+        return self.pixels_y * self.pixels_x * self.num_sums * np.where(self.has_known_columns, inside, 1)
+
+    @property
+    def live_registers(self) -> Any:
+        """Estimated registers per thread for sums, a tile of dY, and a row of X."""
+        itemsize, (_, columns) = get_itemsize(self.w.storage), self.window
+        gradient = self.pixels_y * self.pixels_x * self.vector
+        return self.num_sums + gradient + columns * self.loaded_inputs * itemsize / WORD_BYTES + SPARE_REGISTERS
+
+    @property
+    def issued_instructions(self) -> Any:
+        """Estimated instructions of a thread for a tile of pixels."""
+        rows, columns = self.window
+        pixels, inputs = self.pixels_y * self.pixels_x, rows * columns
+        converted = pixels * self.vector + inputs * self.loaded_inputs
+        is_16_bit = get_itemsize(self.w.storage) < WORD_BYTES
+        return self.num_products + is_16_bit * converted + 4 * (inputs + pixels) + 20
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles of both kernels, by the terms of `StripConfig.estimated_cycles`."""
+        itemsize, shape, fit = get_itemsize(self.w.storage), self.shape, H200_FIT.strips
+        blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
+        warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
+        resident_warps = np.minimum(
+            64, REGISTERS_PER_MULTIPROCESSOR // (WARP_SIZE * np.maximum(self.live_registers, 32)).astype(int)
+        )
+        # A tile whose only row of X is outside of the image is skipped.
+        inside_rows = shape.count_inside_taps(1) / shape.kernel_size[1]
+        inside = np.where((self.pixels_y == 1) & (self.taps_y == 1), inside_rows, 1)
+        instructions = (
+            inside * self.iterations * self.issued_instructions + 4 * self.num_sums + fit.overhead_instructions
+        )
+        issue_cycles = instructions * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        rows, columns = self.window
+        lines_of_gradient, lines_of_inputs = (
+            count_l1_lines(threads, vector * itemsize, fit.l1_lines_per_cycle)
+            for threads, vector in ((self.threads_c, self.vector), (self.threads_c, self.loaded_inputs))
+        )
+        loads = self.pixels_y * self.pixels_x * lines_of_gradient + inside * rows * columns * lines_of_inputs
+        read_cycles = warps * self.iterations * loads
+        latency_cycles = self.iterations * 2 * L2_CLOCKS * ceil_div(warps, resident_warps)
+        # Tiles of a CTA are neighbours along the columns, then along the rows.
+        tiles_x = np.minimum(self.threads_pixels, self.pixel_tiles[1])
+        sizes = ceil_div(self.threads_pixels, tiles_x) * self.pixels_y, tiles_x * self.pixels_x
+        extents = [(taps - 1) * step + 1 for taps, step in zip(shape.kernel_size[1:], shape.dilations[1:], strict=True)]
+        inputs = math.prod(
+            (size - 1) * stride + extent for size, stride, extent in zip(sizes, shape.strides[1:], extents, strict=True)
+        )
+        gradient_bytes, input_bytes = (
+            np.maximum(SECTOR_BYTES, self.threads_c * vector * itemsize) for vector in (self.vector, self.loaded_inputs)
+        )
+        tile_bytes = math.prod(sizes) * gradient_bytes + inputs * input_bytes
+        memory_cycles = blocks_per_sm * self.iterations * tile_bytes / fit.l2_bytes_per_cycle
+        terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles, latency_cycles))
+        workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
+        reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
+        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction_cycles
+
+
+def count_positions(num_pixels: Any, num_taps: Any, stride: int, dilation: int) -> Any:
+    """Return the number of distinct positions of X that pixels read below taps; both numbers may be columns."""
+    counts = np.zeros((int(np.max(num_pixels, initial=0)) + 1, int(np.max(num_taps, initial=0)) + 1), int)
+    for pixels, taps in itertools.product(np.unique(num_pixels).tolist(), np.unique(num_taps).tolist()):
+        counts[pixels, taps] = len(list_positions(pixels, taps, stride, dilation))
+    return counts[num_pixels, num_taps]
+
+
+def list_positions(num_pixels: int, num_taps: int, stride: int, dilation: int) -> list[int]:
+    """Return the positions of X that pixels read below taps, from the first one on."""
+    return sorted({i * stride + r * dilation for i in range(num_pixels) for r in range(num_taps)})
+
+
+def count_l1_lines(threads_c: Any, vector_bytes: Any, lines_per_cycle: float) -> Any:
+    """Return the clock cycles in which the L1 cache serves a load of a warp."""
+    wavefronts = np.maximum(1, vector_bytes * WARP_SIZE / LINE_BYTES)
+    return np.maximum(wavefronts, WARP_SIZE / np.minimum(WARP_SIZE, threads_c) / lines_per_cycle)
+
+
+@functools.lru_cache(maxsize=64)
+def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
+    """Return the options of all knobs."""
+    shape, itemsize = PlaneShape.from_workload(w.forward), get_itemsize(w.storage)
+    outputs, inputs = w.O // w.groups, w.C // w.groups
+
+    def list_vectors(channels: int) -> tuple[int, ...]:
+        return tuple(v for v in VECTOR_CHOICES if v * itemsize <= MAX_LOAD_BYTES and channels % v == 0)
+
+    vectors = list_vectors(outputs)
+    if inputs == 1:  # a vector has the channels of whole input channels, or of a part of one
+        vectors = tuple(v for v in list_vectors(w.O) if v % outputs == 0 or outputs % v == 0)
+    _, rows, columns = shape.kernel_size
+    taps_y = sorted({1, rows, *(n for n in list_divisors(rows) if n <= 8), *([2] if rows > 2 else [])})
+    taps_x = sorted({min(columns, MAX_TAPS), *(n for n in (8, 4) if n < columns), *([1] if columns < 4 else [])})
+    filter_rows = shape.kernel_size[0] * rows
+    threads_taps = sorted({1, *(n for n in list_divisors(filter_rows) if n <= 32)})
+    threads_c = {*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}
+    _, *plane = shape.output_size
+    pixels = [
+        tuple(n for n in choices if n < 2 * size)
+        for choices, size in zip((PIXELS_Y_CHOICES, PIXELS_X_CHOICES), plane, strict=True)
+    ]
+    return {
+        "vector": vectors,
+        "vector_in": list_vectors(inputs),
+        "threads_c": sorted(threads_c),
+        "threads_taps": threads_taps,
+        "threads_pixels": THREADS_PIXELS_CHOICES,
+        "taps_y": taps_y,
+        "taps_x": taps_x,
+        "pixels_y": pixels[0],
+        "pixels_x": pixels[1],
+        "parts": PARTS_CHOICES,
+    }
+
+
+def list_required(w: WeightGradient) -> list[Rule]:
+    """Return the conditions on every config."""
+    return [
+        (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
+        (f"at most {MAX_CTA_THREADS} threads per CTA", lambda t: t.num_threads <= MAX_CTA_THREADS),
+        (f"at most {MAX_THREADS_Z} threads along the pixels", lambda t: t.threads_pixels <= MAX_THREADS_Z),
+    ]
+
+
+def list_pruned(w: WeightGradient) -> list[Rule]:
+    """Return the conditions on configs that are worth a search."""
+    num_outputs = math.prod(PlaneShape.from_workload(w.forward).output_size) * w.N * w.O
+    min_threads = min(MIN_THREADS, ceil_div(num_outputs, 256))
+
+    def fits_channels(t: WgradConfig) -> Any:
+        return t.unit_blocks * t.threads_c <= MAX_OVERHANG_RATIO * t.num_units
+
+    return [
+        (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
+        (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
+        ("threads overhang the channels by at most a quarter", fits_channels),
+        ("threads along the filter have a tile each", lambda t: t.threads_taps <= t.num_filter_tiles),
+        (
+            "there are at most as many parts as tiles of pixels",
+            lambda t: t.threads_pixels * t.parts <= t.num_pixel_tiles,
+        ),
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def select_default(w: WeightGradient) -> WgradConfig:
+    """Return the config with the lowest estimate."""
+    options = dict(list_options(w))
+    itemsize, wanted = get_itemsize(w.storage), options["vector"]
+    # Loading half a word takes as long as a whole word.
+    options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
+    options |= {"threads_pixels": DEFAULT_THREADS_PIXELS_CHOICES, "parts": (1,)}
+    _, rows, columns = PlaneShape.from_workload(w.forward).output_size
+    rules = [predicate for _, predicate in (*list_required(w), *list_pruned(w))]
+    preferences: list[Callable[[WgradConfig], Any]] = [
+        lambda t: t.num_threads <= MAX_DEFAULT_THREADS,
+        lambda t: t.num_products <= MAX_DEFAULT_PRODUCTS,
+        lambda t: t.live_registers <= MAX_DEFAULT_REGISTERS,
+        lambda t: (t.threads_c * t.vector * itemsize >= SECTOR_BYTES) | (t.threads_c == t.num_units),
+        lambda t: math.prod(t.pixel_tiles) * t.pixels_y * t.pixels_x <= MAX_OVERHANG * rows * columns,
+    ]
+    candidates = WgradConfig.from_options(options, w=w)
+    for predicate in (*rules, *preferences):
+        is_kept = predicate(candidates)
+        candidates = candidates.filter(is_kept) if np.any(is_kept) else candidates
+    best_cycles, best = math.inf, candidates.row(0)
+    for parts in DEFAULT_PARTS_CHOICES:
+        configs = dataclasses.replace(candidates, parts=np.full_like(candidates.parts, parts))
+        is_legal = functools.reduce(np.logical_and, (predicate(configs) for predicate in rules))
+        cycles = np.where(is_legal, configs.estimated_cycles, np.inf)
+        index = int(np.argmin(cycles))
+        if cycles[index] < best_cycles:
+            best_cycles, best = float(cycles[index]), configs.row(index)
+    return best
+
+
+def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use; instructions are estimated numbers per product."""
+    config = make_config(w, columns)
+    return ResourceUsage(
+        threads=config.num_threads,
+        shared_bytes=config.shared_bytes,
+        accumulators=config.num_sums,
+        blocks=config.num_blocks,
+        all_threads=config.num_blocks * config.num_threads,
+        live_registers=config.live_registers,
+        issued_instructions=config.issued_instructions / config.num_products,
+        estimate=config.estimated_cycles,
+    )
+
+
+def make_config(w: WeightGradient, values: Mapping[str, Any]) -> WgradConfig:
+    """Return the config of the knobs' values, or the configs of many; depthwise filters have one input channel."""
+    return WgradConfig(w=w, **{"vector_in": 1, **values})
+
+
+def declare_knobs(w: WeightGradient, k: Knobs) -> WgradConfig:
+    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
+    options = list_options(w)
+    if w.groups == w.C:
+        options = {name: choices for name, choices in options.items() if name != "vector_in"}
+    declare_choices(k, options, select_default(w))
+    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
+    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
+    return make_config(w, k.values)

@@ -1,0 +1,1 @@
+"""Gradients of grouped convolutions of few channels per group on tensor cores."""

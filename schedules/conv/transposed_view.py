@@ -1,0 +1,83 @@
+"""Gradients of inputs, and transposed convolutions, as direct convolutions of dY that skip the zeros of a stride.
+
+The gradient is a convolution of dY with flipped filters, whose input and output channels are exchanged. If the forward
+convolution has a stride, it reads dY with zeros between its elements. `upsampling` is the distance of the elements, so
+that a schedule can tell which taps of which outputs read an element.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from tvmconv.workloads.conv_gradient import InputGradient
+
+
+@dataclass(frozen=True)
+class TransposedView:
+    """A gradient with the attributes of a convolution that direct schedules read.
+
+    Attributes:
+        gradient: The workload.
+        N: Images.
+        C: Channels of dY.
+        O: Channels of dX.
+        groups: Groups of channels.
+        kernel: Sizes of the filter.
+        stride: Distances of outputs, which are 1.
+        upsampling: Distances of the elements of dY on the grid of dX: the stride of the forward convolution.
+        dilation: Distances of taps.
+        input_size: Sizes of dY.
+        output_size: Sizes of dX.
+        pad_low: Zeros before dY on the grid of dX; negative where padding hides elements of dY.
+        storage: Storage dtype of all arrays.
+        epilogue: Operations on the sums.
+    """
+
+    gradient: InputGradient
+    N: int
+    C: int
+    O: int  # noqa: E741  the field's own letter
+    groups: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    upsampling: tuple[int, ...]
+    dilation: tuple[int, ...]
+    input_size: tuple[int, ...]
+    output_size: tuple[int, ...]
+    pad_low: tuple[int, ...]
+    storage: str
+    epilogue: tuple[str, ...]
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def from_workload(cls, gradient: InputGradient) -> TransposedView:
+        """Return the view of a gradient or of a transposed convolution."""
+        forward = gradient.forward
+        return cls(
+            gradient,
+            N=forward.N,
+            C=forward.O,
+            O=forward.C,
+            groups=forward.groups,
+            kernel=forward.kernel,
+            stride=(1,) * forward.spatial_ndim,
+            upsampling=forward.stride,
+            dilation=forward.dilation,
+            input_size=forward.output_size,
+            output_size=forward.input_size,
+            pad_low=gradient.border,
+            storage=forward.storage,
+            epilogue=gradient.epilogue,
+        )
+
+    @property
+    def spatial_ndim(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def argument_roles(self) -> dict[str, str]:
+        """Names of the arguments in a direct convolution: X and K are its operands, and Y is its result."""
+        image, filters = self.gradient.OPERANDS
+        return {image: "X", filters: "K", self.gradient.RESULT: "Y"}
