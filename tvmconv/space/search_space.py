@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvmconv.errors import KnobError
-from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, format_value
+from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, find_value, format_value
 from tvmconv.target import BlockLimits
 
 _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling: exact, and as fast as drawing points
@@ -100,13 +100,13 @@ class Space:
         return {name: knob.default for name, knob in self.knobs.items()}
 
     def point_from_config(self, config: Mapping[str, Value]) -> np.ndarray:
-        """Return the point of a config: int32 (knobs,). Missing knobs take their defaults."""
+        """Return the point of a config: int32 (knobs,). `find_value` says what missing knobs are."""
         for name in config:
             if name not in self.knobs:
                 raise KnobError(f"there is no knob {name!r}; the knobs are {', '.join(self.knobs) or 'none'}")
         point = np.empty(len(self.knobs), dtype=np.int32)
         for knob_index, (name, knob) in enumerate(self.knobs.items()):
-            value = config.get(name, knob.default)
+            value = find_value(config, knob)
             try:
                 point[knob_index] = self._option_indices[knob_index][knob.normalize(value)]
             except KeyError:
@@ -115,10 +115,10 @@ class Space:
 
     def project(self, config: Mapping[str, Value]) -> np.ndarray:
         """Return the point closest to a config of another workload: int32 (knobs,), possibly illegal. Splits are
-        compared by the ratios of their factors, numbers by their difference. A missing knob, or a word that is not an
-        option, takes the default.
+        compared by the ratios of their factors, numbers by their difference. A word that is not an option takes the
+        default; `find_value` says what missing knobs are.
         """
-        nearest = (_find_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
+        nearest = (_find_nearest_option(knob, find_value(config, knob)) for knob in self.knobs.values())
         return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
 
     @functools.cached_property

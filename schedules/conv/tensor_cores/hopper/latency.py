@@ -1,8 +1,9 @@
-"""Analytic latency of `hopper` configs, and the default config with the lowest latency."""
+"""Analytic latency of `hopper` configs, and the default configs with the lowest latency."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tvmconv.workloads import Conv
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tile_config import COOPERATIVE, KNOB_NAMES, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
 
@@ -56,32 +57,43 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
 def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:
     """Return the latency of a CTA whose two warpgroups compute tiles in turn.
 
-    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one, which
-    hides this time unless it is longer than the mainloop. The last tile is stored alone.
+    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one. The
+    last tile is stored alone.
     """
     other_us = epilogue_us + tile_start_us
-    return waves * np.maximum(mainloop_us, (mainloop_us + other_us) / 2) + other_us
+    return waves * combine_overlapping_times(mainloop_us, other_us) + other_us
+
+
+def select_kernel_schedule(w: Conv) -> str:
+    """Return the kernel schedule of the default config, for outputs that may be computed by either."""
+    max_pingpong_us = H200_FIT.hopper.max_pingpong_ratio * min_latency_us(w)
+    return PINGPONG if min_latency_us(w, PINGPONG) <= max_pingpong_us else COOPERATIVE
+
+
+def select_default_config(w: Conv, kernel_schedule: str = COOPERATIVE) -> HopperTileConfig:
+    """Return the config of a kernel schedule with the best estimate, or a cooperative one if none is legal."""
+    config, _ = _select_best(w, kernel_schedule)
+    return config or select_default_config(w)
+
+
+def min_latency_us(w: Conv, kernel_schedule: str = COOPERATIVE) -> float:
+    """Return the best latency estimate of a kernel schedule in microseconds; infinite if no config is legal."""
+    return _select_best(w, kernel_schedule)[1]
 
 
 @functools.lru_cache(maxsize=256)
-def select_default_config(w: Conv) -> HopperTileConfig:
-    """Return the config with the best estimate."""
-    tiles, latencies_us = _list_candidates(w)
-    return tiles.row(int(np.argmin(latencies_us)))
-
-
-def min_latency_us(w: Conv) -> float:
-    """Return the best latency estimate in microseconds."""
-    return float(np.min(_list_candidates(w)[1]))
-
-
-@functools.lru_cache(maxsize=16)
-def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
-    """Return all legal configs of a workload, as columns, and their estimates."""
+def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None, float]:
+    """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)) | {"taps_per_copy": list_taps_per_copy(w)}
-    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w))
+    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w), kernel_schedule=kernel_schedule)
     is_allowed = functools.reduce(
         np.logical_and, (predicate(tiles) for _, predicate in (*isa_constraints(w), *resource_constraints(w)))
     )
+    if kernel_schedule == PINGPONG:
+        is_allowed = is_allowed & tiles.computes_several_tiles(ImplicitGemmShape.from_workload(w))
+    if not np.any(is_allowed):
+        return None, math.inf
     tiles = tiles.filter(is_allowed)
-    return tiles, estimate_latency_us(tiles, w)
+    latencies_us = estimate_latency_us(tiles, w)
+    index = int(np.argmin(latencies_us))
+    return tiles.row(index), float(latencies_us[index])

@@ -43,7 +43,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .constraints import MAX_ACCUMULATORS
 from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
-from .knobs import compute_usage, declare_knobs
+from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
@@ -66,6 +66,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     usage=lambda w, c: compute_usage(view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
+    starting_configs=lambda w: list_starting_configs(view_for_tma(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     exact_arch=90,

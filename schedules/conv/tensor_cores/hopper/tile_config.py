@@ -163,6 +163,10 @@ class HopperTileConfig(TileConfig):
         """Return the number of output tiles."""
         return gemm.groups * self.num_tiles_m(gemm) * self.num_tiles_n(gemm)
 
+    def computes_several_tiles(self, gemm: ImplicitGemmShape) -> Any:
+        """Return whether some CTA computes several tiles."""
+        return self.num_tiles(gemm) > self.max_active_ctas
+
     def k_tiles_per_tap(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles per tap."""
         return ceil_div(gemm.channels_per_group, self.block_k(gemm.itemsize))
