@@ -20,6 +20,7 @@ from tvmconv import compat
 from tvmconv.compiler import sass
 from tvmconv.registry import find_schedule
 from tvmconv.space import Knobs
+from tvmconv.space.mutation import Mutator
 
 WIDE = "conv2d:32x256x14x14,256x256x3x3,s1,p1"
 DTYPES = ("f16", "bf16", "tf32")
@@ -169,3 +170,16 @@ def test_ping_pong_is_a_default_and_never_the_value_of_older_configs():
         assert space.config_from_point(space.project(config))["kernel_schedule"] == expected
     for kernel_schedule in knobs.KERNEL_SCHEDULES:  # the other knobs have defaults that suit it
         assert schedule.apply(w, {"kernel_schedule": kernel_schedule})[1].config["kernel_schedule"] == kernel_schedule
+
+
+def test_mutations_lead_from_each_kernel_schedule_to_another():
+    w = tc.parse(LARGE)
+    space = space_of(w, "hopper")
+    position = list(space.knobs).index("kernel_schedule")
+    reached = set()
+    for config in find_schedule(w, "hopper").list_starting_configs(w):
+        point = space.project(config)
+        mutated = Mutator(space).mutate(np.repeat(point[None], 4000, axis=0), np.random.default_rng(0))
+        options = mutated[space.is_legal(mutated)][:, position]
+        reached |= {(config["kernel_schedule"], other) for other in set(options.tolist()) - {int(point[position])}}
+    assert {start for start, _ in reached} == set(knobs.KERNEL_SCHEDULES)
