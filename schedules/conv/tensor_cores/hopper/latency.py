@@ -19,17 +19,28 @@ from .tile_config import COOPERATIVE, KNOB_NAMES, KNOB_OPTIONS, PINGPONG, Hopper
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
     bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
-    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits.
+    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits. A launch takes at least as long as its
+    compulsory traffic.
+
+    Args:
+        config: One config, or many as columns.
+        w: The convolution, as TMA views it.
+        waves: Number of waves; by default that of the config. A fraction is the share of the last wave that counts.
     """
-    params, gemm = H200_FIT.hopper, ImplicitGemmShape.from_workload(w)
-    ctas_per_sm = config.ctas_per_sm(w)
-    num_ctas = config.num_tiles(gemm) * config.split_k
-    waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * ctas_per_sm))
+    gemm = ImplicitGemmShape.from_workload(w)
+    return bound_by_memory(_estimate_unbounded_us(config, w, gemm, waves), gemm, H200_FIT.hopper)
+
+
+def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemmShape, waves: Any = None) -> Any:
+    """Return the estimate of a launch whose compulsory traffic takes no time."""
+    params, ctas_per_sm = H200_FIT.hopper, config.ctas_per_sm(w)
+    if waves is None:
+        waves = ceil_div(config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
     tma_rows = (
         config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
@@ -51,7 +62,7 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
-    return bound_by_memory(np.where(config.is_pingpong, pingpong_us, total_us), gemm, params)
+    return np.where(config.is_pingpong, pingpong_us, total_us)
 
 
 def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:
@@ -65,9 +76,14 @@ def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_st
 
 
 def select_kernel_schedule(w: Conv) -> str:
-    """Return the kernel schedule of the default config, for outputs that may be computed by either."""
-    max_pingpong_us = H200_FIT.hopper.max_pingpong_ratio * min_latency_us(w)
-    return PINGPONG if min_latency_us(w, PINGPONG) <= max_pingpong_us else COOPERATIVE
+    """Return the kernel schedule of the default config, for outputs that may be computed by either.
+
+    Estimates are compared without the bound by memory, which makes all estimates alike.
+    """
+    gemm, max_ratio = ImplicitGemmShape.from_workload(w), H200_FIT.hopper.max_pingpong_ratio
+    cooperative, pingpong = (select_default_config(w, name) for name in (COOPERATIVE, PINGPONG))
+    cooperative_us, pingpong_us = (_estimate_unbounded_us(config, w, gemm) for config in (cooperative, pingpong))
+    return pingpong.kernel_schedule if pingpong_us <= max_ratio * cooperative_us else COOPERATIVE
 
 
 def select_default_config(w: Conv, kernel_schedule: str = COOPERATIVE) -> HopperTileConfig:
@@ -76,9 +92,9 @@ def select_default_config(w: Conv, kernel_schedule: str = COOPERATIVE) -> Hopper
     return config or select_default_config(w)
 
 
-def min_latency_us(w: Conv, kernel_schedule: str = COOPERATIVE) -> float:
-    """Return the best latency estimate of a kernel schedule in microseconds; infinite if no config is legal."""
-    return _select_best(w, kernel_schedule)[1]
+def min_latency_us(w: Conv) -> float:
+    """Return the best latency estimate of cooperative configs in microseconds."""
+    return _select_best(w, COOPERATIVE)[1]
 
 
 @functools.lru_cache(maxsize=256)
