@@ -44,6 +44,7 @@ from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .constraints import MAX_ACCUMULATORS
 from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
+from .latency import select_default_config
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
@@ -74,8 +75,10 @@ def can_load_view_by_tma(w: Conv) -> bool:
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
-    config = declare_knobs(viewed_workload, k)
-    if w.layout == CHANNELS_FIRST and find_residual(w):
+    has_wide_accumulators = w.layout != CHANNELS_FIRST or not find_residual(w)
+    default = None if has_wide_accumulators else select_default_config(viewed_workload)
+    config = declare_knobs(viewed_workload, k, default)
+    if not has_wide_accumulators:
         k.require(
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
             lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
