@@ -17,6 +17,7 @@ from .latency import estimate_latency_us, min_latency_us, select_default_config,
 from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
+    DECOMPOSITIONS,
     KERNEL_SCHEDULES,
     KNOB_NAMES,
     KNOB_OPTIONS,
@@ -71,7 +72,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
-    Large outputs have two further knobs, and `wgmma_m_tiles` of 3. The defaults of the other knobs suit the kernel
+    Large outputs have three further knobs, and `wgmma_m_tiles` of 3. The defaults of the other knobs suit the kernel
     schedule. Configs without it are older, and cooperative.
 
     | knob | value | meaning |
@@ -81,6 +82,8 @@ def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) ->
     | | "pingpong" | two warpgroups compute tiles in turn, one stores while the other multiplies; with `setmaxnreg` |
     | raster_order | "n" | consecutive tiles have the same pixels and neighbouring channels |
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
+    | decomposition | "data_parallel" | a CTA computes whole tiles |
+    | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
     """
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
     has_kernel_schedules, kernel_schedule = can_compute_several_tiles(w), COOPERATIVE
@@ -94,6 +97,7 @@ def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) ->
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
     if has_kernel_schedules:
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
+        values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
     _add_constraints(k, w)
     return tiles
@@ -116,7 +120,7 @@ def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
         name: iter(_list_best_tiles(w, name, STARTING_KERNEL_SCHEDULES.count(name))) for name in KERNEL_SCHEDULES
     }
     configs = (next(best_tiles[name], None) for name in STARTING_KERNEL_SCHEDULES)
-    names = (*KNOB_NAMES, "taps_per_copy", "kernel_schedule", "raster_order")
+    names = (*KNOB_NAMES, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in configs if config]
 
 

@@ -12,11 +12,14 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_NAMES, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
+
+# Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
+WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 
 def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None) -> Any:
@@ -40,7 +43,7 @@ def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemm
     """Return the estimate of a launch whose compulsory traffic takes no time."""
     params, ctas_per_sm = H200_FIT.hopper, config.ctas_per_sm(w)
     if waves is None:
-        waves = ceil_div(config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm)
+        waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
     tma_rows = (
         config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
@@ -62,7 +65,22 @@ def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemm
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
-    return np.where(config.is_pingpong, pingpong_us, total_us)
+    return np.where(config.is_pingpong, pingpong_us, total_us) + _last_wave_us(config, gemm)
+
+
+def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm: Any) -> Any:
+    """Return the number of waves; a split last wave takes a fraction of the time."""
+    num_ctas, active_ctas = config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm
+    split_waves = num_ctas // active_ctas + 1 / config.last_wave_parts(gemm)
+    return np.where(config.splits_last_wave, split_waves, ceil_div(num_ctas, active_ctas))
+
+
+def _last_wave_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:
+    """Return the time of the partial sums of a split last wave, which are written and read, and of their kernel."""
+    num_parts = config.num_tiles(gemm) % config.max_active_ctas * config.last_wave_parts(gemm)
+    workspace_bytes = 2 * num_parts * config.block_m * config.block_n * ACCUMULATOR_BYTES
+    launch_us = WORKSPACE_LAUNCH_US + workspace_bytes / WORKSPACE_BYTES_PER_US
+    return np.where(config.splits_last_wave, launch_us, 0.0)
 
 
 def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:

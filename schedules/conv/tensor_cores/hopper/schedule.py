@@ -31,6 +31,7 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -82,6 +83,11 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         k.require(
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
             lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
+        )
+    if w.layout == CHANNELS_FIRST:
+        k.require(
+            "the last wave is split only if outputs are channels last",
+            lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
         )
     access = _choose_access(w, viewed_workload, config)
     return build_channels_last_schedule(
