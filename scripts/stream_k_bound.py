@@ -8,7 +8,7 @@ CTAs. The table compares the best config with whole waves, split-K and ping-pong
 
 * free: fractions of waves, and partial sums cost nothing, which no kernel can exceed;
 * stream-K: each CTA also writes and reads the partial sums of one tile;
-* split last wave: all CTAs divide the tiles of the last wave, up to 8 to a tile, and a second kernel adds the parts.
+* split last wave: the knob `decomposition` of `hopper`.
 
 Gains are those of estimates. They count for layers whose fastest record in the package's logs is one of `hopper` on an
 H200 and takes more than 30 µs; other layers that take so long count as 1.
@@ -33,9 +33,7 @@ from tvmconv.workloads import Conv
 
 SUITES = (("resnet50", 1), ("resnet50", 32), ("yolov8s", 1), ("yolov8s", 32), ("sd_unet", 2))
 DEVICE, MIN_SECONDS = "NVIDIA H200", 30e-6
-MAX_PARTS = 8  # of a tile of the last wave
-L2_BYTES_PER_US = 4.0e6  # partial sums that all SMs write and read
-FLAGS_US, LAUNCH_US = 1.7, 0.7  # synchronization of CTAs with flags that are cleared before; a second kernel
+FLAGS_US = 1.7  # synchronization of CTAs with flags that a kernel clears before
 CASES = ("free", "stream-K", "split last wave")
 
 
@@ -53,24 +51,20 @@ def list_tiles(w: Conv) -> Any:
 
 def estimate_gains(w: Conv) -> list[float]:
     """Return the speed-ups of all cases."""
-    from tvmconv.builtin.conv.tensor_cores.hopper.latency import estimate_latency_us
+    from tvmconv.builtin.conv.tensor_cores.hopper.latency import WORKSPACE_BYTES_PER_US, estimate_latency_us
     from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 
     tiles, gemm = list_tiles(w), ImplicitGemmShape.from_workload(w)
+    has_split_wave = tiles.splits_last_wave & np.ones(len(tiles.block_n), bool)
+    split, tiles = tiles.filter(has_split_wave), tiles.filter(~has_split_wave)
     best_us = np.min(estimate_latency_us(tiles, w))
     tiles = tiles.filter(tiles.cluster_size == 1)
-    num_tiles, num_ctas = tiles.num_tiles(gemm), tiles.max_active_ctas * tiles.ctas_per_sm(w)
-    full_waves, rest = np.divmod(num_tiles, num_ctas)
-    parts = np.clip(num_ctas // np.maximum(rest, 1), 1, MAX_PARTS)
-    tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / L2_BYTES_PER_US
-    free_us = estimate_latency_us(tiles, w, num_tiles / num_ctas)
-    split_us = estimate_latency_us(tiles, w, full_waves + (rest > 0) / parts)
-    latencies_us = (
-        free_us,
-        free_us + (rest > 0) * (num_ctas * tile_us + FLAGS_US),
-        split_us + (parts > 1) * (rest > 0) * (rest * parts * tile_us + LAUNCH_US),
-    )
-    return [max(1.0, float(best_us / np.min(each))) for each in latencies_us]
+    waves, num_ctas = tiles.num_tiles(gemm) / tiles.max_active_ctas, tiles.max_active_ctas
+    tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
+    free_us = estimate_latency_us(tiles, w, waves)
+    stream_k_us = free_us + (waves % 1 > 0) * (num_ctas * tile_us + FLAGS_US)
+    split_us = np.min(estimate_latency_us(split, w), initial=best_us)
+    return [max(1.0, float(best_us / np.min(each))) for each in (free_us, stream_k_us, split_us)]
 
 
 def find_fastest_records() -> dict[str, Record]:

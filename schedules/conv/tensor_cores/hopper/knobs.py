@@ -17,6 +17,7 @@ from .latency import estimate_latency_us, min_latency_us, select_default_config,
 from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
+    DATA_PARALLEL,
     DECOMPOSITIONS,
     KERNEL_SCHEDULES,
     KNOB_NAMES,
@@ -25,6 +26,7 @@ from .tile_config import (
     PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
+    SPLIT_LAST_WAVE,
     STAGES_CHOICES,
     HopperTileConfig,
 )
@@ -112,25 +114,33 @@ def can_compute_several_tiles(w: Conv) -> bool:
 def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
-    There are none where the kernel schedule is no knob.
+    The last one divides the last wave, if an estimate is lower with it. There are none where the kernel schedule is no
+    knob.
     """
     if not can_compute_several_tiles(w):
         return []
     best_tiles = {
-        name: iter(_list_best_tiles(w, name, STARTING_KERNEL_SCHEDULES.count(name))) for name in KERNEL_SCHEDULES
+        name: iter(_list_best_tiles(w, name, DATA_PARALLEL, STARTING_KERNEL_SCHEDULES.count(name)))
+        for name in KERNEL_SCHEDULES
     }
-    configs = (next(best_tiles[name], None) for name in STARTING_KERNEL_SCHEDULES)
+    configs = [next(best_tiles[name], None) for name in STARTING_KERNEL_SCHEDULES]
+    ranked = [config for config in configs if config]
+    split = [each for name in (PINGPONG, COOPERATIVE) for each in _list_best_tiles(w, name, SPLIT_LAST_WAVE, 1)]
+    best_split = min(split, key=lambda config: float(estimate_latency_us(config, w)), default=None)
+    if best_split and all(estimate_latency_us(best_split, w) < estimate_latency_us(config, w) for config in ranked):
+        ranked.append(best_split)
     names = (*KNOB_NAMES, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
-    return [{name: getattr(config, name) for name in names} for config in configs if config]
+    return [{name: getattr(config, name) for name in names} for config in ranked]
 
 
-def _list_best_tiles(w: Conv, kernel_schedule: str, max_tiles: int) -> list[HopperTileConfig]:
+def _list_best_tiles(w: Conv, kernel_schedule: str, decomposition: str, max_tiles: int) -> list[HopperTileConfig]:
     """Return the configs of a kernel schedule with the best estimates, one for each size of the tile."""
     options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)) | {
         "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
         "taps_per_copy": list_taps_per_copy(w),
     }
-    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w), kernel_schedule=kernel_schedule)
+    fixed = {"halo_width": compute_halo_width(w), "kernel_schedule": kernel_schedule, "decomposition": decomposition}
+    tiles = HopperTileConfig.from_options(options, **fixed)
     for _, predicate in (*isa_constraints(w), *resource_constraints(w), *pruning_constraints(w)):
         tiles = tiles.filter(predicate(tiles))
     best: dict[tuple[int, int], HopperTileConfig] = {}
