@@ -20,6 +20,11 @@ import sys
 from typing import Any
 
 import numpy as np
+from tvmconv.builtin.conv.tensor_cores.hopper import latency, tile_config  # type: ignore[import-untyped]
+from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import (  # type: ignore[import-untyped]
+    ACCUMULATOR_BYTES,
+    ImplicitGemmShape,
+)
 
 import tvmconv as tc
 from tvmconv.logs.lines import InvalidLines
@@ -39,31 +44,26 @@ CASES = ("free", "stream-K", "split last wave")
 
 def list_tiles(w: Conv) -> Any:
     """Return all configs that a search may try, as columns."""
-    from tvmconv.builtin.conv.tensor_cores.hopper.tile_config import HopperTileConfig
-
     space = find_schedule(w, "hopper").space(w, get_block_limits("sm_90"))
     parts = []
     for start in range(0, space.size, 1 << 18):
         points = space.slice_points(start, 1 << 18)
         parts.append(points[space.is_legal(points)])
-    return HopperTileConfig.of_workload(space.columns_from_points(np.concatenate(parts)), w)
+    return tile_config.HopperTileConfig.of_workload(space.columns_from_points(np.concatenate(parts)), w)
 
 
 def estimate_gains(w: Conv) -> list[float]:
     """Return the speed-ups of all cases."""
-    from tvmconv.builtin.conv.tensor_cores.hopper.latency import WORKSPACE_BYTES_PER_US, estimate_latency_us
-    from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
-
     tiles, gemm = list_tiles(w), ImplicitGemmShape.from_workload(w)
     has_split_wave = tiles.splits_last_wave & np.ones(len(tiles.block_n), bool)
     split, tiles = tiles.filter(has_split_wave), tiles.filter(~has_split_wave)
-    best_us = np.min(estimate_latency_us(tiles, w))
+    best_us = np.min(latency.estimate_latency_us(tiles, w))
     tiles = tiles.filter(tiles.cluster_size == 1)
     waves, num_ctas = tiles.num_tiles(gemm) / tiles.max_active_ctas, tiles.max_active_ctas
-    tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
-    free_us = estimate_latency_us(tiles, w, waves)
+    tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / latency.WORKSPACE_BYTES_PER_US
+    free_us = latency.estimate_latency_us(tiles, w, waves)
     stream_k_us = free_us + (waves % 1 > 0) * (num_ctas * tile_us + FLAGS_US)
-    split_us = np.min(estimate_latency_us(split, w), initial=best_us)
+    split_us = np.min(latency.estimate_latency_us(split, w), initial=best_us)
     return [max(1.0, float(best_us / np.min(each))) for each in (free_us, stream_k_us, split_us)]
 
 
@@ -87,7 +87,8 @@ def main() -> int:
     for text, record in find_fastest_records().items():
         if record.cost < MIN_SECONDS:
             continue
-        gains.append(estimate_gains(record.workload) if record.schedule == "hopper" else [1.0] * len(CASES))
+        w, uses_hopper = record.workload, record.schedule == "hopper"
+        gains.append(estimate_gains(w) if isinstance(w, Conv) and uses_hopper else [1.0] * len(CASES))
         rows.append((text, record.schedule, f"{record.cost * 1e6:.1f}", *(f"{gain:.3f}" for gain in gains[-1])))
     means = np.exp(np.mean(np.log(gains), axis=0))
     rows.append((f"geometric mean of {len(gains)} layers", "", "", *(f"{mean:.3f}" for mean in means)))

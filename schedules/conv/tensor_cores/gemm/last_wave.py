@@ -10,6 +10,7 @@ Source: Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense M
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,22 +51,37 @@ class SplitLastWave:
         num_tiles: Tiles of the last wave.
         parts: Parts of each tile.
         total_k_tiles: K tiles of a whole tile.
+        workspace: Partial sums (tiles, parts, rows, columns).
     """
 
     tiles: TileScheduler
     num_tiles: int
     parts: int
     total_k_tiles: int
+    workspace: Buffer
+
+    @classmethod
+    def with_workspace(cls, tiles: TileScheduler, parts: int, total_k_tiles: int) -> SplitLastWave:
+        """Return the last wave of a grid, and allocate its workspace.
+
+        Args:
+            tiles: All tiles; those that do not fill a wave are the last wave.
+            parts: Parts of each tile.
+            total_k_tiles: K tiles of a whole tile.
+        """
+        num_tiles = tiles.num_tiles % tiles.num_ctas
+        num_elements = num_tiles * parts * tiles.tile_m * tiles.tile_n
+        return cls(tiles, num_tiles, parts, total_k_tiles, allocate("last_wave", num_elements, "float32", "global"))
+
+    @property
+    def whole_waves(self) -> TileScheduler:
+        """The tiles before the last wave."""
+        return dataclasses.replace(self.tiles, tiles_per_cta=self.tiles.num_tiles // self.tiles.num_ctas)
 
     @property
     def first_tile(self) -> int:
         """Index of the first tile."""
         return self.tiles.num_tiles - self.num_tiles
-
-    @property
-    def workspace_elements(self) -> int:
-        """Partial sums of all parts."""
-        return self.num_tiles * self.parts * self.tiles.tile_m * self.tiles.tile_n
 
     @contextmanager
     def open_part(self, cta_idx: Expr) -> Iterator[tuple[WorkTile, KRange]]:
@@ -76,7 +92,6 @@ class SplitLastWave:
 
     def store_partial_sums(
         self,
-        workspace: Buffer,
         accumulators: Buffer,
         atom: WgmmaAtom,
         m_atoms: int,
@@ -84,10 +99,9 @@ class SplitLastWave:
         thread: ThreadPosition,
         warpgroup: Expr,
     ) -> None:
-        """Store the accumulators of a part to the workspace (parts, rows, columns); run by all threads of a warpgroup.
+        """Store the accumulators of a part to the workspace; run by all threads of a warpgroup.
 
         Args:
-            workspace: The partial sums.
             accumulators: Sums of this thread.
             atom: The wgmma instruction.
             m_atoms: Instructions of a warpgroup along M.
@@ -106,18 +120,15 @@ class SplitLastWave:
                     for e in range(2):
                         store(pair, e, accumulators[first + e])
                     index = row * self.tiles.tile_n + columns * 8 + thread.lane % 4 * 2
-                    emit_ptx("st.global.v2.b32", workspace.access_ptr("w", offset=index), pair[0], pair[1])
+                    emit_ptx("st.global.v2.b32", self.workspace.access_ptr("w", offset=index), pair[0], pair[1])
 
-    def emit_reduction(
-        self, shape: ImplicitGemmShape, ops: EpilogueOps, arguments: Mapping[str, Buffer], workspace: Buffer
-    ) -> None:
+    def emit_reduction(self, shape: ImplicitGemmShape, ops: EpilogueOps, arguments: Mapping[str, Buffer]) -> None:
         """Emit the kernel that adds the parts of the tiles, applies the epilogue and stores vectors of channels.
 
         Args:
             shape: The product.
             ops: The epilogue.
             arguments: Argument buffers by name.
-            workspace: The partial sums.
         """
         tile_m, tile_n = self.tiles.tile_m, self.tiles.tile_n
         vector = math.gcd(math.gcd(shape.n, tile_n), VECTOR_BYTES // shape.itemsize)
@@ -141,7 +152,7 @@ class SplitLastWave:
                 fill_zeros(totals, vector)
                 with unrolled_loop(self.parts, "part") as part:
                     offset = (number * self.parts + part) * (tile_m * tile_n) + element
-                    load_global(words, workspace, offset, vector, is_constant=False)
+                    load_global(words, self.workspace, offset, vector, is_constant=False)
                     for e, value in enumerate(unpack(words, vector, "float32")):
                         store(totals, e, totals[e] + value)
                 channel = tile.group * shape.n + channel

@@ -6,7 +6,6 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_coop
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -278,13 +277,12 @@ def emit_kernel(
     output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
     roles, num_ctas = make_warp_roles(config, bool(residuals)), int(config.num_ctas(w)) // config.split_k
     last_wave = make_last_wave(shape, config, num_ctas)
-    workspace = allocate("last_wave", last_wave.workspace_elements, "float32", "global") if last_wave else None
 
     with open_cta(config, num_ctas, roles.num_threads) as cta:
         thread = cta.thread
         smem = align_smem(int(config.dynamic_smem_bytes(w)))
         pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cta.cluster)
-        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile)
+        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile, last_wave)
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
         emit_prologue(pipelines, shared.order, (*operand_maps, *output_maps[::-1]), thread, roles.consumer_threads)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
@@ -298,7 +296,7 @@ def emit_kernel(
                 epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
 
         with roles.consumers(thread):
-            emit_consumer(shared, mainloop, accumulators, epilogue, workspace)
+            emit_consumer(shared, mainloop, accumulators, epilogue)
         loaders = [lambda: emit_operand_loader(shared, mainloop, operand_maps, problem, config)]
         if isinstance(epilogue, TmaEpilogue):
             loaders += make_residual_loaders(shared, roles, epilogue)
@@ -309,16 +307,10 @@ def emit_kernel(
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             emit_call(T.cuda.cluster_sync())
     if last_wave:
-        last_wave.emit_reduction(shape, ops, arguments, workspace)
+        last_wave.emit_reduction(shape, ops, arguments)
 
 
-def emit_consumer(
-    shared: CtaState,
-    mainloop: WgmmaMainloop,
-    accumulators: Buffer,
-    epilogue: Epilogue | None,
-    workspace: Buffer | None = None,
-) -> None:
+def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffer, epilogue: Epilogue | None) -> None:
     """Multiply and store work tiles; run by all threads of a consumer warpgroup.
 
     In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others. The
@@ -340,10 +332,10 @@ def emit_consumer(
             epilogue.store(accumulators, tile, shared.epilogue_state, thread, warpgroup)
     if last_wave := shared.last_wave:
         turn = shared.tiles.tiles_per_cta % order.num_warpgroups if order else None
-        with if_(True if turn is None else thread.warpgroup == turn), last_wave.open_part(shared.cta.index) as part:
-            mainloop.consume(accumulators, descriptors, part[1], shared.pipeline, state, thread, warpgroup, order)
-            tile = mainloop.atom, mainloop.m_atoms, shared.cta.index, thread, warpgroup
-            last_wave.store_partial_sums(workspace, accumulators, *tile)
+        atom, m_atoms, cta_idx = mainloop.atom, mainloop.m_atoms, shared.cta.index
+        with if_(True if turn is None else thread.warpgroup == turn), last_wave.open_part(cta_idx) as (_, k_range):
+            mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
+            last_wave.store_partial_sums(accumulators, atom, m_atoms, cta_idx, thread, warpgroup)
     if isinstance(epilogue, TmaEpilogue):
         with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
             tma_store_wait(0)
@@ -431,11 +423,10 @@ def make_cta_state(
     num_ctas: int,
     pipeline: TmaPipeline,
     epilogue_tile: EpilogueTile,
+    last_wave: SplitLastWave | None,
 ) -> CtaState:
     """Return what the warps share: their tiles, the pipeline, and where they are in it."""
-    tiles, last_wave = make_tiles(shape, config, num_ctas, cta.cluster), make_last_wave(shape, config, num_ctas)
-    if last_wave:
-        tiles = dataclasses.replace(tiles, tiles_per_cta=tiles.num_tiles // num_ctas)
+    tiles = last_wave.whole_waves if last_wave else make_tiles(shape, config, num_ctas, cta.cluster)
     k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
     state, epilogue_state = PipelineState("mainloop", config.stages), PipelineState("epilogue", epilogue_tile.stages)
     order = None
@@ -454,11 +445,11 @@ def make_tiles(
 
 
 def make_last_wave(shape: ImplicitGemmShape, config: HopperTileConfig, num_ctas: int) -> SplitLastWave | None:
-    """Return the tiles of the last wave if CTAs divide them."""
+    """Return the tiles of the last wave if CTAs divide them; no CTAs form a cluster then."""
     if not config.splits_last_wave:
         return None
-    tiles, total_k_tiles = make_tiles(shape, config, num_ctas), int(config.total_k_tiles(shape))
-    return SplitLastWave(tiles, tiles.num_tiles % num_ctas, int(config.last_wave_parts(shape)), total_k_tiles)
+    parts, total_k_tiles = int(config.last_wave_parts(shape)), int(config.total_k_tiles(shape))
+    return SplitLastWave.with_workspace(make_tiles(shape, config, num_ctas), parts, total_k_tiles)
 
 
 def make_channels_first_epilogue(
