@@ -18,6 +18,9 @@ from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Va
 from tvmconv.target import BlockLimits
 
 _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling: exact, and as fast as drawing points
+# Larger spaces up to this size are listed if few of their points are legal, as drawing a sample takes as long then.
+_MAX_SPARSE_SIZE, _MAX_SPARSE_FRACTION = 1 << 22, 0.01
+_NUM_PROBED, _NUM_LISTED = 1 << 13, 1 << 18  # points drawn to estimate the fraction; points listed at a time
 _MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there
 
 ANY_GPU = BlockLimits()
@@ -165,11 +168,18 @@ class Space:
 
     @functools.cached_property
     def enumerated_legal(self) -> np.ndarray | None:
-        """All legal points of a small space: (n, knobs); None for a larger space."""
-        if self.size > _MAX_ENUMERATED_SIZE:
+        """All legal points of a small space, or of a larger one with few of them: (n, knobs); None for other spaces."""
+        if self.size > _MAX_ENUMERATED_SIZE and not self._has_few_legal_points():
             return None
-        points = self.slice_points(0, self.size)
-        return points[self.is_legal(points)]
+        chunks = (self.slice_points(start, _NUM_LISTED) for start in range(0, self.size, _NUM_LISTED))
+        return np.concatenate([points[self.is_legal(points)] for points in chunks])
+
+    def _has_few_legal_points(self) -> bool:
+        """Return whether the space is not too large to list, and few points of a sample are legal."""
+        if self.size > _MAX_SPARSE_SIZE:
+            return False
+        points = (np.random.default_rng(0).random((_NUM_PROBED, len(self.knobs))) * self.sizes).astype(np.int32)
+        return np.count_nonzero(self.is_legal(points)) <= _MAX_SPARSE_FRACTION * _NUM_PROBED
 
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
         """Return distinct legal points, drawn uniformly at random. There are fewer than `max_points` if the space has
