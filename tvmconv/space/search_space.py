@@ -179,7 +179,7 @@ class Space:
         if self.size > _MAX_SPARSE_SIZE:
             return False
         points = (np.random.default_rng(0).random((_NUM_PROBED, len(self.knobs))) * self.sizes).astype(np.int32)
-        return np.count_nonzero(self.is_legal(points)) <= _MAX_SPARSE_FRACTION * _NUM_PROBED
+        return bool(np.count_nonzero(self.is_legal(points)) <= _MAX_SPARSE_FRACTION * _NUM_PROBED)
 
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
         """Return distinct legal points, drawn uniformly at random. There are fewer than `max_points` if the space has
