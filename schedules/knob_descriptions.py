@@ -24,6 +24,8 @@ DESCRIPTIONS = {
     "cluster_n": "CTAs of a cluster along the channels: they share the pixels, and each multicasts a slice of them.",
     "copy_order": 'Order of copies to shared memory: "contiguous" gives a thread neighbouring elements, "coalesced" '
     'gives neighbouring threads neighbouring elements, "vectorized" does so with four elements per thread.',
+    "decomposition": 'How CTAs divide the work: in "data_parallel" a CTA computes whole tiles; in "split_last_wave" '
+    "several CTAs also divide each tile of the last wave along the reduction, and a second kernel adds the parts.",
     "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '

@@ -18,8 +18,9 @@ from tvmconv.errors import KnobError
 Value = Any  # of a knob, as `tvmconv.space` has it; this module is below all that import it
 Config = dict[str, Value]
 
-# Knobs that schedules got after their cost model was trained. Their defaults generate the kernels that were measured.
-ADDED_KNOBS: dict[str, frozenset[str]] = {"hopper": frozenset({"kernel_schedule", "raster_order"})}
+# Knobs that schedules got after their cost model was trained. Configs without them generate the kernels that were
+# measured: by the knob's default, or by the value that it states for configs that lack it.
+ADDED_KNOBS: dict[str, frozenset[str]] = {"hopper": frozenset({"kernel_schedule", "raster_order", "decomposition"})}
 
 # Knobs by schedule: {old: new}. The same old word stands for different things in different schedules.
 KNOBS: dict[str, dict[str, str]] = {

@@ -17,7 +17,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv import compat
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
 from tvmconv.requirements import describe_unmet
-from tvmconv.space import Columns, Knobs, Value, format_value
+from tvmconv.space import Columns, Config, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
 from tvmconv.target import BlockLimits, parse_arch_number
 from tvmconv.user_code import BUILT_IN, translate_user_errors
@@ -61,6 +61,7 @@ class Schedule:
         usage: `f(w, columns)`, which computes the `ResourceUsage` of many configs; None if it has none.
         condition: `f(w)`, which returns whether it supports a workload; None if it supports all of its dtypes.
         search_if: `f(w)`, which returns whether a search tries it by default; None for never.
+        starting_configs: `f(w)`, which returns the configs that a search tries after the default; None for no others.
         supersedes: Names of schedules that a search skips when it tries this one.
         defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
         device_kinds: Kinds of devices that it supports, among `DEVICE_KINDS`.
@@ -92,6 +93,7 @@ class Schedule:
     usage: Callable[[Any, Columns], ResourceUsage] | None = field(default=None, repr=False)
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
     search_if: Callable[[Any], bool] | None = field(default=None, repr=False)
+    starting_configs: Callable[[Any], Sequence[Mapping[str, Value]]] | None = field(default=None, repr=False)
     supersedes: tuple[str, ...] = ()
     defers_when: Callable[[Any], bool] | None = field(default=None, repr=False)
     device_kinds: tuple[str, ...] = DEVICE_KINDS
@@ -137,6 +139,30 @@ class Schedule:
             ScheduleFailure: The function `defers_when` raises an exception.
         """
         return self._meets(self.defers_when, w)
+
+    def list_starting_configs(self, w: Workload) -> list[Config]:
+        """Return the configs that a search tries after the default, the most promising first.
+
+        Args:
+            w: Workload that the schedule can compute.
+
+        Returns:
+            Values by knob name. They may be of the default or not legal.
+
+        Raises:
+            ScheduleFailure: The function `starting_configs` raises an exception.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc")
+            >>> configs = find_schedule(w, "hopper").list_starting_configs(w)
+            >>> [config["kernel_schedule"] for config in configs][:3]
+            ['pingpong', 'cooperative', 'pingpong']
+        """
+        if self.starting_configs is None:
+            return []
+        with self._guard_user_code(self.starting_configs):
+            return [dict(config) for config in self.starting_configs(w)]
 
     def _meets(self, condition: Callable[[Any], bool] | None, w: Workload, *, default: bool = False) -> bool:
         if condition is None:
@@ -323,6 +349,7 @@ def schedule(
     usage: Callable[[Any, Columns], ResourceUsage] | None = None,
     condition: Callable[[Any], bool] | None = None,
     search_if: Callable[[Any], bool] | None = None,
+    starting_configs: Callable[[Any], Sequence[Mapping[str, Value]]] | None = None,
     supersedes: tuple[str, ...] = (),
     defers_when: Callable[[Any], bool] | None = None,
     device_kinds: tuple[str, ...] = DEVICE_KINDS,
@@ -341,6 +368,8 @@ def schedule(
         condition: `f(w)`, which returns whether the schedule supports a workload. A `Requirement`
             (tvmconv.requirements), or a function whose docstring begins with "Whether", explains itself in messages.
         search_if: `f(w)`, which returns whether a search tries the schedule when none is named.
+        starting_configs: `f(w)`, which returns the configs that a search tries after the default, the most promising
+            first. Each may lack knobs; a config that is not legal is replaced by a legal neighbor.
         supersedes: Names of schedules that a search skips when it tries this one.
         defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
         device_kinds: Kinds of devices that it supports.
@@ -380,6 +409,7 @@ def schedule(
                 usage,
                 condition,
                 search_if,
+                starting_configs,
                 supersedes,
                 defers_when,
                 device_kinds,

@@ -21,7 +21,7 @@ def built(w, config=None, arch="sm_90"):
 @contextmanager
 def few_multiprocessors(count=2, in_clusters=8):
     """A GPU so small that its blocks take tiles in turn."""
-    caches = (latency.select_default_config, latency._list_candidates)
+    caches = (latency._select_best,)
     at_a_time = np.array([0, count, count, *[in_clusters] * 6])
     with ExitStack() as patches:
         for module in (tile_config, knobs):

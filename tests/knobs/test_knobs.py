@@ -77,6 +77,16 @@ def test_a_choice_is_one_of_its_options():
         Knobs({"step": True}).choice("step", (0, 1), default=0)
 
 
+def test_configs_without_a_newer_knob_have_its_former_behaviour():
+    def declare(config):
+        k = Knobs(config)
+        return k.choice("tile", (1, 2), 2), k.choice("order", ("old", "new"), "new", missing="old")
+
+    assert declare({}) == (2, "new")
+    assert declare({"tile": 1}) == (1, "old")
+    assert declare({"order": "new"}) == (2, "new")
+
+
 def test_a_knob_that_nothing_asked_for_is_named():
     k = Knobs({"tile_q": (1, 1)})
     k.choice("unroll", (False, True), default=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tvmconv import KnobError
-from tvmconv.space import ChoiceKnob, Constraint, SplitKnob
+from tvmconv.space import ChoiceKnob, Constraint, Knobs, SplitKnob
 from tvmconv.space.search_space import BlockLimits, ResourceUsage, Space
 
 
@@ -163,3 +163,14 @@ def test_a_schedule_without_knobs_is_a_space_of_one():
     assert space.list_neighbors(space.point_from_config({})).shape == (0, 0)
     assert space.project({"tile": (-1, 2)}).shape == (0,)
     assert space.compute_features(space.enumerated_legal)[0].shape == (1, 0)
+
+
+@pytest.mark.parametrize(("divisor", "is_listed"), [(1000, True), (10, False)])
+def test_large_spaces_are_listed_if_few_points_are_legal(divisor, is_listed):
+    k = Knobs()
+    for name in "abc":
+        k.choice(name, range(100), 0)
+    k.require("few", lambda columns: (columns["a"] * 100 + columns["b"]) % divisor == 7)
+    legal = Space(k.declared, k.constraints).enumerated_legal
+    assert (legal is not None) == is_listed
+    assert legal is None or len(legal) == 100**3 // divisor

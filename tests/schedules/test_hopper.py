@@ -4,16 +4,23 @@ import itertools
 import re
 
 import emulate
+import numpy as np
 import pytest
 from cubins import needs_nvrtc, space_of
 from nasty import PATCHES
 from pairs import in_pairs
 from small_tiles import SMALL, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.hopper import knobs
+from tvmconv.builtin.conv.tensor_cores.hopper.knobs import declare_knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.tma_requirements import WGMMA_K_BYTES
 from tvmconv.builtin.conv.tensor_cores.space_to_depth import fold_filter_row_into_channels, split_filter_height
 
 import tvmconv as tc
+from tvmconv import compat
 from tvmconv.compiler import sass
+from tvmconv.registry import find_schedule
+from tvmconv.space import Knobs
+from tvmconv.space.mutation import Mutator
 
 WIDE = "conv2d:32x256x14x14,256x256x3x3,s1,p1"
 DTYPES = ("f16", "bf16", "tf32")
@@ -134,3 +141,49 @@ def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     assert groups
     assert all(len(group) % of_step == 0 for group in groups), order
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)
+
+
+LARGE = "conv2d:32x256x80x80,128x256x1x1,s1,p0,f16,nhwc"
+
+
+def test_large_outputs_start_a_search_in_each_kernel_schedule():
+    w = tc.parse(LARGE)
+    space, configs = space_of(w, "hopper"), find_schedule(w, "hopper").list_starting_configs(w)
+    whole = [config["kernel_schedule"] for config in configs if config["decomposition"] == "data_parallel"]
+    assert whole == list(knobs.STARTING_KERNEL_SCHEDULES)
+    assert space.is_legal(np.stack([space.project(config) for config in configs])).all()
+    assert len({space.project(config).tobytes() for config in configs}) == len(configs)
+    just_beyond_whole_waves = tc.parse("conv2d:32x256x40x40,128x256x3x3,s1,p1,f16,nhwc")
+    configs = find_schedule(just_beyond_whole_waves, "hopper").list_starting_configs(just_beyond_whole_waves)
+    assert configs[-1]["decomposition"] == "split_last_wave"
+    small = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc")
+    assert find_schedule(small, "hopper").list_starting_configs(small) == []
+
+
+def test_ping_pong_is_a_default_and_never_the_value_of_older_configs():
+    w = tc.parse(LARGE)
+    space = space_of(w, "hopper")
+    assert space.default["kernel_schedule"] == "pingpong"
+    assert space.is_legal(space.point_from_config(space.default)[None]).all()
+    older = {name: value for name, value in space.default.items() if name not in compat.ADDED_KNOBS["hopper"]}
+    schedule = find_schedule(w, "hopper")
+    for config, expected in (({}, "pingpong"), ({"stages": 3}, "cooperative"), (older, "cooperative")):
+        k = Knobs(config)
+        assert declare_knobs(w, k).kernel_schedule == k.config["kernel_schedule"] == expected
+        assert space.config_from_point(space.point_from_config(config))["kernel_schedule"] == expected
+        assert space.config_from_point(space.project(config))["kernel_schedule"] == expected
+    for kernel_schedule in knobs.KERNEL_SCHEDULES:  # the other knobs have defaults that suit it
+        assert schedule.apply(w, {"kernel_schedule": kernel_schedule})[1].config["kernel_schedule"] == kernel_schedule
+
+
+def test_mutations_lead_from_each_kernel_schedule_to_another():
+    w = tc.parse(LARGE)
+    space = space_of(w, "hopper")
+    position = list(space.knobs).index("kernel_schedule")
+    reached = set()
+    for config in find_schedule(w, "hopper").list_starting_configs(w):
+        point = space.project(config)
+        mutated = Mutator(space).mutate(np.repeat(point[None], 4000, axis=0), np.random.default_rng(0))
+        options = mutated[space.is_legal(mutated)][:, position]
+        reached |= {(config["kernel_schedule"], other) for other in set(options.tolist()) - {int(point[position])}}
+    assert {start for start, _ in reached} == set(knobs.KERNEL_SCHEDULES)

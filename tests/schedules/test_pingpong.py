@@ -1,4 +1,4 @@
-"""Ping-pong, register reallocation and raster order of `hopper`, in the emulator on a GPU of two multiprocessors."""
+"""Ping-pong, register reallocation, raster order and the split last wave of `hopper`, emulated on a small GPU."""
 
 import re
 from unittest import mock
@@ -9,6 +9,8 @@ from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.gemm import pipelines
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
+from tvmconv.builtin.conv.tensor_cores.hopper.tile_config import HopperTileConfig
+from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmShape
 
 import tvmconv as tc
 from tvmconv.compiler import sass
@@ -23,9 +25,9 @@ def _knobs_for_small_outputs(monkeypatch):
     monkeypatch.setattr(knobs, "MIN_OUTPUTS_PER_SM", 0)
 
 
-def check(text, config):
+def check(text, config, multiprocessors=2):
     w = tc.parse(text)
-    with few_multiprocessors():
+    with few_multiprocessors(multiprocessors):
         kernel = built(w, config)
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance, config
     return kernel
@@ -70,6 +72,38 @@ def test_stages_of_the_other_warpgroup_are_skipped(tiles, stages):
 def test_consumers_with_registers_of_the_producer_share_a_tile(name):
     check(WORKLOADS[name], {**COOPERATIVE, "cluster_m": 2})
     check(WORKLOADS[name], {**COOPERATIVE, "warpgroups": 3, "raster_order": "m"})
+
+
+# A workload, a config and the number of multiprocessors; then whole waves, tiles of the last wave, and parts of each.
+LAST_WAVES = {
+    "one warpgroup, groups": ("groups", SMALL, 5, (2, 2, 2)),
+    "odd whole waves": ("residual", {**PINGPONG, "raster_order": "m"}, 4, (3, 2, 2)),
+    "even whole waves": ("3x3", PINGPONG, 5, (2, 1, 5)),
+    "one whole wave": ("residual, tf32", {**COOPERATIVE, "wgmma_m_tiles": 2}, 3, (1, 1, 2)),
+    "shared taps": ("shared taps", {**PINGPONG, "taps_per_copy": 3}, 3, (3, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAST_WAVES)
+def test_parts_of_the_last_wave_add_up(name):
+    workload, config, multiprocessors, (waves, rest, parts) = LAST_WAVES[name]
+    kernel = check(WORKLOADS[workload], {**config, "decomposition": "split_last_wave"}, multiprocessors)
+    shape = ImplicitGemmShape.from_workload(kernel.workload)
+    tiles = HopperTileConfig.of_workload(kernel.config, kernel.workload)
+    with few_multiprocessors(multiprocessors):
+        assert divmod(int(tiles.num_tiles(shape)), multiprocessors) == (waves, rest)
+        assert tiles.last_wave_parts(shape) == parts
+    assert [step.launch.grid[0] for step in kernel.kernels][:1] == [multiprocessors]
+    (workspace,) = kernel.lowered_module.executable.workspace
+    assert workspace.nbytes == 4 * rest * parts * tiles.block_m * tiles.block_n
+
+
+def test_a_last_wave_of_many_tiles_is_not_split():
+    config = {**SMALL, "decomposition": "split_last_wave"}
+    with few_multiprocessors(4), pytest.raises(tc.KnobError, match="the last wave is split if"):
+        built(tc.parse(WORKLOADS["one tile"]), config)
+    with few_multiprocessors(5), pytest.raises(tc.KnobError, match="only if outputs are channels last"):
+        built(tc.parse("conv2d:2x32x19x17,16x32x3x3,s1,p1,f16,bias"), {**PINGPONG, "decomposition": "split_last_wave"})
 
 
 FAULTS = {

@@ -111,7 +111,7 @@ def test_a_space_is_proposed_to_the_last_legal_config(name):
 @pytest.mark.parametrize("listed", [True, False])
 def test_of_a_space_without_a_legal_config_nothing_is_proposed(name, listed):
     known, none = conv_space(), Constraint("none", lambda columns: np.zeros(len(columns["unroll"]), bool))
-    space = Space((small_space() if listed else known).knobs, [none])
+    space = Space((small_space() if listed else conv_space(512, 8192)).knobs, [none])
     assert (space.enumerated_legal is not None) == listed
     tuner = create_tuner(name, space)
     if isinstance(tuner, BayesianTuner):

@@ -12,7 +12,7 @@ from tvmconv import registry
 from tvmconv.cost_model.recommend import make_prior, recommend_configs
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.devices import Device
-from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.errors import KnobError, ScheduleError, ScheduleFailure
 from tvmconv.logs.index import LogIndex, index_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -102,7 +102,11 @@ def _iterate_enqueued(
     num_high_priority = sum(member.schedule in selection.high_priority for member in members)
     predictions = recommend_configs(workload, device, NUM_PREDICTED_CONFIGS, spaces)[:NUM_PREDICTED_CONFIGS]
     predicted_configs = [(prediction.schedule, prediction.config) for prediction in predictions]
-    yield [*predicted_configs[:NUM_LEADING_PREDICTIONS], *defaults[:num_high_priority]]
+    yield [
+        *predicted_configs[:NUM_LEADING_PREDICTIONS],
+        *defaults[:num_high_priority],
+        *_list_starting_configs(workload, members[:num_high_priority]),
+    ]
     own_log = Path(options.log)
     logs = [*list_log_files(options.transfer_logs), *([own_log] if own_log.exists() else []), *packaged_logs()]
     yield [
@@ -110,6 +114,21 @@ def _iterate_enqueued(
         *find_nearest_workload_configs(logs, workload, list(spaces), device.kind, NUM_WARM_START_WORKLOADS),
         *defaults[num_high_priority:],
     ]
+
+
+def _list_starting_configs(workload: Workload, members: Sequence[PortfolioMember]) -> list[Proposal]:
+    """Return the configs with which schedules start their search, besides their defaults. A schedule whose function
+    fails is reported, and has none.
+    """
+    proposals: list[Proposal] = []
+    for member in members:
+        try:
+            configs = member.schedule.list_starting_configs(workload)
+        except ScheduleFailure as failure:
+            registry.report_skipped_schedule(failure)
+            continue
+        proposals += [(member.schedule.name, config) for config in configs]
+    return proposals
 
 
 def _read_transfer_trials(

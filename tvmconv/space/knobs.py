@@ -112,6 +112,8 @@ class ChoiceKnob:
     name: str
     options: tuple[Value, ...]  # values that it accepts
     default: Value  # default value, one of the options
+    # Value of configs that have other knobs but lack this one, as they are older or partial; None for the default.
+    missing: Value = None
 
     @property
     def size(self) -> int:
@@ -136,6 +138,17 @@ class ChoiceKnob:
 
 
 Knob = SplitKnob | ChoiceKnob
+
+
+def find_value(config: Mapping[str, Value], knob: Knob) -> Value:
+    """Return the value of a knob in a config. Without it, this is the knob's default; if the config has other knobs and
+    the knob declares a value for such configs (`ChoiceKnob.missing`), it is that one.
+    """
+    if knob.name in config:
+        return config[knob.name]
+    if config and isinstance(knob, ChoiceKnob) and knob.missing is not None:
+        return knob.missing
+    return knob.default
 
 
 def _make_column(values: Sequence[Value]) -> np.ndarray:
@@ -236,21 +249,24 @@ class Knobs:
         )
         return Tile(extent, dict(zip(levels, factors, strict=True)))
 
-    def choice(self, name: str, options: Sequence[Value], default: Value) -> Value:
+    def choice(self, name: str, options: Sequence[Value], default: Value, *, missing: Value = None) -> Value:
         """Declare a knob with a list of options and return its value.
 
         Args:
             name: Name of the knob.
             options: Values that it accepts.
             default: Default value, one of the options.
+            missing: Value of configs that have other knobs but lack this one; None for the default. A knob whose
+                default is not the behaviour before the knob existed states that behaviour here, so that configs in
+                older logs keep their kernels.
 
         Raises:
             KnobError: The configured value is not one of the options.
         """
-        return self._declare(ChoiceKnob(name, tuple(options), default))
+        return self._declare(ChoiceKnob(name, tuple(options), default, missing))
 
     def _declare(self, knob: Knob) -> Value:
-        value = self._requested.get(knob.name, knob.default)
+        value = find_value(self._requested, knob)
         resolved_value = knob.resolve(value)
         self.declared[knob.name] = knob
         self.config[knob.name] = tuple(value) if isinstance(value, (tuple, list)) else value

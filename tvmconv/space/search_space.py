@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvmconv.errors import KnobError
-from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, format_value
+from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, find_value, format_value
 from tvmconv.target import BlockLimits
 
 _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling: exact, and as fast as drawing points
+# Larger spaces up to this size are listed if few of their points are legal, as drawing a sample takes as long then.
+_MAX_SPARSE_SIZE, _MAX_SPARSE_FRACTION = 1 << 22, 0.01
+_NUM_PROBED, _NUM_LISTED = 1 << 13, 1 << 18  # points drawn to estimate the fraction; points listed at a time
 _MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there
 
 ANY_GPU = BlockLimits()
@@ -100,13 +103,13 @@ class Space:
         return {name: knob.default for name, knob in self.knobs.items()}
 
     def point_from_config(self, config: Mapping[str, Value]) -> np.ndarray:
-        """Return the point of a config: int32 (knobs,). Missing knobs take their defaults."""
+        """Return the point of a config: int32 (knobs,). `find_value` says what missing knobs are."""
         for name in config:
             if name not in self.knobs:
                 raise KnobError(f"there is no knob {name!r}; the knobs are {', '.join(self.knobs) or 'none'}")
         point = np.empty(len(self.knobs), dtype=np.int32)
         for knob_index, (name, knob) in enumerate(self.knobs.items()):
-            value = config.get(name, knob.default)
+            value = find_value(config, knob)
             try:
                 point[knob_index] = self._option_indices[knob_index][knob.normalize(value)]
             except KeyError:
@@ -115,10 +118,10 @@ class Space:
 
     def project(self, config: Mapping[str, Value]) -> np.ndarray:
         """Return the point closest to a config of another workload: int32 (knobs,), possibly illegal. Splits are
-        compared by the ratios of their factors, numbers by their difference. A missing knob, or a word that is not an
-        option, takes the default.
+        compared by the ratios of their factors, numbers by their difference. A word that is not an option takes the
+        default; `find_value` says what missing knobs are.
         """
-        nearest = (_find_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
+        nearest = (_find_nearest_option(knob, find_value(config, knob)) for knob in self.knobs.values())
         return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
 
     @functools.cached_property
@@ -165,11 +168,18 @@ class Space:
 
     @functools.cached_property
     def enumerated_legal(self) -> np.ndarray | None:
-        """All legal points of a small space: (n, knobs); None for a larger space."""
-        if self.size > _MAX_ENUMERATED_SIZE:
+        """All legal points of a small space, or of a larger one with few of them: (n, knobs); None for other spaces."""
+        if self.size > _MAX_ENUMERATED_SIZE and not self._has_few_legal_points():
             return None
-        points = self.slice_points(0, self.size)
-        return points[self.is_legal(points)]
+        chunks = (self.slice_points(start, _NUM_LISTED) for start in range(0, self.size, _NUM_LISTED))
+        return np.concatenate([points[self.is_legal(points)] for points in chunks])
+
+    def _has_few_legal_points(self) -> bool:
+        """Return whether the space is not too large to list, and few points of a sample are legal."""
+        if self.size > _MAX_SPARSE_SIZE:
+            return False
+        points = (np.random.default_rng(0).random((_NUM_PROBED, len(self.knobs))) * self.sizes).astype(np.int32)
+        return bool(np.count_nonzero(self.is_legal(points)) <= _MAX_SPARSE_FRACTION * _NUM_PROBED)
 
     def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
         """Return distinct legal points, drawn uniformly at random. There are fewer than `max_points` if the space has

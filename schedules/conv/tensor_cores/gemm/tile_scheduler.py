@@ -153,9 +153,15 @@ class TileScheduler:
         """Number of output tiles."""
         return self.groups * self.tiles_m * self.tiles_n
 
+    @property
+    def num_scheduled_tiles(self) -> int:
+        """Number of tiles that CTAs compute in their loops, all unless `tiles_per_cta` is less than needed."""
+        return min(self.num_tiles, self.num_ctas * self.tiles_per_cta)
+
     def is_valid(self, tile_idx: Expr) -> Expr:
         """Return whether there is a tile of this index; in the last round some CTAs have none."""
-        return True if self.num_ctas * self.tiles_per_cta == self.num_tiles else tile_idx < self.num_tiles
+        is_exact = self.num_ctas * self.tiles_per_cta == self.num_scheduled_tiles
+        return True if is_exact else tile_idx < self.num_scheduled_tiles
 
     def tile_at(self, tile_idx: Expr) -> WorkTile:
         """Return the tile of this CTA, where `tile_idx` counts tiles of all CTAs."""
@@ -184,7 +190,8 @@ class TileScheduler:
             return
         with serial_loop(ceil_div(self.tiles_per_cta, step), "round") as tile_round:
             tile_idx = cta_idx + (tile_round if step == 1 else tile_round * step + first) * self.num_ctas
-            is_valid = self.is_valid(tile_idx) if self.tiles_per_cta % step == 0 else tile_idx < self.num_tiles
+            is_last_exact = self.tiles_per_cta % step == 0
+            is_valid = self.is_valid(tile_idx) if is_last_exact else tile_idx < self.num_scheduled_tiles
             with if_(is_valid):
                 yield self.tile_at(tile_idx)
 

@@ -53,6 +53,18 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: np.logical_not(t.is_pingpong) | ((t.warpgroups == 2) & (t.cluster_size == 1)),
         ),
         (
+            "the last wave is split if TMA stores, CTAs form no clusters, and several have time for each of its tiles",
+            lambda t: (
+                np.logical_not(t.splits_last_wave)
+                | (
+                    (t.cluster_size == 1)
+                    & ~t.uses_smem_reduction(w)
+                    & t.computes_several_tiles(gemm)
+                    & (t.last_wave_parts(gemm) > 1)
+                )
+            ),
+        ),
+        (
             "the channels of a group fill whole k-tiles",
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
         ),

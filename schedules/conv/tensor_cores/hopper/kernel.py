@@ -36,10 +36,11 @@ from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue, ChannelsFirstO
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.last_wave import SplitLastWave
 from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
-from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
+from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
 from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
@@ -213,6 +214,7 @@ class CtaState:
         state: Stage that a thread fills or reads next.
         epilogue_state: Stage of the epilogue that a thread fills or reads next.
         order: Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
+        last_wave: Tiles of the last wave, if CTAs divide them; they follow `tiles` then.
     """
 
     cta: Cta
@@ -222,6 +224,7 @@ class CtaState:
     state: PipelineState
     epilogue_state: PipelineState
     order: OrderedSequenceBarrier | None
+    last_wave: SplitLastWave | None = None
 
 
 Epilogue = TmaEpilogue | ChannelsFirstEpilogue
@@ -255,6 +258,7 @@ def emit_kernel(
     output_names = [problem.c, *residuals] if stores_by_tma else []
     output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
     roles, num_ctas = make_warp_roles(config, bool(residuals)), int(config.num_ctas(w)) // config.split_k
+    last_wave = make_last_wave(shape, config, num_ctas)
 
     split_k, cluster_shape = int(config.split_k), (config.cluster_m, config.cluster_n)
     with open_cta(
@@ -262,7 +266,7 @@ def emit_kernel(
     ) as cta:
         thread, smem = cta.thread, allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES)
         pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cta.cluster)
-        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile)
+        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile, last_wave)
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
         emit_prologue(pipelines, shared.order, (*operand_maps, *output_maps[::-1]), thread, roles.consumer_threads)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
@@ -286,12 +290,15 @@ def emit_kernel(
             reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             emit_call(T.cuda.cluster_sync())
+    if last_wave:
+        last_wave.emit_reduction(shape, ops, arguments)
 
 
 def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffer, epilogue: Epilogue | None) -> None:
     """Multiply and store work tiles; run by all threads of a consumer warpgroup.
 
-    In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others.
+    In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others. The
+    sums of a part of the last wave go to the workspace.
     """
     thread, state, k_range, order = shared.cta.thread, shared.state, shared.k_range, shared.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
@@ -307,6 +314,12 @@ def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffe
             state.skip(k_range.count)
         if epilogue:
             epilogue.store(accumulators, tile, shared.epilogue_state, thread, warpgroup)
+    if last_wave := shared.last_wave:
+        turn = shared.tiles.tiles_per_cta % order.num_warpgroups if order else None
+        atom, m_atoms, cta_idx = mainloop.atom, mainloop.m_atoms, shared.cta.index
+        with if_(True if turn is None else thread.warpgroup == turn), last_wave.open_part(cta_idx) as (_, k_range):
+            mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
+            last_wave.store_partial_sums(accumulators, atom, m_atoms, cta_idx, thread, warpgroup)
     if isinstance(epilogue, TmaEpilogue):
         with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
             tma_store_wait(0)
@@ -323,6 +336,9 @@ def emit_operand_loader(
     k = TapIterator(problem.taps, int(config.k_tiles_per_tap(problem.shape)), mainloop.block_k)
     with shared.tiles.work_tiles(shared.cta.index) as tile:
         mainloop.produce(tile, shared.k_range, operand_maps, shared.pipeline, shared.state, k)
+    if shared.last_wave:
+        with shared.last_wave.open_part(shared.cta.index) as (tile, k_range):
+            mainloop.produce(tile, k_range, operand_maps, shared.pipeline, shared.state, k)
 
 
 def make_residual_loaders(shared: CtaState, roles: WarpRoles, epilogue: TmaEpilogue) -> list[Callable[[], None]]:
@@ -370,17 +386,33 @@ def make_cta_state(
     num_ctas: int,
     pipeline: TmaPipeline,
     epilogue_tile: EpilogueTile,
+    last_wave: SplitLastWave | None,
 ) -> CtaState:
     """Return what the warps share: their tiles, the pipeline, and where they are in it."""
-    extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
-    tiles = TileScheduler.of_product(extents, block, shape.groups, num_ctas, cta.cluster, config.raster_order)
+    tiles = last_wave.whole_waves if last_wave else make_tiles(shape, config, num_ctas, cta.cluster)
     k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
     state, epilogue_state = PipelineState("mainloop", config.stages), PipelineState("epilogue", epilogue_tile.stages)
     order = None
     if config.is_pingpong:
         first_barrier = int(config.num_barriers(w)) - OrderedSequenceBarrier.num_warpgroups
         order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
-    return CtaState(cta, tiles, k_range, pipeline, state, epilogue_state, order)
+    return CtaState(cta, tiles, k_range, pipeline, state, epilogue_state, order, last_wave)
+
+
+def make_tiles(
+    shape: ImplicitGemmShape, config: HopperTileConfig, num_ctas: int, cluster: Cluster = SINGLE_CTA
+) -> TileScheduler:
+    """Return the scheduler of all work tiles."""
+    extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
+    return TileScheduler.of_product(extents, block, shape.groups, num_ctas, cluster, config.raster_order)
+
+
+def make_last_wave(shape: ImplicitGemmShape, config: HopperTileConfig, num_ctas: int) -> SplitLastWave | None:
+    """Return the tiles of the last wave if CTAs divide them; no CTAs form a cluster then."""
+    if not config.splits_last_wave:
+        return None
+    parts, total_k_tiles = int(config.last_wave_parts(shape)), int(config.total_k_tiles(shape))
+    return SplitLastWave.with_workspace(make_tiles(shape, config, num_ctas), parts, total_k_tiles)
 
 
 def make_channels_first_epilogue(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tvmconv.space import Columns, Knobs
@@ -11,14 +13,19 @@ from tvmconv.workloads import Conv
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .constraints import count_equal_registers, isa_constraints, resource_constraints
-from .latency import estimate_latency_us, min_latency_us, select_default_config
+from .latency import estimate_latency_us, min_latency_us, select_default_config, select_kernel_schedule
 from .tile_config import (
+    COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
+    DATA_PARALLEL,
+    DECOMPOSITIONS,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
+    PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
+    SPLIT_LAST_WAVE,
     STAGES_CHOICES,
     HopperTileConfig,
 )
@@ -26,7 +33,10 @@ from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_
 
 MIN_OUTPUTS_PER_SM = 128 * 64  # minimum number of outputs with which a CTA may compute several tiles of useful size
 MIN_TILES_PER_MODE = 4  # minimum number of tiles along both modes for which their order matters
-MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best estimate
+MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best cooperative one
+# Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
+# that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
+STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
@@ -63,7 +73,8 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
-    Large outputs have two further knobs, whose defaults are the first values, and `wgmma_m_tiles` of 3:
+    Large outputs have three further knobs, and `wgmma_m_tiles` of 3. The defaults of the other knobs suit the kernel
+    schedule. Configs without it are older, and cooperative.
 
     | knob | value | meaning |
     | --- | --- | --- |
@@ -72,14 +83,21 @@ def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) ->
     | | "pingpong" | two warpgroups compute tiles in turn, one stores while the other multiplies; with `setmaxnreg` |
     | raster_order | "n" | consecutive tiles have the same pixels and neighbouring channels |
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
+    | decomposition | "data_parallel" | a CTA computes whole tiles |
+    | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
     """
-    default = default or select_default_config(w)
-    several_tiles = {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES} if can_compute_several_tiles(w) else {}
-    values = declare_choices(k, KNOB_OPTIONS | several_tiles, default)
+    options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
+    has_kernel_schedules = can_compute_several_tiles(w)
+    if has_kernel_schedules:
+        options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
+        preferred = default.kernel_schedule if default else select_kernel_schedule(w)
+        kernel_schedule = k.choice("kernel_schedule", KERNEL_SCHEDULES, preferred, missing=COOPERATIVE)
+    default = default or select_default_config(w, kernel_schedule)
+    values = declare_choices(k, options, default) | {"kernel_schedule": kernel_schedule}
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
-    if can_compute_several_tiles(w):
-        values["kernel_schedule"] = k.choice("kernel_schedule", KERNEL_SCHEDULES, default.kernel_schedule)
+    if has_kernel_schedules:
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
+        values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
     _add_constraints(k, w)
     return tiles
@@ -89,6 +107,46 @@ def can_compute_several_tiles(w: Conv) -> bool:
     """Return whether outputs are so many that a CTA may compute several tiles of useful size."""
     gemm = ImplicitGemmShape.from_workload(w)
     return gemm.m * gemm.n * gemm.groups > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
+
+
+def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
+
+    The last one divides the last wave, if an estimate is lower with it. There are none where the kernel schedule is no
+    knob.
+    """
+    if not can_compute_several_tiles(w):
+        return []
+    best_tiles = {
+        name: iter(_list_best_tiles(w, name, DATA_PARALLEL, STARTING_KERNEL_SCHEDULES.count(name)))
+        for name in KERNEL_SCHEDULES
+    }
+    configs = [next(best_tiles[name], None) for name in STARTING_KERNEL_SCHEDULES]
+    ranked = [config for config in configs if config]
+    split = [each for name in (PINGPONG, COOPERATIVE) for each in _list_best_tiles(w, name, SPLIT_LAST_WAVE, 1)]
+    best_split = min(split, key=lambda config: float(estimate_latency_us(config, w)), default=None)
+    if best_split and all(estimate_latency_us(best_split, w) < estimate_latency_us(config, w) for config in ranked):
+        ranked.append(best_split)
+    names = (*KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
+    return [{name: getattr(config, name) for name in names} for config in ranked]
+
+
+def _list_best_tiles(w: Conv, kernel_schedule: str, decomposition: str, max_tiles: int) -> list[HopperTileConfig]:
+    """Return the configs of a kernel schedule with the best estimates, one for each size of the tile."""
+    options = KNOB_OPTIONS | {
+        "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
+        "taps_per_copy": list_taps_per_copy(w),
+    }
+    fixed = {"halo_width": compute_halo_width(w), "kernel_schedule": kernel_schedule, "decomposition": decomposition}
+    tiles = HopperTileConfig.from_options(options, **fixed)
+    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *pruning_constraints(w)])
+    best: dict[tuple[int, int], HopperTileConfig] = {}
+    for index in np.argsort(estimate_latency_us(tiles, w), kind="stable"):
+        if len(best) == max_tiles:
+            break
+        config = tiles.row(int(index))
+        best.setdefault((config.block_m, config.block_n), config)
+    return list(best.values())
 
 
 def _add_constraints(k: Knobs, w: Conv) -> None:
@@ -128,7 +186,7 @@ def pruning_constraints(w: Conv) -> list[Rule]:
         ),
         (
             "warpgroups take turns only if some CTA computes several tiles",
-            lambda t: np.logical_not(t.is_pingpong) | (t.num_tiles(gemm) > t.max_active_ctas),
+            lambda t: np.logical_not(t.is_pingpong) | t.computes_several_tiles(gemm),
         ),
         (
             "registers are reallocated only if an equal share does not suffice",
@@ -141,7 +199,7 @@ def pruning_constraints(w: Conv) -> list[Rule]:
             lambda t: (
                 (t.raster_order == RASTER_ORDERS[0])
                 | (
-                    (t.num_tiles(gemm) > t.max_active_ctas)
+                    t.computes_several_tiles(gemm)
                     & (t.num_tiles_m(gemm) >= MIN_TILES_PER_MODE)
                     & (t.num_tiles_n(gemm) >= MIN_TILES_PER_MODE)
                 )

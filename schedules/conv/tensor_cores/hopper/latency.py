@@ -1,8 +1,9 @@
-"""Analytic latency of `hopper` configs, and the default config with the lowest latency."""
+"""Analytic latency of `hopper` configs, and the default configs with the lowest latency."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,38 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
-from .tile_config import KNOB_OPTIONS, HopperTileConfig
+from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
+# Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
+WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
+
+def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
     bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
-    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits.
+    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits. A launch takes at least as long as its
+    compulsory traffic.
+
+    Args:
+        config: One config, or many as columns.
+        w: The convolution, as TMA views it.
+        waves: Number of waves; by default that of the config. A fraction is the share of the last wave that counts.
     """
-    params, gemm = H200_FIT.hopper, ImplicitGemmShape.from_workload(w)
-    ctas_per_sm = config.ctas_per_sm(w)
-    num_ctas = config.num_tiles(gemm) * config.split_k
-    waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * ctas_per_sm))
+    gemm = ImplicitGemmShape.from_workload(w)
+    return bound_by_memory(_estimate_unbounded_us(config, w, gemm, waves), gemm, H200_FIT.hopper)
+
+
+def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemmShape, waves: Any = None) -> Any:
+    """Return the estimate of a launch whose compulsory traffic takes no time."""
+    params, ctas_per_sm = H200_FIT.hopper, config.ctas_per_sm(w)
+    if waves is None:
+        waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
     tma_rows = (
         config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
@@ -50,35 +65,66 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
-    return bound_by_memory(np.where(config.is_pingpong, pingpong_us, total_us), gemm, params)
+    return np.where(config.is_pingpong, pingpong_us, total_us) + _last_wave_us(config, gemm)
+
+
+def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm: Any) -> Any:
+    """Return the number of waves; a split last wave takes a fraction of the time."""
+    num_ctas, active_ctas = config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm
+    split_waves = num_ctas // active_ctas + 1 / config.last_wave_parts(gemm)
+    return np.where(config.splits_last_wave, split_waves, ceil_div(num_ctas, active_ctas))
+
+
+def _last_wave_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:
+    """Return the time of the partial sums of a split last wave, which are written and read, and of their kernel."""
+    num_parts = config.num_tiles(gemm) % config.max_active_ctas * config.last_wave_parts(gemm)
+    workspace_bytes = 2 * num_parts * config.block_m * config.block_n * ACCUMULATOR_BYTES
+    launch_us = WORKSPACE_LAUNCH_US + workspace_bytes / WORKSPACE_BYTES_PER_US
+    return np.where(config.splits_last_wave, launch_us, 0.0)
 
 
 def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:
     """Return the latency of a CTA whose two warpgroups compute tiles in turn.
 
-    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one, which
-    hides this time unless it is longer than the mainloop. The last tile is stored alone.
+    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one. The
+    last tile is stored alone.
     """
     other_us = epilogue_us + tile_start_us
-    return waves * np.maximum(mainloop_us, (mainloop_us + other_us) / 2) + other_us
+    return waves * combine_overlapping_times(mainloop_us, other_us) + other_us
 
 
-@functools.lru_cache(maxsize=256)
-def select_default_config(w: Conv) -> HopperTileConfig:
-    """Return the config with the best estimate."""
-    tiles, latencies_us = _list_candidates(w)
-    return tiles.row(int(np.argmin(latencies_us)))
+def select_kernel_schedule(w: Conv) -> str:
+    """Return the kernel schedule of the default config, for outputs that may be computed by either.
+
+    Estimates are compared without the bound by memory, which makes all estimates alike.
+    """
+    gemm, max_ratio = ImplicitGemmShape.from_workload(w), H200_FIT.hopper.max_pingpong_ratio
+    cooperative, pingpong = (select_default_config(w, name) for name in (COOPERATIVE, PINGPONG))
+    cooperative_us, pingpong_us = (_estimate_unbounded_us(config, w, gemm) for config in (cooperative, pingpong))
+    return pingpong.kernel_schedule if pingpong_us <= max_ratio * cooperative_us else COOPERATIVE
+
+
+def select_default_config(w: Conv, kernel_schedule: str = COOPERATIVE) -> HopperTileConfig:
+    """Return the config of a kernel schedule with the best estimate, or a cooperative one if none is legal."""
+    config, _ = _select_best(w, kernel_schedule)
+    return config or select_default_config(w)
 
 
 def min_latency_us(w: Conv) -> float:
-    """Return the best latency estimate in microseconds."""
-    return float(np.min(_list_candidates(w)[1]))
+    """Return the best latency estimate of cooperative configs in microseconds."""
+    return _select_best(w, COOPERATIVE)[1]
 
 
-@functools.lru_cache(maxsize=16)
-def _list_candidates(w: Conv) -> tuple[HopperTileConfig, Any]:
-    """Return all legal configs of a workload, as columns, and their estimates."""
+@functools.lru_cache(maxsize=256)
+def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None, float]:
+    """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
-    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w))
+    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w), kernel_schedule=kernel_schedule)
     tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w)])
-    return tiles, estimate_latency_us(tiles, w)
+    if kernel_schedule == PINGPONG:
+        tiles = tiles.filter(tiles.computes_several_tiles(ImplicitGemmShape.from_workload(w)))
+    if not np.size(tiles.warpgroups):
+        return None, math.inf
+    latencies_us = estimate_latency_us(tiles, w)
+    index = int(np.argmin(latencies_us))
+    return tiles.row(index), float(latencies_us[index])

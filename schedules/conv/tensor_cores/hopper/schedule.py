@@ -31,6 +31,7 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -43,7 +44,8 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .constraints import MAX_ACCUMULATORS
 from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
-from .knobs import compute_usage, declare_knobs
+from .knobs import compute_usage, declare_knobs, list_starting_configs
+from .latency import select_default_config
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
@@ -66,6 +68,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     usage=lambda w, c: compute_usage(view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
+    starting_configs=lambda w: list_starting_configs(view_for_tma(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     exact_arch=90,
@@ -73,11 +76,18 @@ def can_load_view_by_tma(w: Conv) -> bool:
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
-    config = declare_knobs(viewed_workload, k)
-    if w.layout == CHANNELS_FIRST and find_residual(w):
+    has_wide_accumulators = w.layout != CHANNELS_FIRST or not find_residual(w)
+    default = None if has_wide_accumulators else select_default_config(viewed_workload)
+    config = declare_knobs(viewed_workload, k, default)
+    if not has_wide_accumulators:
         k.require(
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
             lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
+        )
+    if w.layout == CHANNELS_FIRST:
+        k.require(
+            "the last wave is split only if outputs are channels last",
+            lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
         )
     access = _choose_access(w, viewed_workload, config)
     return build_channels_last_schedule(

@@ -38,6 +38,8 @@ CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setmaxnreg", "pingpong"
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
+DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
+MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
 REALLOCATED_REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -72,6 +74,8 @@ class HopperTileConfig(TileConfig):
             "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
             compute tiles of their own in turn, with the same registers.
         raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
+        decomposition: How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave"
+            several CTAs also divide the k-tiles of each tile of the last wave.
     """
 
     warpgroups: Any
@@ -86,6 +90,7 @@ class HopperTileConfig(TileConfig):
     halo_width: Any = 0
     kernel_schedule: Any = COOPERATIVE
     raster_order: Any = RASTER_ORDERS[0]
+    decomposition: Any = DATA_PARALLEL
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
@@ -163,6 +168,21 @@ class HopperTileConfig(TileConfig):
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of output tiles."""
         return gemm.groups * self.num_tiles_m(gemm) * self.num_tiles_n(gemm)
+
+    def computes_several_tiles(self, gemm: ImplicitGemmShape) -> Any:
+        """Return whether some CTA computes several tiles."""
+        return self.num_tiles(gemm) > self.max_active_ctas
+
+    @property
+    def splits_last_wave(self) -> Any:
+        """Whether several CTAs divide each tile of the last wave."""
+        return self.decomposition == SPLIT_LAST_WAVE
+
+    def last_wave_parts(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the number of CTAs among which each tile of the last wave can be divided, each with some k-tiles."""
+        rest, k_tiles = self.num_tiles(gemm) % self.max_active_ctas, self.total_k_tiles(gemm)
+        parts = np.clip(self.max_active_ctas // np.maximum(rest, 1), 1, np.minimum(MAX_LAST_WAVE_PARTS, k_tiles))
+        return np.where(rest > 0, ceil_div(k_tiles, ceil_div(k_tiles, parts)), 1)
 
     def k_tiles_per_tap(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles per tap."""

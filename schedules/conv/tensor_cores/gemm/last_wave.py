@@ -1,0 +1,161 @@
+"""The last wave of a persistent grid, whose tiles several CTAs divide along K; a second kernel adds their sums.
+
+A grid of 132 CTAs computes 400 tiles in three whole waves and four tiles more, for which 128 CTAs would wait. With
+eight parts to a tile, 32 CTAs compute these four in an eighth of the time. The sums of the parts pass through a
+workspace and are added in order, so that results are the same bits in every run.
+
+Source: Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU",
+2023, section 5 (data-parallel hybrids). Here each part of a tile has equally many K tiles, as in fixed split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.target import WARP_SIZE
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    emit_ptx,
+    fill_zeros,
+    if_,
+    load_global,
+    logical_and,
+    store,
+    store_global,
+    thread_axis,
+    unpack,
+    unrolled_loop,
+)
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .atoms import ThreadPosition, WgmmaAtom
+from .epilogue_ops import EpilogueOps, apply_to_vector
+from .tile_scheduler import KRange, TileScheduler, WorkTile
+
+REDUCTION_THREADS = 128  # threads per CTA of the second kernel
+
+
+@dataclass(frozen=True)
+class SplitLastWave:
+    """The tiles of the last wave and their parts; CTA i computes part i % parts of the i // parts-th tile.
+
+    Attributes:
+        tiles: All tiles; those of the last wave follow the whole waves.
+        num_tiles: Tiles of the last wave.
+        parts: Parts of each tile.
+        total_k_tiles: K tiles of a whole tile.
+        workspace: Partial sums (tiles, parts, rows, columns).
+    """
+
+    tiles: TileScheduler
+    num_tiles: int
+    parts: int
+    total_k_tiles: int
+    workspace: Buffer
+
+    @classmethod
+    def with_workspace(cls, tiles: TileScheduler, parts: int, total_k_tiles: int) -> SplitLastWave:
+        """Return the last wave of a grid, and allocate its workspace.
+
+        Args:
+            tiles: All tiles; those that do not fill a wave are the last wave.
+            parts: Parts of each tile.
+            total_k_tiles: K tiles of a whole tile.
+        """
+        num_tiles = tiles.num_tiles % tiles.num_ctas
+        num_elements = num_tiles * parts * tiles.tile_m * tiles.tile_n
+        return cls(tiles, num_tiles, parts, total_k_tiles, allocate("last_wave", num_elements, "float32", "global"))
+
+    @property
+    def whole_waves(self) -> TileScheduler:
+        """The tiles before the last wave."""
+        return dataclasses.replace(self.tiles, tiles_per_cta=self.tiles.num_tiles // self.tiles.num_ctas)
+
+    @property
+    def first_tile(self) -> int:
+        """Index of the first tile."""
+        return self.tiles.num_tiles - self.num_tiles
+
+    @contextmanager
+    def open_part(self, cta_idx: Expr) -> Iterator[tuple[WorkTile, KRange]]:
+        """Open the branch of CTAs that have a part; the value is its tile and its K tiles."""
+        with if_(cta_idx < self.num_tiles * self.parts):
+            k_range = KRange(cta_idx % self.parts, ceil_div(self.total_k_tiles, self.parts), self.total_k_tiles)
+            yield self.tiles.tile_at(self.first_tile + cta_idx // self.parts), k_range
+
+    def store_partial_sums(
+        self,
+        accumulators: Buffer,
+        atom: WgmmaAtom,
+        m_atoms: int,
+        cta_idx: Expr,
+        thread: ThreadPosition,
+        warpgroup: Expr,
+    ) -> None:
+        """Store the accumulators of a part to the workspace; run by all threads of a warpgroup.
+
+        Args:
+            accumulators: Sums of this thread.
+            atom: The wgmma instruction.
+            m_atoms: Instructions of a warpgroup along M.
+            cta_idx: Index of the CTA.
+            thread: Position of the thread.
+            warpgroup: Index of the warpgroup among those that share the tile.
+        """
+        pair = allocate("partial_pair", 2, "float32")
+        warp_row = thread.warpgroup_thread // WARP_SIZE * 16 + thread.lane // 4
+        first_row = cta_idx * self.tiles.tile_m + warpgroup * (m_atoms * atom.m) + warp_row
+        for m_atom in range(m_atoms):
+            for half in range(2):
+                row = first_row + (m_atom * atom.m + half * 8)
+                for columns in range(atom.n // 8):
+                    first = m_atom * atom.num_accumulators + columns * 4 + half * 2
+                    for e in range(2):
+                        store(pair, e, accumulators[first + e])
+                    index = row * self.tiles.tile_n + columns * 8 + thread.lane % 4 * 2
+                    emit_ptx("st.global.v2.b32", self.workspace.access_ptr("w", offset=index), pair[0], pair[1])
+
+    def emit_reduction(self, shape: ImplicitGemmShape, ops: EpilogueOps, arguments: Mapping[str, Buffer]) -> None:
+        """Emit the kernel that adds the parts of the tiles, applies the epilogue and stores vectors of channels.
+
+        Args:
+            shape: The product.
+            ops: The epilogue.
+            arguments: Argument buffers by name.
+        """
+        tile_m, tile_n = self.tiles.tile_m, self.tiles.tile_n
+        vector = math.gcd(math.gcd(shape.n, tile_n), VECTOR_BYTES // shape.itemsize)
+        vectors_per_tile = tile_m * tile_n // vector
+        num_vectors = self.num_tiles * vectors_per_tile
+        totals, words = allocate("total", 8, "float32"), allocate("words", 8, "uint32")
+        grid = thread_axis(ceil_div(num_vectors, REDUCTION_THREADS), "blockIdx.x")
+        with grid as cta, thread_axis(REDUCTION_THREADS, "threadIdx.x") as thread:
+            emit_ptx("griddepcontrol.wait")
+            emit_ptx("griddepcontrol.launch_dependents")
+            index = cta * REDUCTION_THREADS + thread
+            number, element = index // vectors_per_tile, index % vectors_per_tile * vector
+            tile = self.tiles.tile_at(self.first_tile + number)
+            m, channel = tile.m + element // tile_n, tile.n + element % tile_n
+            is_inside = logical_and(
+                True if num_vectors % REDUCTION_THREADS == 0 else index < num_vectors,
+                True if shape.m % tile_m == 0 else m < shape.m,
+                True if shape.n % tile_n == 0 else channel < shape.n,
+            )
+            with if_(is_inside):
+                fill_zeros(totals, vector)
+                with unrolled_loop(self.parts, "part") as part:
+                    offset = (number * self.parts + part) * (tile_m * tile_n) + element
+                    load_global(words, self.workspace, offset, vector, is_constant=False)
+                    for e, value in enumerate(unpack(words, vector, "float32")):
+                        store(totals, e, totals[e] + value)
+                channel = tile.group * shape.n + channel
+                output_index = m * (shape.groups * shape.n) + channel
+                apply_to_vector(ops, arguments, channel, output_index, vector, totals, words)
+                store_global(arguments["Y"], output_index, words, vector)
