@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from tvmconv import tensor_map as maps
 
-from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
+from ....tir_builder import Buffer, Expr, fill_zeros, if_, serial_loop, to_uint32
 from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
-from .tile_scheduler import KRange, WorkTile
+from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
@@ -158,7 +158,7 @@ class WgmmaMainloop:
     def produce(
         self,
         tile: WorkTile,
-        k_range: KRange,
+        k_range: KRange | ResidueKRange,
         tensor_maps: tuple[Expr, Expr],
         pipeline: TmaPipeline,
         state: PipelineState,
@@ -169,7 +169,7 @@ class WgmmaMainloop:
         a_positions = self.a.locate(tile.m, tile.group, cluster.rank_n)
         b_positions = self.b.locate(tile.n, tile.group, cluster.rank_m)
         a_mask, b_mask = cluster.a_multicast_mask(), cluster.b_multicast_mask()
-        k.seek(k_range.first)
+        k.seek(k_range.first, tile.residue)
         with serial_loop(k_range.count, "k_tile"):
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
@@ -183,7 +183,7 @@ class WgmmaMainloop:
         self,
         accumulators: Buffer,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        k_range: KRange,
+        k_range: KRange | ResidueKRange,
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,
@@ -218,6 +218,13 @@ class WgmmaMainloop:
             order.arrive()
         wgmma_wait_group(0)
         pipeline.consumer_release(state.previous_index, thread)
+
+    def clear(self, accumulators: Buffer, order: OrderedSequenceBarrier | None = None) -> None:
+        """Set the sums of a work tile without K tiles to zero, in place of `consume`."""
+        if order:
+            order.wait()
+            order.arrive()
+        fill_zeros(accumulators, self.num_accumulators)
 
     def multiply(
         self,

@@ -18,14 +18,20 @@ from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv, k_tiles: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
     bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
     `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits.
+
+    Args:
+        config: The configs.
+        w: The convolution.
+        k_tiles: Mean number of k-tiles per tile of the slowest CTA; None if all tiles have the same number.
     """
     params, gemm = H200_FIT.hopper, ImplicitGemmShape.from_workload(w)
+    k_tiles = config.k_tiles_per_cta(gemm) if k_tiles is None else k_tiles
     ctas_per_sm = config.ctas_per_sm(w)
     num_ctas = config.num_tiles(gemm) * config.split_k
     waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * ctas_per_sm))
@@ -41,12 +47,12 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
-    ) / np.minimum(config.stages, config.k_tiles_per_cta(gemm))
+    ) / np.minimum(config.stages, k_tiles)
     epilogue_us = (
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n
     )
-    mainloop_us = config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us)
+    mainloop_us = k_tiles * combine_overlapping_times(k_tile_us, stage_wait_us)
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
