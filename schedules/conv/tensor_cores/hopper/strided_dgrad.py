@@ -149,16 +149,11 @@ def select_default(product: Conv) -> HopperTileConfig:
 def compute_strided_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use; work is the mean of all residue classes."""
     product, residues = make_product(w), ResidueProduct.from_workload(w).residues
-    usage = compute_usage(product, columns)
-    config, share = HopperTileConfig.of_workload(columns, product), residues.total_taps / residues.count
-    share = share / residues.max_taps
-    return dataclasses.replace(
-        usage,
-        steps=usage.steps * share,
-        products=usage.products * share,
-        traffic=usage.traffic * share,
-        estimate=estimate_us(config, product),
-    )
+    quantities = compute_usage(product, columns).to_columns()
+    share = residues.total_taps / (residues.count * residues.max_taps)
+    work = {name: quantities[name] * share for name in ("steps", "products", "traffic")}
+    estimate = estimate_us(HopperTileConfig.of_workload(columns, product), product)
+    return ResourceUsage(**quantities | work | {"estimate": estimate}, estimate_seconds_per_unit=1e-6)
 
 
 def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
