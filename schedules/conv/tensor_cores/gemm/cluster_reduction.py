@@ -6,7 +6,7 @@ because a thread does not wait for remote stores, unlike remote loads. A cluster
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -68,7 +68,7 @@ class ClusterReduction:
 
     def reduce_and_store(
         self,
-        accumulators: Buffer,
+        accumulators: Sequence[Expr],
         tile: WorkTile,
         split: Expr,
         thread: ThreadPosition,
@@ -109,7 +109,7 @@ class ClusterReduction:
         element = row % PIECE_M * PIECE_N + column % PIECE_N
         return to_uint32((piece * _PIECE_ELEMENTS + element) * ACCUMULATOR_BYTES)
 
-    def _push_partial_sums(self, accumulators: Buffer, split: Expr, thread: ThreadPosition, smem: Expr) -> None:
+    def _push_partial_sums(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
         """Store this thread's partial sums to the shared memory of the CTAs that add them up."""
         remote, mnemonic = Register("remote_sums", "uint32"), "st.shared.v2.b32"
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16

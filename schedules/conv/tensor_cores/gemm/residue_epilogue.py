@@ -6,6 +6,8 @@ written itself, so that only its own threads synchronize, and stores neighbourin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
@@ -70,7 +72,7 @@ class ResidueEpilogue(TmaEpilogue):
         self._vector_columns = CHUNK_BYTES // get_itemsize(tile.dtype)
 
     def store(
-        self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+        self, accumulators: Sequence[Expr], tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile = self._tile

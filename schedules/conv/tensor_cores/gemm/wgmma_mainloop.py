@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvmconv import tensor_map as maps
 
-from ....tir_builder import Buffer, Expr, fill_zeros, if_, serial_loop, to_uint32
+from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
 from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
@@ -218,13 +218,6 @@ class WgmmaMainloop:
             order.arrive()
         wgmma_wait_group(0)
         pipeline.consumer_release(state.previous_index, thread)
-
-    def clear(self, accumulators: Buffer, order: OrderedSequenceBarrier | None = None) -> None:
-        """Set the sums of a work tile without K tiles to zero, in place of `consume`."""
-        if order:
-            order.wait()
-            order.arrive()
-        fill_zeros(accumulators, self.num_accumulators)
 
     def multiply(
         self,

@@ -303,7 +303,8 @@ def emit_kernel(
         roles.emit_producers(thread, loaders)
         if not epilogue:
             reduction, tile = make_reduction(mainloop, problem, config), shared.tiles.tile_at(cta.index)
-            reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
+            sums = select_sums(accumulators, mainloop.num_accumulators, shared.k_ranges(tile.residue))
+            reduction.reduce_and_store(sums, tile, cta.split, thread, smem, ops, arguments)
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             emit_call(T.cuda.cluster_sync())
 
@@ -323,18 +324,29 @@ def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffe
         if epilogue:
             epilogue.channels.prefetch(tile, thread)
         k_range = shared.k_ranges(tile.residue)
+        sums = select_sums(accumulators, mainloop.num_accumulators, k_range)
         with if_(k_range.count > 0 if k_range.may_be_empty else True):
             mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
-        if k_range.may_be_empty:
+        if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
-                mainloop.clear(accumulators, order)
+                order.wait()
+                order.arrive()
         if order:
             state.skip(shared.k_ranges(tile.next_residue).count)
         if epilogue:
-            epilogue.store(accumulators, tile, shared.epilogue_state, thread, warpgroup)
+            epilogue.store(sums, tile, shared.epilogue_state, thread, warpgroup)
     if isinstance(epilogue, TmaEpilogue) and not isinstance(epilogue, ResidueEpilogue):
         with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
             tma_store_wait(0)
+
+
+def select_sums(accumulators: Buffer, count: int, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+    """Return the sums of a work tile, which are zeros if it has no K tiles.
+
+    Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
+    """
+    sums = [accumulators[i] for i in range(count)]
+    return [T.Select(k_range.count > 0, each, T.float32(0)) for each in sums] if k_range.may_be_empty else sums
 
 
 def emit_operand_loader(
