@@ -109,7 +109,12 @@ class ChannelsFirstEpilogue:
         self._vector = allocate("pixels", 4, "uint32")
 
     def store(
-        self, accumulators: Sequence[Expr], tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+        self,
+        accumulators: Sequence[Expr],
+        tile: WorkTile,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, output = self._tile, self._output

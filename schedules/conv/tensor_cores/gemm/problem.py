@@ -146,12 +146,11 @@ def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
         shape: The extents of the class that has most taps.
     """
     residues = ResidueClasses.from_workload(w)
-    filters = TransposedFilters(w.storage, w.O, w.kernel, shape.n)
-    channels = {"channels_per_group": shape.channels_per_group}
+    filters, channels = TransposedFilters(w.storage, w.O, w.kernel, shape.n), shape.channels_per_group
     return ConvProblem(
         shape,
-        a=Operand("X", w.dtype, ResidueImage(w, residues), **channels),
-        b=Operand("K", w.dtype, filters, Major.MN, **channels),
+        a=Operand("X", w.dtype, ResidueImage(w, residues), channels_per_group=channels),
+        b=Operand("K", w.dtype, filters, Major.MN, channels_per_group=channels),
         c="Y",
         taps=w.kernel,
         residues=residues,

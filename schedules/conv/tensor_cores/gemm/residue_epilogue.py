@@ -72,7 +72,12 @@ class ResidueEpilogue(TmaEpilogue):
         self._vector_columns = CHUNK_BYTES // get_itemsize(tile.dtype)
 
     def store(
-        self, accumulators: Sequence[Expr], tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+        self,
+        accumulators: Sequence[Expr],
+        tile: WorkTile,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile = self._tile

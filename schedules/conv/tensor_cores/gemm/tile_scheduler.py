@@ -164,9 +164,9 @@ class ResidueKRange:
 class TileScheduler:
     """Static persistent scheduler: CTA i computes the tiles i, i + num_ctas and so on.
 
-    Tiles are ordered along N, then M, then groups, then residue classes, or along M first. The CTAs of a cluster compute
-    neighbouring tiles. If the first residue classes have longer reductions, CTAs take tiles in the opposite order in
-    every second round, so that their sums of work are similar.
+    Tiles are ordered along N, then M, then groups, then residue classes, or along M first. The CTAs of a cluster
+    compute neighbouring tiles. If the first residue classes have longer reductions, CTAs take tiles in the opposite
+    order in every second round, so that their sums of work are similar.
 
     Attributes:
         tile_m: Rows per tile.

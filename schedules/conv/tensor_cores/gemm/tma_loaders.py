@@ -101,8 +101,7 @@ class ResidueTapIterator(TapIterator):
         """Tap of the filter along each spatial axis, then the offset in dY along each spatial axis."""
         axes, numbers = self._residues.axes, super().taps
         taps = [
-            first.value + tap * axis.tap_step
-            for axis, first, tap in zip(axes, self._first_taps, numbers, strict=True)
+            first.value + tap * axis.tap_step for axis, first, tap in zip(axes, self._first_taps, numbers, strict=True)
         ]
         offsets = [
             first.value - tap * axis.offset_step

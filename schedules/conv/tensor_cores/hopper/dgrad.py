@@ -3,7 +3,9 @@
 The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
 output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
 the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
-as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`. `strided_dgrad` computes the gradients of other strides.
+as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+
+The gradients of other strides are several such convolutions, which `strided_dgrad` computes in one launch.
 """
 
 from __future__ import annotations
@@ -98,6 +100,4 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         description, predicate = slices_are_whole(conv)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
-    return build_schedule(
-        w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()})
-    )
+    return build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))

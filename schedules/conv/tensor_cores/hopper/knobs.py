@@ -104,9 +104,7 @@ def can_compute_several_tiles(w: Conv) -> bool:
     return gemm.m * gemm.n * gemm.num_products > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
 
 
-def pruning_constraints(
-    w: Conv, estimate: Estimate = estimate_latency_us, best_us: float | None = None
-) -> list[Rule]:
+def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_us: float | None = None) -> list[Rule]:
     """Return the conditions under which a config is worth searching, from estimates and the best of them."""
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us

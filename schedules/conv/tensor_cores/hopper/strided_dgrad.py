@@ -26,7 +26,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer
-from ...tile_config import Rule
+from ...tile_config import Rule, add_rules
 from ..gemm.problem import make_strided_dgrad
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
@@ -118,9 +118,10 @@ def make_product(w: InputGradient) -> Conv:
 
 
 def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
-    """Return the estimated latency in microseconds; the slowest CTA has the mean work, or one tile of the longest class.
+    """Return the estimated latency in microseconds.
 
-    CTAs take tiles of all classes in turn, those with most taps first.
+    CTAs take tiles of all classes in turn, those with most taps first. The slowest CTA has the mean work, or that of
+    one tile of the first class if this is more.
     """
     shape, residues = ImplicitGemmShape.from_workload(product), cast("ResidueProduct", product).residues
     num_ctas = config.num_tiles(shape) * config.split_k
@@ -160,8 +161,7 @@ def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
     """Declare the knobs of `hopper`, with defaults that suit the workload, and return their values."""
     product = make_product(w)
     config = declare_knobs(product, k, select_default(product), estimate_us)
-    for description, predicate in constraints(product):
-        k.require(description, lambda c, is_met=predicate: is_met(HopperTileConfig.of_workload(c, product)))
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product))
     return config
 
 
