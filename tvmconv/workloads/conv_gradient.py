@@ -122,7 +122,7 @@ class InputGradient(DerivedConv):
 
     OPERANDS: ClassVar[tuple[str, str]] = ("dY", "K")
     RESULT: ClassVar[str] = "dX"
-    EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add",)
+    EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add", "drelu")
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:
