@@ -48,7 +48,7 @@ WGRADS = [
     ("conv2d_wgrad:2x128x7x11,64x128x1x1,s1,p0,f16,nhwc", {"block_n": 128, "block_k_bytes": 128}),
     ("conv2d_wgrad:2x32x9x8,48x32x3x3,s1,p2,d2,f16,nhwc", {"block_n": 32, "block_k_bytes": 256, "stages": 2}),
     ("conv2d_wgrad:2x64x8x8,48x64x1x1,s2,p0,f16,nhwc", {}),
-    ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,f16,nhwc", {"parts": 4}),
+    ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,out-f32,f16,nhwc,add", {"parts": 4}),
     ("conv3d_wgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes

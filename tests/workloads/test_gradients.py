@@ -35,7 +35,7 @@ def draw_text(seed: int) -> str:
         if kind == "transpose":
             text += f",op{sizes(0, 2)}" + rng.choice(("", ",bias,relu", ",add", ",bias,add,silu"))
         else:
-            text += rng.choice(("", ",add", ",add,drelu") if "dgrad" in text else ("", ",add"))
+            text += rng.choice(("", ",add", ",add,drelu") if kind == "dgrad" else ("", ",add", ",out-f32,add"))
         try:
             return tc.parse(text).text
         except WorkloadError:
