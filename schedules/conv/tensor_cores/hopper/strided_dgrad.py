@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -33,9 +34,9 @@ from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs
+from .knobs import can_compute_several_tiles, compute_usage, declare_knobs
 from .latency import estimate_latency_us
-from .tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from .tile_config import KERNEL_SCHEDULES, KNOB_NAMES, KNOB_OPTIONS, REALLOCATED_WGMMA_M_TILES_CHOICES, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES
 
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
@@ -139,8 +140,10 @@ def constraints(product: Conv) -> list[Rule]:
 
 @functools.lru_cache(maxsize=256)
 def select_default(product: Conv) -> HopperTileConfig:
-    """Return the config with the best estimate."""
-    options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
+    """Return the config with the best estimate; ping-pong hides the stores that follow short reductions."""
+    options: dict[str, Sequence[Any]] = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
+    if can_compute_several_tiles(product):
+        options |= {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES, "kernel_schedule": KERNEL_SCHEDULES}
     rules = [*isa_constraints(product), *resource_constraints(product), *constraints(product)]
     config, _ = select_best(options, rules, lambda t: estimate_us(t, product))
     assert config is not None, "the narrowest tiles are always legal"
