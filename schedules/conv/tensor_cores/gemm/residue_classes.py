@@ -153,8 +153,8 @@ class ResidueClasses:
 
     @property
     def total_taps(self) -> int:
-        """Taps of all classes; each tap of the filter is in one of them."""
-        return sum(self.num_taps(residue) for residue in range(self.count))
+        """Taps of all classes: each tap of the filter is in one of them."""
+        return math.prod(axis.taps for axis in self.axes)
 
     @property
     def have_equal_taps(self) -> bool:
