@@ -21,6 +21,7 @@ from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, ImageGa
 from tvmconv.builtin.conv.tensor_cores.gemm.cta import allocate_smem
 from tvmconv.builtin.conv.tensor_cores.gemm.epilogue_ops import EpilogueOps
 from tvmconv.builtin.conv.tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from tvmconv.builtin.conv.tensor_cores.gemm.residue_classes import ResidueAxis
 from tvmconv.builtin.conv.tensor_cores.gemm.smem_layout import MatrixDescriptor, SmemLayout
 from tvmconv.builtin.conv.tensor_cores.gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from tvmconv.builtin.conv.tensor_cores.gemm.tma import TmaCopy
@@ -356,3 +357,27 @@ def test_partial_sums_are_added_in_order_and_only_inside_the_output(uses_pdl):
     x = np.random.default_rng(0).standard_normal((parts, rows, channels)).astype("float32")
     found = emulated({"X": (x.shape, "float32"), "Y": ((rows, channels), "float32")}, emit, (x,))
     assert (found == (x[0] + x[1]) + x[2]).all()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(9, 3, 2, 1, 1), (8, 2, 4, 1, 0), (11, 5, 4, 2, 3), (13, 4, 6, 4, 5), (7, 3, 1, 2, 0)]
+)
+def test_residue_classes_have_all_products_of_a_strided_dgrad(sizes):
+    axis = ResidueAxis(*sizes)
+    _, taps, stride, dilation, pad_low = sizes
+    found = []
+    for residue in range(stride):
+        assert 0 <= axis.first_offset(residue) <= axis.max_offset or not axis.num_taps(residue)
+        for position in range(axis.positions):
+            for i in range(axis.num_taps(residue)):
+                tap, offset = axis.first_tap(residue) + i * axis.tap_step, i * axis.offset_step
+                element = position + axis.lower_corner + axis.first_offset(residue) - offset
+                assert axis.first_offset(residue) >= offset
+                found.append((axis.pixel(residue, position), tap, element))
+    expected = [
+        (pixel, tap, (pixel + pad_low - tap * dilation) // stride)
+        for pixel in range(axis.positions * stride)
+        for tap in range(taps)
+        if (pixel + pad_low - tap * dilation) % stride == 0
+    ]
+    assert sorted(found) == expected

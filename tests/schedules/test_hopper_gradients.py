@@ -13,13 +13,30 @@ DGRADS = [
     ("conv2d_dgrad:2x32x9x8,48x32x3x3,s1,p1,f16,nhwc", {}),
     ("conv2d_dgrad:2x32x9x8,48x32x3x3,s1,p1,f16,nhwc", {"block_n": 32, "cluster_m": 2}),
     ("conv2d_dgrad:2x40x9x8,72x40x3x2,s1,p1x0,bf16,nhwc,add", {"block_n": 96, "cluster_m": 4}),
-    ("conv2d_dgrad:2x64x9x8,64x32x3x3,s1,p1,g2,f16,nhwc", {"block_n": 32}),
+    ("conv2d_dgrad:2x64x9x8,64x32x3x3,s1,p1,g2,f16,nhwc,drelu", {"block_n": 32}),
     ("conv2d_dgrad:1x64x4x64,32x64x3x3,s1,p1,f16,nhwc", {"block_n": 64, "taps_per_copy": 3, "cluster_m": 2}),
     ("conv2d_dgrad:2x128x7x11,64x128x1x1,s1,p0,f16,nhwc", {"block_n": 128, "block_k_bytes": 128, "warpgroups": 2}),
     ("conv2d_dgrad:2x32x9x8,48x32x3x3,s1,p1,d2,f16,nhwc", {"block_n": 32, "block_k_bytes": 256, "stages": 2}),
     ("conv1d_dgrad:1x48x150,32x48x3,s1,p1,f16,nhwc", {"split_k": 2}),
     ("conv3d_dgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48, "cluster_n": 2}),
     ("conv2d_transpose:2x32x9x8,32x24x3x3,s1,p1,f16,nhwc,bias,relu", {}),
+]
+
+STRIDED = [
+    ("conv2d_dgrad:2x32x9x9,48x32x3x3,s2,p1,f16,nhwc", {"block_n": 32, "cluster_m": 2}),
+    ("conv2d_dgrad:2x32x9x9,48x32x3x3,s2,p1,f16,nhwc", {"block_n": 32, "split_k": 3}),
+    ("conv2d_dgrad:2x40x9x8,72x40x3x2,s2x3,p1x0,bf16,nhwc,add", {"block_n": 96, "cluster_m": 4}),
+    ("conv2d_dgrad:2x64x9x8,64x32x3x3,s2,p1,g2,f16,nhwc", {"block_n": 32}),
+    ("conv2d_dgrad:2x32x12x10,48x32x1x1,s2,p0,f16,nhwc,add,drelu", {"block_n": 32}),
+    ("conv2d_dgrad:2x32x24x20,48x32x1x1,s2,p0,f16,nhwc", {"kernel_schedule": "pingpong", "warpgroups": 2}),
+    ("conv2d_dgrad:2x32x31x18,48x32x3x3,s2,p1,f16,nhwc,drelu", {"kernel_schedule": "pingpong", "warpgroups": 2}),
+    ("conv2d_dgrad:1x64x13x11,64x64x5x4,s4,p1x2x3x0,d2,f16,nhwc", {"block_n": 64, "cluster_n": 2}),
+    ("conv2d_dgrad:1x32x8x8,32x32x1x1,s1,p1,f16,nhwc,add", {}),
+    ("conv2d_transpose:2x32x9x8,32x24x4x4,s2,p1,f16,nhwc,bias,relu", {"block_n": 112, "wgmma_m_tiles": 2}),
+    ("conv1d_transpose:1x32x50,32x32x16,s8,p4,f16,nhwc,bias", {"block_n": 32}),
+    ("conv1d_transpose:1x64x50,64x32x4,s2,p1,op1,f16,nhwc,bias,add,relu", {"split_k": 2}),
+    ("conv3d_transpose:1x32x3x5x4,32x24x2x2x2,s2,p0,bf16,nhwc,bias", {}),
+    ("conv3d_dgrad:2x24x5x4x5,32x24x3x3x3,s2,p1,bf16,nhwc", {"block_k_bytes": 32}),
 ]
 
 WGRADS = [
@@ -31,9 +48,10 @@ WGRADS = [
     ("conv2d_wgrad:2x128x7x11,64x128x1x1,s1,p0,f16,nhwc", {"block_n": 128, "block_k_bytes": 128}),
     ("conv2d_wgrad:2x32x9x8,48x32x3x3,s1,p2,d2,f16,nhwc", {"block_n": 32, "block_k_bytes": 256, "stages": 2}),
     ("conv2d_wgrad:2x64x8x8,48x64x1x1,s2,p0,f16,nhwc", {}),
-    ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,f16,nhwc", {"parts": 4}),
+    ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,out-f32,f16,nhwc,add", {"parts": 4}),
     ("conv3d_wgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48}),
 ]
+RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
 
 
@@ -44,7 +62,7 @@ def check(text, config=None):
     return kernel
 
 
-@pytest.mark.parametrize(("text", "config"), DGRADS)
+@pytest.mark.parametrize(("text", "config"), [*DGRADS, *STRIDED])
 def test_gradients_of_inputs_are_computed(text, config):
     with few_multiprocessors():
         check(text, {**SMALL, **config})
@@ -55,7 +73,9 @@ def test_gradients_of_weights_are_computed(text, config):
     check(text, {**SMALL_WGRAD, **config})
 
 
-@pytest.mark.parametrize("text", [DGRADS[0][0], DGRADS[3][0], DGRADS[8][0], WGRADS[0][0], WGRADS[4][0], WGRADS[8][0]])
+@pytest.mark.parametrize(
+    "text", [DGRADS[0][0], DGRADS[3][0], DGRADS[8][0], STRIDED[0][0], WGRADS[0][0], WGRADS[8][0], RANDOM_WGRAD]
+)
 def test_defaults_and_random_configs_are_right(text):
     check(text)
     space = space_of(tc.parse(text), "hopper")
@@ -66,7 +86,10 @@ def test_defaults_and_random_configs_are_right(text):
 @needs_nvrtc
 @pytest.mark.parametrize(
     "text",
-    ["conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,f16,nhwc", "conv2d_dgrad:32x64x56x56,64x64x3x3,s1,p1,f16,nhwc"],
+    [
+        "conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,f16,nhwc",
+        "conv2d_dgrad:32x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
+    ],
 )
 def test_defaults_compile_without_spills(text):
     check_spills(tc.parse(text), "hopper", "sm_90")
@@ -78,8 +101,8 @@ def test_defaults_compile_without_spills(text):
         ("conv2d_dgrad:1x64x8x8,64x64x3x3,s1,p1,f16", "with layout nhwc; this workload has nchw"),
         ("conv2d_dgrad:1x64x8x8,64x64x3x3,s1,p1,tf32,nhwc", "in float16, bfloat16; this workload has tf32"),
         ("conv2d_dgrad:1x60x8x8,64x60x3x3,s1,p1,f16,nhwc", "fill 16-byte chunks"),
-        ("conv2d_dgrad:1x64x8x8,64x64x1x1,s1,p1,f16,nhwc", "padding is below the window"),
-        ("conv2d_dgrad:1x64x8x8,64x64x3x3,s2,p1,f16,nhwc", "with stride 1; this workload has stride 2x2"),
+        ("conv2d_dgrad:1x60x8x8,64x60x3x3,s2,p1,f16,nhwc", "fill 16-byte chunks"),
+        ("conv3d_dgrad:1x16x8x8x70,16x16x1x1x40,s1x1x2,p0,f16,nhwc", "offsets are in its range"),
         ("conv2d_wgrad:1x64x8x8,64x32x3x3,s2,p1,g2,f16,nhwc", "with one group; this workload has 2 groups"),
         ("conv2d_wgrad:1x60x8x8,64x60x3x3,s2,p1,f16,nhwc", "fill 16-byte chunks"),
     ],
@@ -87,6 +110,15 @@ def test_defaults_compile_without_spills(text):
 def test_other_gradients_are_refused_in_one_line(text, message):
     with pytest.raises(ScheduleError, match=message):
         built(tc.parse(text))
+
+
+@needs_nvrtc
+def test_wgmmas_of_tiles_without_taps_are_not_serialized():
+    """ptxas lets each wgmma wait for the one before if other instructions write its accumulators (warning C7510)."""
+    config = {**SMALL, "block_k_bytes": 128}
+    kernel = built(tc.parse("conv2d_dgrad:32x64x28x28,64x64x1x1,s2,p0,f16,nhwc"), config)
+    assert kernel.resources.spills == 0
+    assert 0 < kernel.sass.count("WARPGROUP.DEPBAR") < kernel.sass.count("HGMMA")
 
 
 def test_descriptors_of_mn_major_operands_leave_out_the_rank():

@@ -17,6 +17,7 @@ USUAL = (("bias",), ("bias", "relu"), ("bias", "add", "silu"), ("gelu",), ("clam
 BY_HAND = {
     "bias": lambda y, bias: y + bias,
     "add": lambda y, residual: y + residual,
+    "drelu": lambda y, activation: y if activation > 0 else 0.0,
     "relu": lambda y: y if y > 0 else 0.0,
     "silu": lambda y: y / (1 + math.exp(-y)),
     "gelu": lambda y: y / 2 * (1 + math.erf(y / math.sqrt(2))),
@@ -64,7 +65,7 @@ def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
     channels = -1 if layout == "nhwc" else 1
     for place in np.ndindex(expected.shape):
         for name in epilogue:
-            index = {"bias": (place[channels],), "add": place}.get(name)
+            index = {"bias": (place[channels],), "add": place, "drelu": place}.get(name)
             read = () if index is None else (float(arguments[name][index]),)
             expected[place] = BY_HAND[name](expected[place], *read)
     np.testing.assert_allclose(workload.reference(*inputs), expected, rtol=1e-12, atol=1e-12)

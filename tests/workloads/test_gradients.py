@@ -35,7 +35,7 @@ def draw_text(seed: int) -> str:
         if kind == "transpose":
             text += f",op{sizes(0, 2)}" + rng.choice(("", ",bias,relu", ",add", ",bias,add,silu"))
         else:
-            text += rng.choice(("", ",add"))
+            text += rng.choice(("", ",add", ",add,drelu") if kind == "dgrad" else ("", ",add", ",out-f32,add"))
         try:
             return tc.parse(text).text
         except WorkloadError:
@@ -68,7 +68,8 @@ def compute_with_torch(w: DerivedConv, inputs):
         if name in values:
             value = values[name]
             spread = (-1, *(1,) * w.spatial_ndim)
-            result = result + (value.view(spread) if value.dim() == 1 else value.movedim(-1, 1) if last else value)
+            value = value.view(spread) if value.dim() == 1 else value.movedim(-1, 1) if last else value
+            result = torch.ops.aten.threshold_backward(result, value, 0) if name == "drelu" else result + value
         else:
             result = getattr(functional, name)(result)
     return (result.movedim(1, -1) if last else result).numpy()

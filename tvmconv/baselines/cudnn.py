@@ -170,7 +170,7 @@ class CudnnPick:
         self._num_algorithms = num_algorithms
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
-        nbytes = sum(x.nbytes for x in inputs) + ArrayType(w.argument_shapes[-1], w.storage).nbytes
+        nbytes = sum(x.nbytes for x in inputs) + ArrayType(w.argument_shapes[-1], w.argument_dtypes[-1]).nbytes
         self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
         algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"

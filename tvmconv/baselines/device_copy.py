@@ -40,7 +40,7 @@ def time_copy(
     cudaMemcpyAsync takes a third longer than the kernel on some GPUs. The baseline has no output.
     """
     gpu = require_gpu(device, "copy")
-    x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)
+    x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.argument_dtypes[-1])
     count = max(1, (x.nbytes + output.nbytes) // 2 // _ITEMSIZE_BYTES)
     source, target = np.resize(x.reshape(-1).view(np.uint8), count * _ITEMSIZE_BYTES), ArrayType((count,), "float32")
     sets = BufferSets.choose_count(2 * target.nbytes, gpu.l2_bytes or 0, cold=cold)

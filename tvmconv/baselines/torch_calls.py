@@ -57,6 +57,8 @@ def apply_op(name: str, y: Any, argument: Any) -> Any:
     """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or a bias (C)."""
     if name == "add":
         return y + argument
+    if name == "drelu":
+        return y * (argument > 0)
     if name == "bias":
         return y + argument.view(-1, *(1,) * (y.dim() - 2))
     return load_activations()[name](y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, apply_op
+from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv, WeightGradient
 from tvmconv.workloads.layout import CHANNELS_LAST, LAYOUTS
 
@@ -80,6 +81,7 @@ def _make_call(w: DerivedConv, layout: str) -> TorchConvCall:
             y = compute_transposed(tensors[0], tensors[1], values["bias"] if leading_bias else None)
         else:
             y = compute_gradient(*tensors[:3])
+            y = y.float() if w.argument_dtypes[-1] == dtypes.ACCUMULATOR else y
         for name in w.epilogue[1:] if leading_bias else w.epilogue:
             y = apply_op(name, y, values.get(name))
         return y
@@ -90,6 +92,8 @@ def _make_call(w: DerivedConv, layout: str) -> TorchConvCall:
     notes = [] if is_symmetric else ["padding by a kernel of its own"]
     if w.epilogue[1:] if leading_bias else w.epilogue:
         notes.append(f"{'+'.join(w.epilogue[1:] if leading_bias else w.epilogue)} by kernels of PyTorch's")
+    if w.argument_dtypes[-1] != w.storage:
+        notes.append("a conversion to float32")
     if CHANNELS_LAST in (layout, w.layout):
         notes.append(f"in {layout.upper()}")
     return TorchConvCall(compute, prepare, tuple(notes), finish)

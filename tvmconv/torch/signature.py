@@ -62,6 +62,8 @@ def parse_signature(name: str) -> ConvSignature:
     workload = parse(text)
     if not isinstance(workload, Conv):
         raise WorkloadError(f"{text}: expected a convolution")
+    if others := [op.name for op in workload.argument_ops if op.name not in ("bias", "add")]:
+        raise WorkloadError(f"{text}: expected bias and add as the only arguments of its epilogue, not {others[0]}")
     is_channels_last = workload.layout == CHANNELS_LAST
     if is_channels_last and workload.spatial_ndim not in MEMORY_FORMATS:
         raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import te
 
+OUT_FLOAT32 = "out-f32"  # text of the option that stores sums in float32
 SUMMED_PRODUCTS = 5000  # products per sum up to which `dtypes.SUM_TOLERANCE` suffices for float32
 
 
@@ -122,7 +123,7 @@ class InputGradient(DerivedConv):
 
     OPERANDS: ClassVar[tuple[str, str]] = ("dY", "K")
     RESULT: ClassVar[str] = "dX"
-    EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add",)
+    EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add", "drelu")
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:
@@ -201,6 +202,28 @@ class WeightGradient(DerivedConv):
     OPERANDS: ClassVar[tuple[str, str]] = ("dY", "X")
     RESULT: ClassVar[str] = "dK"
     EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add",)
+
+    out_float32: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.out_float32, bool):
+            raise WorkloadError(f"out_float32={quote(self.out_float32)}: expected True or False")
+        # Where elements are float32 anyway, there is one workload and one text.
+        object.__setattr__(self, "out_float32", self.out_float32 and self.storage != dtypes.ACCUMULATOR)
+
+    @property
+    def argument_dtypes(self) -> tuple[str, ...]:
+        """Element types of the arguments in memory."""
+        dtype = dtypes.ACCUMULATOR if self.out_float32 else self.storage
+        return self.storage, self.storage, *(dtype for _ in self.argument_ops), dtype
+
+    def _format_more_options(self) -> list[str]:
+        return [OUT_FLOAT32] if self.out_float32 else []
+
+    @classmethod
+    def _parse_option(cls, piece: str) -> tuple[str, Any]:
+        return ("out_float32", True) if piece == OUT_FLOAT32 else super()._parse_option(piece)
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:

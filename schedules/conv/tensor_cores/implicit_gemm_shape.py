@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from tvmconv.workloads import Conv
@@ -24,6 +25,7 @@ class ImplicitGemmShape(NamedTuple):
         itemsize: Bytes of an operand element.
         min_bytes: Minimum number of bytes moved from and to memory.
         spatial_ndim: Number of spatial axes.
+        residues: Number of residue classes of the pixels, each with a product of its own.
     """
 
     m: int
@@ -34,10 +36,18 @@ class ImplicitGemmShape(NamedTuple):
     itemsize: int
     min_bytes: int
     spatial_ndim: int
+    residues: int = 1
+
+    @property
+    def num_products(self) -> int:
+        """Number of products of these extents."""
+        return self.groups * self.residues
 
     @classmethod
-    def from_workload(cls, w: Conv) -> ImplicitGemmShape:
+    def from_workload(cls, w: Conv | MatrixProduct) -> ImplicitGemmShape:
         """Return the matrix product of a convolution."""
+        if isinstance(w, MatrixProduct):
+            return w.shape
         channels_per_group = w.C // w.groups
         k = channels_per_group * math.prod(w.kernel)
         return cls(
@@ -50,3 +60,12 @@ class ImplicitGemmShape(NamedTuple):
             w.min_bytes,
             w.spatial_ndim,
         )
+
+
+class MatrixProduct(ABC):
+    """What a kernel of convolutions computes, where it is no convolution: a product of other extents."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> ImplicitGemmShape:
+        """The extents."""

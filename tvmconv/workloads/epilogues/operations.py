@@ -1,4 +1,4 @@
-"""The built-in operations: additions of an argument, and activations.
+"""The built-in operations: additions of an argument, activations, and the derivative of ReLU.
 
 `compute_NAME` takes a value of the accumulator's type. TVM is imported inside these functions, so that parsing a
 workload does not import it.
@@ -117,6 +117,14 @@ def compute_mish(value: tirx.Expr) -> tirx.Expr:
     return value * (w / (w + two))
 
 
+def compute_drelu(value: tirx.Expr, activation: tirx.Expr) -> tirx.Expr:
+    """Return the gradient before a ReLU, given the gradient behind it and the output of the ReLU."""
+    from tvm import tirx
+
+    zero = _const(0.0)
+    return tirx.Select(activation > zero, value, zero)
+
+
 def _reference_sigmoid(y: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-y))
@@ -136,6 +144,7 @@ def _reference_gelu(y: NDArray[np.float64]) -> NDArray[np.float64]:
 for op in (
     EpilogueOp("bias", lambda value, bias: value + bias, operator.add, "channel", is_addition=True),
     EpilogueOp("add", lambda value, residual: value + residual, operator.add, "output", is_addition=True),
+    EpilogueOp("drelu", compute_drelu, lambda y, activation: np.where(activation > 0, y, 0.0), "output"),
     EpilogueOp("relu", lambda value: _max(value, 0.0), lambda y: np.maximum(y, 0)),
     EpilogueOp("relu6", lambda value: _min(_max(value, 0.0), 6.0), lambda y: np.clip(y, 0, 6)),
     EpilogueOp("clamp", lambda value: _min(_max(value, 0.0), 1.0), lambda y: np.clip(y, 0, 1)),

@@ -103,6 +103,9 @@ class Conv1dDgrad(_Sizes1d, InputGradient):
 class Conv1dWgrad(_Sizes1d, WeightGradient):
     """The gradient dK of the weight of a `Conv1d`, from dY and X; sizes and options are those of the convolution.
 
+    Attributes:
+        out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+
     Example:
         >>> from tvmconv import parse
         >>> parse("conv1d_wgrad:1x64x16000,64x64x9,s1,p4").argument_names
@@ -111,6 +114,8 @@ class Conv1dWgrad(_Sizes1d, WeightGradient):
 
     operator: ClassVar[str] = "conv1d_wgrad"
     EXAMPLE: ClassVar[str] = "conv1d_wgrad:1x64x16000,64x64x9,s1,p4"
+
+    out_float32: bool = False
 
 
 @operator
@@ -154,6 +159,9 @@ class Conv2dDgrad(_Sizes2d, InputGradient):
 class Conv2dWgrad(_Sizes2d, WeightGradient):
     """The gradient dK of the weight of a `Conv2d`, from dY and X; sizes and options are those of the convolution.
 
+    Attributes:
+        out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+
     Example:
         >>> from tvmconv import parse
         >>> parse("conv2d_wgrad:1x64x56x56,64x64x3x3,s1,p1").argument_names
@@ -162,6 +170,8 @@ class Conv2dWgrad(_Sizes2d, WeightGradient):
 
     operator: ClassVar[str] = "conv2d_wgrad"
     EXAMPLE: ClassVar[str] = "conv2d_wgrad:1x64x56x56,64x64x3x3,s1,p1"
+
+    out_float32: bool = False
 
 
 @operator
@@ -205,6 +215,9 @@ class Conv3dDgrad(_Sizes3d, InputGradient):
 class Conv3dWgrad(_Sizes3d, WeightGradient):
     """The gradient dK of the weight of a `Conv3d`, from dY and X; sizes and options are those of the convolution.
 
+    Attributes:
+        out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+
     Example:
         >>> from tvmconv import parse
         >>> parse("conv3d_wgrad:1x64x8x56x56,64x64x3x3x3,s1,p1").argument_names
@@ -213,6 +226,8 @@ class Conv3dWgrad(_Sizes3d, WeightGradient):
 
     operator: ClassVar[str] = "conv3d_wgrad"
     EXAMPLE: ClassVar[str] = "conv3d_wgrad:1x64x8x56x56,64x64x3x3x3,s1,p1"
+
+    out_float32: bool = False
 
 
 @operator

@@ -106,7 +106,12 @@ class ChannelsFirstEpilogue:
         self._vector = allocate("pixels", 4, "uint32")
 
     def store(
-        self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+        self,
+        accumulators: Sequence[Expr],
+        tile: WorkTile,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, output = self._tile, self._output
@@ -197,7 +202,7 @@ class ChannelsFirstEpilogue:
         return addresses
 
     def _copy_to_smem(
-        self, accumulators: Buffer, m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
+        self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
     ) -> None:
         """Apply the epilogue to a subtile and copy the results to shared memory, transposed."""
         values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)

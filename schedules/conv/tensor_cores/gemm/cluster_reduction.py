@@ -6,7 +6,7 @@ because a thread does not wait for remote stores, unlike remote loads. A cluster
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -33,6 +33,7 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import ThreadPosition, WgmmaAtom
 from .epilogue_ops import EpilogueOps, apply_to_vector
 from .pipelines import map_to_cta
+from .residue_classes import ResidueClasses
 from .tile_scheduler import WorkTile
 
 PIECE_M, PIECE_N = 4, 8  # rows × columns of partial sums that are contiguous in shared memory
@@ -52,6 +53,7 @@ class ClusterReduction:
         num_ctas: CTAs of the cluster.
         num_threads: Threads that hold accumulators.
         vector_channels: Neighbouring channels that a thread stores at a time.
+        residues: Residue classes of the rows; None if rows are pixels of the output.
     """
 
     shape: ImplicitGemmShape
@@ -62,10 +64,11 @@ class ClusterReduction:
     num_ctas: int
     num_threads: int
     vector_channels: int
+    residues: ResidueClasses | None = None
 
     def reduce_and_store(
         self,
-        accumulators: Buffer,
+        accumulators: Sequence[Expr],
         tile: WorkTile,
         split: Expr,
         thread: ThreadPosition,
@@ -106,7 +109,7 @@ class ClusterReduction:
         element = row % PIECE_M * PIECE_N + column % PIECE_N
         return to_uint32((piece * _PIECE_ELEMENTS + element) * ACCUMULATOR_BYTES)
 
-    def _push_partial_sums(self, accumulators: Buffer, split: Expr, thread: ThreadPosition, smem: Expr) -> None:
+    def _push_partial_sums(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
         """Store this thread's partial sums to the shared memory of the CTAs that add them up."""
         remote, mnemonic = Register("remote_sums", "uint32"), "st.shared.v2.b32"
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
@@ -145,10 +148,13 @@ class ClusterReduction:
             column = piece % pieces_per_row * PIECE_N + index % vectors_per_row * vector
             tile_row = split * rows + row
             m, channel = tile.m + tile_row, tile.n + column
+            pixel, is_pixel = m, True if shape.m % self.block_m == 0 else m < shape.m
+            if self.residues:
+                pixel, is_pixel = self.residues.locate_pixel(tile.residue, m)
             is_inside = logical_and(
                 True if num_vectors % self.num_threads == 0 else index < num_vectors,
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
-                True if shape.m % self.block_m == 0 else m < shape.m,
+                is_pixel,
                 True if shape.n % n == 0 else channel < shape.n,
             )
             with if_(is_inside):
@@ -158,6 +164,6 @@ class ClusterReduction:
                     for e in range(vector if part else 0):
                         store(values, e, values[e] + T.reinterpret("float32", words[e]))
                 channel = tile.group * shape.n + channel
-                output_index = m * (shape.groups * shape.n) + channel
+                output_index = pixel * (shape.groups * shape.n) + channel
                 apply_to_vector(ops, arguments, channel, output_index, vector, values, words)
                 store_global(arguments["Y"], output_index, words, vector)

@@ -51,8 +51,13 @@ class PipelineState:
             self._index.set(0)
             self._phase.set(self.phase ^ 1)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: Expr) -> None:
         """Move on by `count` stages, which another warpgroup reads."""
+        if not isinstance(count, int):
+            self._index.set(self.index + count)
+            self._phase.set(self.phase ^ (self.index // self._stages % 2))
+            self._index.set(self.index % self._stages)
+            return
         wraps, steps = divmod(count, self._stages)
         if wraps % 2:
             self._phase.set(self.phase ^ 1)

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- | --- | --- | --- |
 | fprop | N·P·Q | K | (R·S, C) | X, im2col, K | filters, tiled, K | Y |
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
+| strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
 The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
@@ -20,6 +21,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import Major
+from .residue_classes import ResidueClasses
 from .tma_loaders import (
     ChannelRows,
     ChannelsFirstPixels,
@@ -29,7 +31,11 @@ from .tma_loaders import (
     Im2colImage,
     ImageLines,
     PixelMatrix,
+    ResidueImage,
+    ResidueTapIterator,
+    TapIterator,
     TmaLoader,
+    TransposedFilters,
 )
 
 
@@ -66,6 +72,7 @@ class ConvProblem:
         b: Operand B, N × K.
         c: Name of the argument that receives C, M × N.
         taps: Taps along each spatial axis that K tiles visit.
+        residues: Residue classes of the rows, each with a product of its own; None if all rows have the same taps.
     """
 
     shape: ImplicitGemmShape
@@ -73,6 +80,13 @@ class ConvProblem:
     b: Operand
     c: str
     taps: tuple[int, ...]
+    residues: ResidueClasses | None = None
+
+    def iterate_taps(self, tiles_per_tap: int, block_k: int, num_splits: int) -> TapIterator:
+        """Return the iterator over K tiles of `block_k` channels, which `num_splits` CTAs share."""
+        if self.residues:
+            return ResidueTapIterator(self.residues, tiles_per_tap, block_k, num_splits > 1)
+        return TapIterator(self.taps, tiles_per_tap, block_k)
 
 
 def make_fprop(
@@ -122,6 +136,25 @@ def make_dgrad(
     filters = FlippedFilters(w.storage, w.C, w.kernel, shape.n)
     b = Operand("K", w.dtype, filters, Major.MN, channels_per_group=shape.channels_per_group)
     return replace(problem, b=b)
+
+
+def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
+    """Return the products of a strided dgrad, one for each residue class of the pixels of dX.
+
+    Args:
+        w: The forward convolution.
+        shape: The extents of the class that has most taps.
+    """
+    residues = ResidueClasses.from_workload(w)
+    filters, channels = TransposedFilters(w.storage, w.O, w.kernel, shape.n), shape.channels_per_group
+    return ConvProblem(
+        shape,
+        a=Operand("X", w.dtype, ResidueImage(w, residues), channels_per_group=channels),
+        b=Operand("K", w.dtype, filters, Major.MN, channels_per_group=channels),
+        c="Y",
+        taps=w.kernel,
+        residues=residues,
+    )
 
 
 def make_wgrad(w: Conv, shape: ImplicitGemmShape, columns_per_tap: int) -> ConvProblem:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -86,11 +87,15 @@ class WorkTile:
         m: First row of the output tile.
         n: First column of the output tile, within its group.
         group: Group of the convolution, each with a product of its own.
+        residue: Residue class of its rows, each with a product of its own; a strided dgrad has several.
+        next_residue: Residue class of the next tile of the CTA.
     """
 
     m: Expr
     n: Expr
     group: Expr
+    residue: Expr = 0
+    next_residue: Expr = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class KRange:
     tiles_per_split: int
     total: int
 
+    may_be_empty: ClassVar[bool] = False
+
     @property
     def first(self) -> Expr:
         """First K tile."""
@@ -121,10 +128,45 @@ class KRange:
 
 
 @dataclass(frozen=True)
+class ResidueKRange:
+    """The K tiles of a CTA in a work tile of a residue class, of which some have fewer than others.
+
+    Attributes:
+        split: Index of the part.
+        num_splits: Number of parts.
+        total: K tiles of the whole reduction of the class.
+        may_be_empty: Whether there may be no K tiles.
+    """
+
+    split: Expr
+    num_splits: int
+    total: Expr
+    may_be_empty: bool
+
+    @property
+    def first(self) -> Expr:
+        """First K tile."""
+        return 0 if self.num_splits == 1 else self.split * self._tiles_per_split
+
+    @property
+    def count(self) -> Expr:
+        """Number of K tiles."""
+        if self.num_splits == 1:
+            return self.total
+        return T.max(0, T.min(self._tiles_per_split, self.total - self.first))
+
+    @property
+    def _tiles_per_split(self) -> Expr:
+        return (self.total + (self.num_splits - 1)) // self.num_splits
+
+
+@dataclass(frozen=True)
 class TileScheduler:
     """Static persistent scheduler: CTA i computes the tiles i, i + num_ctas and so on.
 
-    Tiles are ordered along N, then M, then groups, or along M first. The CTAs of a cluster compute neighbouring tiles.
+    Tiles are ordered along N, then M, then groups, then residue classes, or along M first. The CTAs of a cluster
+    compute neighbouring tiles. If the first residue classes have longer reductions, CTAs take tiles in the opposite
+    order in every second round, so that their sums of work are similar.
 
     Attributes:
         tile_m: Rows per tile.
@@ -136,6 +178,8 @@ class TileScheduler:
         tiles_per_cta: Maximum number of tiles per CTA.
         cluster: The cluster of this CTA.
         raster_order: Mode along which consecutive tiles are neighbours, "n" or "m"; they share operands in L2.
+        residues: Number of residue classes.
+        alternates: Whether CTAs take tiles in the opposite order in every second round.
     """
 
     tile_m: int
@@ -147,11 +191,13 @@ class TileScheduler:
     tiles_per_cta: int
     cluster: Cluster = SINGLE_CTA
     raster_order: str = "n"
+    residues: int = 1
+    alternates: bool = False
 
     @property
     def num_tiles(self) -> int:
         """Number of output tiles."""
-        return self.groups * self.tiles_m * self.tiles_n
+        return self.residues * self.groups * self.tiles_m * self.tiles_n
 
     @property
     def num_scheduled_tiles(self) -> int:
@@ -170,11 +216,21 @@ class TileScheduler:
         row, column = index // clusters_n % clusters_m, index % clusters_n
         if self.raster_order == "m":
             row, column = index % clusters_m, index // clusters_m % clusters_n
+        product = index // (clusters_n * clusters_m)
         return WorkTile(
             m=(row * cluster.m + cluster.rank_m) * self.tile_m,
             n=(column * cluster.n + cluster.rank_n) * self.tile_n,
-            group=index // (clusters_n * clusters_m),
+            group=product % self.groups if self.residues > 1 else product,
+            residue=product // self.groups if self.residues > 1 else 0,
         )
+
+    def tile_of_round(self, cta_idx: Expr, tile_round: Expr) -> tuple[Expr, WorkTile]:
+        """Return the index and the tile of a CTA in a round."""
+        position = cta_idx
+        if self.alternates:
+            position = T.Select(tile_round % 2 == 0, cta_idx, self.num_ctas - 1 - cta_idx)
+        tile_idx = position + tile_round * self.num_ctas
+        return tile_idx, self.tile_at(tile_idx)
 
     @contextmanager
     def work_tiles(self, cta_idx: Expr, first: Expr = 0, step: int = 1) -> Iterator[WorkTile]:
@@ -189,11 +245,14 @@ class TileScheduler:
             yield self.tile_at(cta_idx)
             return
         with serial_loop(ceil_div(self.tiles_per_cta, step), "round") as tile_round:
-            tile_idx = cta_idx + (tile_round if step == 1 else tile_round * step + first) * self.num_ctas
+            cta_round = tile_round if step == 1 else tile_round * step + first
+            tile_idx, tile = self.tile_of_round(cta_idx, cta_round)
             is_last_exact = self.tiles_per_cta % step == 0
             is_valid = self.is_valid(tile_idx) if is_last_exact else tile_idx < self.num_scheduled_tiles
             with if_(is_valid):
-                yield self.tile_at(tile_idx)
+                if self.residues > 1:
+                    tile = replace(tile, next_residue=self.tile_of_round(cta_idx, cta_round + 1)[1].residue)
+                yield tile
 
     @classmethod
     def of_product(
@@ -204,9 +263,12 @@ class TileScheduler:
         num_ctas: int,
         cluster: Cluster = SINGLE_CTA,
         raster_order: str = "n",
+        residues: int = 1,
+        alternates: bool = False,
     ) -> TileScheduler:
         """Return the scheduler of products of M × N elements, in tiles of m × n elements that overhang at the ends."""
         tiles_m = ceil_div(extents[0], tile[0] * cluster.m) * cluster.m
         tiles_n = ceil_div(extents[1], tile[1] * cluster.n) * cluster.n
-        tiles_per_cta = ceil_div(groups * tiles_m * tiles_n, num_ctas)
-        return cls(*tile, tiles_m, tiles_n, groups, num_ctas, tiles_per_cta, cluster, raster_order)
+        tiles_per_cta = ceil_div(residues * groups * tiles_m * tiles_n, num_ctas)
+        rounds = num_ctas, tiles_per_cta
+        return cls(*tile, tiles_m, tiles_n, groups, *rounds, cluster, raster_order, residues, alternates)

@@ -15,7 +15,6 @@ from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
-    Buffer,
     Expr,
     allocate,
     emit_ptx,
@@ -116,7 +115,12 @@ class TmaEpilogue:
         self._residual = allocate("residual", max(2, tile.n // 16 * 4), "uint32") if self._residual_maps else None
 
     def store(
-        self, accumulators: Buffer, tile: WorkTile, state: PipelineState, thread: ThreadPosition, warpgroup: Expr
+        self,
+        accumulators: Sequence[Expr],
+        tile: WorkTile,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
     ) -> None:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, is_leader = self._tile, thread.is_warpgroup_leader
@@ -162,7 +166,7 @@ class TmaEpilogue:
             state.advance()
 
     def _copy_to_smem(
-        self, accumulators: Buffer, m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
+        self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, buffer: Expr, thread: ThreadPosition
     ) -> None:
         """Apply the epilogue to a subtile and copy the results to shared memory."""
         values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)

@@ -19,6 +19,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Expr, Register, if_
+from .residue_classes import ResidueClasses
 from .tma import TmaCopy
 
 Position = Sequence[Expr]  # coordinates of the first element of a box along the axes of the rows
@@ -48,8 +49,8 @@ class TapIterator:
         """First channel."""
         return self._channel.value
 
-    def seek(self, k_tile: Expr) -> None:
-        """Move to a K tile."""
+    def seek(self, k_tile: Expr, residue: Expr = 0) -> None:
+        """Move to a K tile of a residue class."""
         tap_idx = k_tile // self._tiles_per_tap
         for axis, tap in enumerate(self._taps):
             tap.set(tap_idx // math.prod(self._shape[axis + 1 :]) % self._shape[axis])
@@ -68,9 +69,65 @@ class TapIterator:
         tap = self._taps[axis]
         tap.set(tap.value + 1)
         if axis > 0:
-            with if_(tap.value == self._shape[axis]):
+            with if_(tap.value == self._limit(axis)):
                 tap.set(0)
                 self._advance_tap(axis - 1)
+
+    def _limit(self, axis: int) -> Expr:
+        """Return the number of taps along an axis."""
+        return self._shape[axis]
+
+
+class ResidueTapIterator(TapIterator):
+    """Filter tap, element of dY and first channel of a K tile, of the taps of a residue class.
+
+    Args:
+        residues: The residue classes.
+        tiles_per_tap: K tiles per tap.
+        block_k: Channels per K tile.
+        starts_within_taps: Whether K tiles that `seek` moves to may be any, instead of the first one.
+    """
+
+    def __init__(self, residues: ResidueClasses, tiles_per_tap: int, block_k: int, starts_within_taps: bool) -> None:
+        axes = residues.axes
+        super().__init__([axis.num_taps(0) for axis in axes], tiles_per_tap, block_k)
+        self._residues, self._starts_within_taps = residues, starts_within_taps
+        self._first_taps = [Register(f"first_tap_{axis}") for axis in range(len(axes))]
+        self._first_offsets = [Register(f"first_offset_{axis}") for axis in range(len(axes))]
+        self._num_taps = [Register(f"num_taps_{axis}") for axis in range(len(axes))]
+
+    @property
+    def taps(self) -> list[Expr]:
+        """Tap of the filter along each spatial axis, then the offset in dY along each spatial axis."""
+        axes, numbers = self._residues.axes, super().taps
+        taps = [
+            first.value + tap * axis.tap_step for axis, first, tap in zip(axes, self._first_taps, numbers, strict=True)
+        ]
+        offsets = [
+            first.value - tap * axis.offset_step
+            for axis, first, tap in zip(axes, self._first_offsets, numbers, strict=True)
+        ]
+        return [*taps, *offsets]
+
+    def seek(self, k_tile: Expr, residue: Expr = 0) -> None:
+        """Move to a K tile of a residue class."""
+        parts = self._residues.split(residue)
+        for i, (axis, part) in enumerate(zip(self._residues.axes, parts, strict=True)):
+            self._first_taps[i].set(axis.first_tap(part))
+            self._first_offsets[i].set(axis.first_offset(part))
+            self._num_taps[i].set(axis.num_taps(part))
+            self._taps[i].set(0)
+        self._channel.set(0)
+        if self._starts_within_taps:
+            self._channel.set(k_tile % self._tiles_per_tap * self._block_k)
+            tap_idx = Register("tap_index", value=k_tile // self._tiles_per_tap)
+            for tap, count in zip(self._taps[::-1], self._num_taps[::-1], strict=True):
+                divisor = T.max(count.value, 1)  # a class without taps is moved to, but not loaded
+                tap.set(tap_idx.value % divisor)
+                tap_idx.set(tap_idx.value // divisor)
+
+    def _limit(self, axis: int) -> Expr:
+        return self._num_taps[axis].value
 
 
 class TmaLoader(Protocol):
@@ -139,6 +196,45 @@ class Im2colImage(_Image):
         channel, *taps = k
         offsets = [T.Cast("uint16", tap * d) for tap, d in zip(reversed(taps), reversed(self.w.dilation), strict=True)]
         copy.issue(destination, (channel, *position), offsets)
+
+
+@dataclass(frozen=True)
+class ResidueImage:
+    """dY in im2col mode at stride 1: rows are the positions of a residue class, and taps are offsets.
+
+    All residue classes have the same positions, from the lowest element that any of them reads. Where a class starts
+    is a part of its offsets.
+
+    Attributes:
+        w: The forward convolution.
+        residues: The residue classes of its input's pixels.
+    """
+
+    w: Conv
+    residues: ResidueClasses
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of positions × channels."""
+        w, axes = self.w, self.residues.axes[::-1]
+        extents, box = (w.O, *reversed(w.output_size), w.N), (box_channels, box_rows)
+        corner, positions = tuple(axis.lower_corner for axis in axes), tuple(axis.positions for axis in axes)
+        itemsize, steps = get_itemsize(w.storage), (1,) * w.spatial_ndim
+        return maps.make_im2col_map(w.storage, itemsize, extents, box, steps, corner, positions, swizzle_bytes)
+
+    def locate(self, row: Expr, name: str) -> Position:
+        """Return the element of dY at the lowest offset of a row, from the innermost axis, and its image."""
+        axes, registers = self.residues.axes, []
+        sizes = [axis.positions for axis in axes]
+        for i, axis in enumerate(axes):
+            position = row // math.prod(sizes[i + 1 :]) % sizes[i]
+            registers.append(Register(f"{name}_{i}", value=position + axis.lower_corner))
+        image = Register(f"{name}_image", value=row // math.prod(sizes))
+        return [*(register.value for register in reversed(registers)), image.value]
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy the elements under one tap; after the channel and the tap, `k` has the offset along each axis."""
+        offsets = k[1 + self.w.spatial_ndim :]
+        copy.issue(destination, (k[0], *position), [T.Cast("uint16", offset) for offset in reversed(offsets)])
 
 
 @dataclass(frozen=True)
@@ -269,8 +365,8 @@ class FilterMatrix:
 
 
 @dataclass(frozen=True)
-class FlippedFilters(FilterMatrix):
-    """A weight whose rows are channels, which are contiguous, and whose channels are filters; taps are flipped."""
+class TransposedFilters(FilterMatrix):
+    """A weight whose rows are channels, which are contiguous, and whose channels are filters."""
 
     def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
         """Return the tensor map for boxes of channels of one tap × filters."""
@@ -279,8 +375,18 @@ class FlippedFilters(FilterMatrix):
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy neighbouring channels of one tap of neighbouring filters."""
         (row,), (first_filter, *taps) = position, k
+        super().load(destination, copy, (first_filter,), (row, *taps[: len(self.kernel)]))
+
+
+@dataclass(frozen=True)
+class FlippedFilters(TransposedFilters):
+    """Transposed filters with flipped taps."""
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy neighbouring channels of one tap of neighbouring filters."""
+        first_filter, *taps = k
         flipped = [size - 1 - tap for size, tap in zip(self.kernel, taps, strict=True)]
-        super().load(destination, copy, (first_filter,), (row, *flipped))
+        super().load(destination, copy, position, (first_filter, *flipped))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group,
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
-from .tile_scheduler import KRange, WorkTile
+from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
@@ -158,7 +158,7 @@ class WgmmaMainloop:
     def produce(
         self,
         tile: WorkTile,
-        k_range: KRange,
+        k_range: KRange | ResidueKRange,
         tensor_maps: tuple[Expr, Expr],
         pipeline: TmaPipeline,
         state: PipelineState,
@@ -169,7 +169,7 @@ class WgmmaMainloop:
         a_positions = self.a.locate(tile.m, tile.group, cluster.rank_n)
         b_positions = self.b.locate(tile.n, tile.group, cluster.rank_m)
         a_mask, b_mask = cluster.a_multicast_mask(), cluster.b_multicast_mask()
-        k.seek(k_range.first)
+        k.seek(k_range.first, tile.residue)
         with serial_loop(k_range.count, "k_tile"):
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
@@ -183,7 +183,7 @@ class WgmmaMainloop:
         self,
         accumulators: Buffer,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        k_range: KRange,
+        k_range: KRange | ResidueKRange,
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,

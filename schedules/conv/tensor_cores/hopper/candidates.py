@@ -15,7 +15,7 @@ WIDE_BOX = 64  # 16-bit elements of a box of an MN-major operand that fill the w
 
 
 def select_best(
-    options: Mapping[str, Sequence[int]],
+    options: Mapping[str, Sequence[Any]],
     rules: Sequence[Rule],
     estimate: Callable[[HopperTileConfig], Any],
     **fixed: int,

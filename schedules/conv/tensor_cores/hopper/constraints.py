@@ -19,11 +19,12 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import find_residual
+from .tma_requirements import can_store_rows_by_tma, find_residual
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
 RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
+VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 
 
@@ -87,9 +88,10 @@ def resource_constraints(w: Conv) -> list[Rule]:
 
     def has_enough_registers(config: HopperTileConfig) -> Any:
         residual_registers = RESIDUAL_REGISTERS if find_residual(w) else 0
+        vector_registers = 0 if can_store_rows_by_tma(w) else VECTOR_REGISTERS
         max_registers = np.where(
             config.reallocates_registers,
-            count_consumer_registers(config) - residual_registers,
+            count_consumer_registers(config) - residual_registers - vector_registers,
             count_equal_registers(config, w),
         )
         return config.estimate_registers() <= max_registers

@@ -1,9 +1,11 @@
-"""Gradients of inputs, and transposed convolutions, of stride 1 on Hopper's tensor cores: the kernel of `hopper`.
+"""Gradients of inputs, and transposed convolutions, on Hopper's tensor cores: the kernel of `hopper`.
 
 The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
 output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
 the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
 as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+
+The gradients of other strides are several such convolutions, which `strided_dgrad` computes in one launch.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import functools
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, STRIDE_1, all_of
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
@@ -24,6 +26,7 @@ from ...gradient_operators import DGRAD, TRANSPOSE
 from ...tile_config import Rule
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from . import strided_dgrad
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
@@ -37,10 +40,10 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 def can_load_gradient_by_tma(w: InputGradient) -> bool:
-    """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and padding is below the window."""
+    """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and offsets are in its range."""
     conv = w.direct_convolution
     if conv is None:
-        return False
+        return strided_dgrad.can_load_by_tma(w)
     shape = ImplicitGemmShape.from_workload(conv)
     return can_load_by_tma(conv) and shape.n * shape.itemsize % VECTOR_BYTES == 0
 
@@ -48,8 +51,13 @@ def can_load_gradient_by_tma(w: InputGradient) -> bool:
 def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
     conv = w.direct_convolution
-    assert conv is not None
-    return compute_usage(conv, columns)
+    return compute_usage(conv, columns) if conv else strided_dgrad.compute_strided_usage(w, columns)
+
+
+def is_gradient_promising(w: InputGradient) -> bool:
+    """Return whether each group has enough input and output channels for wgmma."""
+    conv = w.direct_convolution
+    return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
 def slices_are_whole(conv: Conv) -> Rule:
@@ -73,24 +81,23 @@ def select_default(conv: Conv) -> HopperTileConfig:
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
     usage=compute_gradient_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, STRIDE_1, can_load_gradient_by_tma),
-    search_if=lambda w: is_promising(w.direct_convolution),
+    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
+    search_if=is_gradient_promising,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
-    """Emit the kernel of the convolution of dY with transposed and flipped filters."""
-    conv = w.direct_convolution
-    assert conv is not None
-    config = declare_knobs(conv, k, select_default(conv))
-    description, predicate = slices_are_whole(conv)
-    k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
+    """Emit the kernel of the convolution of dY with transposed filters, one for each residue class of the stride."""
     (dy, filters), result = w.OPERANDS, w.RESULT
     roles = {dy: "X", filters: "K", result: "Y"}
-    return build_schedule(
-        w,
-        lambda arguments: emit_kernel(
-            conv, config, {roles.get(name, name): each for name, each in arguments.items()}, make_problem=make_dgrad
-        ),
-    )
+    conv = w.direct_convolution
+    if conv is None:
+        config = strided_dgrad.declare_strided_knobs(w, k)
+        emit = functools.partial(strided_dgrad.emit_strided_dgrad, w, config)
+    else:
+        config = declare_knobs(conv, k, select_default(conv))
+        description, predicate = slices_are_whole(conv)
+        k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
+        emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
+    return build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))

@@ -39,11 +39,12 @@ from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.last_wave import SplitLastWave
 from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.residue_classes import ResidueClasses
+from ..gemm.residue_epilogue import ResidueEpilogue
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor, SmemLayout
-from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, TileScheduler
+from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps, tma_store_wait
 from ..gemm.tma_epilogue import EpilogueTile, TmaEpilogue
-from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
@@ -135,13 +136,13 @@ def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> Ep
     return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages)
 
 
-def make_reduction(mainloop: WgmmaMainloop, shape: ImplicitGemmShape, config: HopperTileConfig) -> ClusterReduction:
+def make_reduction(mainloop: WgmmaMainloop, problem: ConvProblem, config: HopperTileConfig) -> ClusterReduction:
     """Return the reduction of partial sums, which also stores what TMA cannot store."""
+    shape = problem.shape
     num_threads, rows_per_cta = config.warpgroups * WARPGROUP_SIZE, int(config.reduce_rows_per_cta)
     tile = mainloop.atom, mainloop.m_atoms, config.block_m, rows_per_cta
-    return ClusterReduction(
-        shape, *tile, config.split_k, num_threads, math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
-    )
+    vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
+    return ClusterReduction(shape, *tile, config.split_k, num_threads, vector, problem.residues)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class CtaState:
     Attributes:
         cta: Position in the grid.
         tiles: Work tiles.
-        k_range: K tiles of each work tile.
+        k_ranges: Function that returns the K tiles of a work tile of a residue class.
         pipeline: Stages of the operands.
         state: Stage that a thread fills or reads next.
         epilogue_state: Stage of the epilogue that a thread fills or reads next.
@@ -219,7 +220,7 @@ class CtaState:
 
     cta: Cta
     tiles: TileScheduler
-    k_range: KRange
+    k_ranges: Callable[[Expr], KRange | ResidueKRange]
     pipeline: TmaPipeline
     state: PipelineState
     epilogue_state: PipelineState
@@ -250,7 +251,8 @@ def emit_kernel(
     problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels > 0)
     ops = EpilogueOps.from_workload(w)
     shape, mainloop = problem.shape, make_mainloop(problem, w, config, access)
-    stores_by_tma = access.output is None and not config.uses_smem_reduction(w)
+    stores_accumulators = access.output is None and not config.uses_smem_reduction(w)
+    stores_by_tma = stores_accumulators and shape.residues == 1
     residuals = ops.residuals if stores_by_tma else []
     operand_maps = (declare_operand_map(mainloop.a, arguments), declare_operand_map(mainloop.b, arguments))
     epilogue_tile = make_epilogue_tile(mainloop.atom, w, config)
@@ -258,7 +260,7 @@ def emit_kernel(
     output_names = [problem.c, *residuals] if stores_by_tma else []
     output_maps = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in output_names]
     roles, num_ctas = make_warp_roles(config, bool(residuals)), int(config.num_ctas(w)) // config.split_k
-    last_wave = make_last_wave(shape, config, num_ctas)
+    last_wave = make_last_wave(problem, config, num_ctas)
 
     split_k, cluster_shape = int(config.split_k), (config.cluster_m, config.cluster_n)
     with open_cta(
@@ -266,28 +268,31 @@ def emit_kernel(
     ) as cta:
         thread, smem = cta.thread, allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES)
         pipeline, epilogue_pipeline = make_pipelines(mainloop, epilogue_tile, w, config, smem, cta.cluster)
-        shared = make_cta_state(cta, shape, w, config, num_ctas, pipeline, epilogue_tile, last_wave)
+        shared = make_cta_state(cta, problem, w, config, num_ctas, pipeline, epilogue_tile, last_wave)
         pipelines = [pipeline, epilogue_pipeline] if residuals else [pipeline]
         emit_prologue(pipelines, shared.order, (*operand_maps, *output_maps[::-1]), thread, roles.consumer_threads)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
         epilogue: Epilogue | None = None
-        if stores_by_tma or access.output:
+        if stores_accumulators or access.output:
             channels = make_channel_arguments(ops, shape, w, config, arguments, smem, thread)
             layers = epilogue_tile, ops, channels, epilogue_pipeline
             if access.output:
                 epilogue = make_channels_first_epilogue(*layers, access.output, shape, config, arguments)
+            elif problem.residues and shape.residues > 1:
+                epilogue = make_residue_epilogue(*layers, problem.residues, shape, config, arguments)
             else:
                 epilogue = TmaEpilogue(epilogue_tile, ops, channels, output_maps, epilogue_pipeline)
 
         with roles.consumers(thread):
             emit_consumer(shared, mainloop, accumulators, epilogue)
         loaders = [lambda: emit_operand_loader(shared, mainloop, operand_maps, problem, config)]
-        if isinstance(epilogue, TmaEpilogue):
+        if isinstance(epilogue, TmaEpilogue) and stores_by_tma:
             loaders += make_residual_loaders(shared, roles, epilogue)
         roles.emit_producers(thread, loaders)
         if not epilogue:
-            reduction, tile = make_reduction(mainloop, shape, config), shared.tiles.tile_at(cta.index)
-            reduction.reduce_and_store(accumulators, tile, cta.split, thread, smem, ops, arguments)
+            reduction, tile = make_reduction(mainloop, problem, config), shared.tiles.tile_at(cta.index)
+            sums = select_sums(accumulators, mainloop.num_accumulators, shared.k_ranges(tile.residue))
+            reduction.reduce_and_store(sums, tile, cta.split, thread, smem, ops, arguments)
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             emit_call(T.cuda.cluster_sync())
     if last_wave:
@@ -300,29 +305,45 @@ def emit_consumer(shared: CtaState, mainloop: WgmmaMainloop, accumulators: Buffe
     In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others. The
     sums of a part of the last wave go to the workspace.
     """
-    thread, state, k_range, order = shared.cta.thread, shared.state, shared.k_range, shared.order
+    thread, state, order = shared.cta.thread, shared.state, shared.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
     first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
     if order:
         with if_(thread.warpgroup > 0):
-            state.skip(k_range.count)
+            state.skip(shared.k_ranges(shared.tiles.tile_at(shared.cta.index).residue).count)
     with shared.tiles.work_tiles(shared.cta.index, first, step) as tile:
         if epilogue:
             epilogue.channels.prefetch(tile, thread)
-        mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
+        k_range = shared.k_ranges(tile.residue)
+        sums = select_sums(accumulators, mainloop.num_accumulators, k_range)
+        with if_(k_range.count > 0 if k_range.may_be_empty else True):
+            mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
+        if order and k_range.may_be_empty:
+            with if_(k_range.count == 0):
+                order.wait()
+                order.arrive()
         if order:
-            state.skip(k_range.count)
+            state.skip(shared.k_ranges(tile.next_residue).count)
         if epilogue:
-            epilogue.store(accumulators, tile, shared.epilogue_state, thread, warpgroup)
+            epilogue.store(sums, tile, shared.epilogue_state, thread, warpgroup)
     if last_wave := shared.last_wave:
         turn = shared.tiles.tiles_per_cta % order.num_warpgroups if order else None
         atom, m_atoms, cta_idx = mainloop.atom, mainloop.m_atoms, shared.cta.index
         with if_(True if turn is None else thread.warpgroup == turn), last_wave.open_part(cta_idx) as (_, k_range):
             mainloop.consume(accumulators, descriptors, k_range, shared.pipeline, state, thread, warpgroup, order)
             last_wave.store_partial_sums(accumulators, atom, m_atoms, cta_idx, thread, warpgroup)
-    if isinstance(epilogue, TmaEpilogue):
+    if isinstance(epilogue, TmaEpilogue) and not isinstance(epilogue, ResidueEpilogue):
         with if_(thread.is_warpgroup_leader):  # TMA reads shared memory until here
             tma_store_wait(0)
+
+
+def select_sums(accumulators: Buffer, count: int, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+    """Return the sums of a work tile, which are zeros if it has no K tiles.
+
+    Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
+    """
+    sums = [accumulators[i] for i in range(count)]
+    return [T.Select(k_range.count > 0, each, T.float32(0)) for each in sums] if k_range.may_be_empty else sums
 
 
 def emit_operand_loader(
@@ -333,9 +354,9 @@ def emit_operand_loader(
     config: HopperTileConfig,
 ) -> None:
     """Load the operands of all work tiles; run by one thread."""
-    k = TapIterator(problem.taps, int(config.k_tiles_per_tap(problem.shape)), mainloop.block_k)
+    k = problem.iterate_taps(int(config.k_tiles_per_tap(problem.shape)), mainloop.block_k, int(config.split_k))
     with shared.tiles.work_tiles(shared.cta.index) as tile:
-        mainloop.produce(tile, shared.k_range, operand_maps, shared.pipeline, shared.state, k)
+        mainloop.produce(tile, shared.k_ranges(tile.residue), operand_maps, shared.pipeline, shared.state, k)
     if shared.last_wave:
         with shared.last_wave.open_part(shared.cta.index) as (tile, k_range):
             mainloop.produce(tile, k_range, operand_maps, shared.pipeline, shared.state, k)
@@ -380,7 +401,7 @@ def make_pipelines(
 
 def make_cta_state(
     cta: Cta,
-    shape: ImplicitGemmShape,
+    problem: ConvProblem,
     w: Conv,
     config: HopperTileConfig,
     num_ctas: int,
@@ -389,30 +410,42 @@ def make_cta_state(
     last_wave: SplitLastWave | None,
 ) -> CtaState:
     """Return what the warps share: their tiles, the pipeline, and where they are in it."""
-    tiles = last_wave.whole_waves if last_wave else make_tiles(shape, config, num_ctas, cta.cluster)
-    k_range = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
+    shape, residues = problem.shape, problem.residues
+    tiles = last_wave.whole_waves if last_wave else make_tiles(problem, config, num_ctas, cta.cluster)
+    tiles_per_tap = int(config.k_tiles_per_tap(shape))
+    all_k_tiles = KRange(cta.split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
+
+    def k_range_of(residue: Expr) -> KRange | ResidueKRange:
+        if not residues or (residues.have_equal_taps and residues.have_taps):
+            return all_k_tiles
+        may_be_empty = config.split_k > 1 or not residues.have_taps
+        return ResidueKRange(cta.split, int(config.split_k), residues.num_taps(residue) * tiles_per_tap, may_be_empty)
+
     state, epilogue_state = PipelineState("mainloop", config.stages), PipelineState("epilogue", epilogue_tile.stages)
     order = None
     if config.is_pingpong:
         first_barrier = int(config.num_barriers(w)) - OrderedSequenceBarrier.num_warpgroups
         order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
-    return CtaState(cta, tiles, k_range, pipeline, state, epilogue_state, order, last_wave)
+    return CtaState(cta, tiles, k_range_of, pipeline, state, epilogue_state, order, last_wave)
 
 
 def make_tiles(
-    shape: ImplicitGemmShape, config: HopperTileConfig, num_ctas: int, cluster: Cluster = SINGLE_CTA
+    problem: ConvProblem, config: HopperTileConfig, num_ctas: int, cluster: Cluster = SINGLE_CTA
 ) -> TileScheduler:
     """Return the scheduler of all work tiles."""
+    shape, residues = problem.shape, problem.residues
     extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
-    return TileScheduler.of_product(extents, block, shape.groups, num_ctas, cluster, config.raster_order)
+    classes = (residues.count, not residues.have_equal_taps) if residues else ()
+    return TileScheduler.of_product(extents, block, shape.groups, num_ctas, cluster, config.raster_order, *classes)
 
 
-def make_last_wave(shape: ImplicitGemmShape, config: HopperTileConfig, num_ctas: int) -> SplitLastWave | None:
+def make_last_wave(problem: ConvProblem, config: HopperTileConfig, num_ctas: int) -> SplitLastWave | None:
     """Return the tiles of the last wave if CTAs divide them; no CTAs form a cluster then."""
     if not config.splits_last_wave:
         return None
+    shape = problem.shape
     parts, total_k_tiles = int(config.last_wave_parts(shape)), int(config.total_k_tiles(shape))
-    return SplitLastWave.with_workspace(make_tiles(shape, config, num_ctas), parts, total_k_tiles)
+    return SplitLastWave.with_workspace(make_tiles(problem, config, num_ctas), parts, total_k_tiles)
 
 
 def make_channels_first_epilogue(
@@ -432,6 +465,23 @@ def make_channels_first_epilogue(
     )
     smem = pipeline.buffers, pipeline.stage_bytes
     return ChannelsFirstEpilogue(epilogue_tile, output, ops, channels, arguments, *smem, is_exact)
+
+
+def make_residue_epilogue(
+    epilogue_tile: EpilogueTile,
+    ops: EpilogueOps,
+    channels: ChannelArguments,
+    pipeline: TmaPipeline,
+    residues: ResidueClasses,
+    shape: ImplicitGemmShape,
+    config: HopperTileConfig,
+    arguments: dict[str, Buffer],
+) -> ResidueEpilogue:
+    """Return the epilogue of a strided dgrad, which uses the buffers of the epilogue's pipeline."""
+    arrays = [arguments[name] for name in ("Y", *ops.residuals)]
+    is_exact = shape.n % (config.block_n * config.cluster_n) == 0
+    columns = shape.n, shape.groups * shape.n
+    return ResidueEpilogue(epilogue_tile, ops, channels, arrays, pipeline, residues, columns, is_exact)
 
 
 def make_channel_arguments(

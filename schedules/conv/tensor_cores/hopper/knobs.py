@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from .tile_config import (
     HopperTileConfig,
 )
 from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
+
+Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
 MIN_OUTPUTS_PER_SM = 128 * 64  # minimum number of outputs with which a CTA may compute several tiles of useful size
 MIN_TILES_PER_MODE = 4  # minimum number of tiles along both modes for which their order matters
@@ -63,14 +66,16 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
         products=config.block_m * config.block_n * config.block_k(gemm.itemsize) * config.taps_per_copy * k_tiles,
         intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
         traffic=num_tiles * config.split_k * k_tiles * bytes_per_k_tile,
-        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
+        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.num_products * gemm.m * gemm.n),
         in_flight_bytes=config.mainloop_smem_bytes(),
         estimate=estimate_latency_us(config, w),
         estimate_seconds_per_unit=1e-6,
     )
 
 
-def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) -> HopperTileConfig:
+def declare_knobs(
+    w: Conv, k: Knobs, default: HopperTileConfig | None = None, estimate: Estimate = estimate_latency_us
+) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
     Large outputs have three further knobs, and `wgmma_m_tiles` of 3. The defaults of the other knobs suit the kernel
@@ -99,14 +104,17 @@ def declare_knobs(w: Conv, k: Knobs, default: HopperTileConfig | None = None) ->
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
-    _add_constraints(k, w)
+    best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
+    required = (*isa_constraints(w), *resource_constraints(w))
+    pruned = pruning_constraints(w, estimate, best_us)
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, w), required, pruned)
     return tiles
 
 
 def can_compute_several_tiles(w: Conv) -> bool:
     """Return whether outputs are so many that a CTA may compute several tiles of useful size."""
     gemm = ImplicitGemmShape.from_workload(w)
-    return gemm.m * gemm.n * gemm.groups > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
+    return gemm.m * gemm.n * gemm.num_products > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
 
 
 def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
@@ -149,16 +157,10 @@ def _list_best_tiles(w: Conv, kernel_schedule: str, decomposition: str, max_tile
     return list(best.values())
 
 
-def _add_constraints(k: Knobs, w: Conv) -> None:
-    """Add the constraints between knobs, and prune configs that are not worth searching."""
-    required = (*isa_constraints(w), *resource_constraints(w))
-    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, w), required, pruning_constraints(w))
-
-
-def pruning_constraints(w: Conv) -> list[Rule]:
-    """Return the conditions under which a config is worth searching."""
+def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_us: float | None = None) -> list[Rule]:
+    """Return the conditions under which a config is worth searching, from estimates and the best of them."""
     gemm = ImplicitGemmShape.from_workload(w)
-    best_latency_us = min_latency_us(w)
+    best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
         (
             "tiles are less than twice as large as the product",
@@ -207,6 +209,6 @@ def pruning_constraints(w: Conv) -> list[Rule]:
         ),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
-            lambda t: estimate_latency_us(t, w) <= MAX_LATENCY_RATIO * best_latency_us,
+            lambda t: estimate(t, w) <= MAX_LATENCY_RATIO * best_latency_us,
         ),
     ]

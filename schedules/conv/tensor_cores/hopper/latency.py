@@ -22,7 +22,7 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None, k_tiles: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
@@ -34,14 +34,18 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None) ->
         config: One config, or many as columns.
         w: The convolution, as TMA views it.
         waves: Number of waves; by default that of the config. A fraction is the share of the last wave that counts.
+        k_tiles: Mean number of k-tiles per tile of the slowest CTA; None if all tiles have the same number.
     """
     gemm = ImplicitGemmShape.from_workload(w)
-    return bound_by_memory(_estimate_unbounded_us(config, w, gemm, waves), gemm, H200_FIT.hopper)
+    return bound_by_memory(_estimate_unbounded_us(config, w, gemm, waves, k_tiles), gemm, H200_FIT.hopper)
 
 
-def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemmShape, waves: Any = None) -> Any:
+def _estimate_unbounded_us(
+    config: HopperTileConfig, w: Conv, gemm: ImplicitGemmShape, waves: Any = None, k_tiles: Any = None
+) -> Any:
     """Return the estimate of a launch whose compulsory traffic takes no time."""
     params, ctas_per_sm = H200_FIT.hopper, config.ctas_per_sm(w)
+    k_tiles = config.k_tiles_per_cta(gemm) if k_tiles is None else k_tiles
     if waves is None:
         waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
@@ -56,12 +60,12 @@ def _estimate_unbounded_us(config: HopperTileConfig, w: Conv, gemm: ImplicitGemm
     k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
-    ) / np.minimum(config.stages, config.k_tiles_per_cta(gemm))
+    ) / np.minimum(config.stages, k_tiles)
     epilogue_us = (
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n
     )
-    mainloop_us = config.k_tiles_per_cta(gemm) * combine_overlapping_times(k_tile_us, stage_wait_us)
+    mainloop_us = k_tiles * combine_overlapping_times(k_tile_us, stage_wait_us)
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)

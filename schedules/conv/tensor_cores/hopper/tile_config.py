@@ -21,7 +21,14 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import count_ctas_per_sm
-from .tma_requirements import WARPGROUP_THREADS, WGMMA_M, can_store_by_tma, compute_halo_width, find_residual
+from .tma_requirements import (
+    WARPGROUP_THREADS,
+    WGMMA_M,
+    can_store_by_tma,
+    can_store_rows_by_tma,
+    compute_halo_width,
+    find_tma_residual,
+)
 
 SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
 BARRIER_BYTES = 8
@@ -146,7 +153,7 @@ class HopperTileConfig(TileConfig):
     def threads_with_residual_warp(self, w: Conv) -> Any:
         """Return the threads per CTA, including the warp that loads a residual by TMA; a producer warpgroup has it."""
         has_no_further_warp = self.uses_smem_reduction(w) | self.reallocates_registers
-        return self.num_threads + np.where(has_no_further_warp, 0, WARP_SIZE if find_residual(w) else 0)
+        return self.num_threads + np.where(has_no_further_warp, 0, WARP_SIZE if find_tma_residual(w) else 0)
 
     def block_k(self, itemsize: int) -> Any:
         """Return the elements of the reduction per k-tile."""
@@ -167,7 +174,7 @@ class HopperTileConfig(TileConfig):
 
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of output tiles."""
-        return gemm.groups * self.num_tiles_m(gemm) * self.num_tiles_n(gemm)
+        return gemm.num_products * self.num_tiles_m(gemm) * self.num_tiles_n(gemm)
 
     def computes_several_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return whether some CTA computes several tiles."""
@@ -236,7 +243,9 @@ class HopperTileConfig(TileConfig):
     def epilogue_stages(self, w: Conv) -> Any:
         """Return the epilogue tiles per warpgroup in shared memory, for stores and for residual loads."""
         epilogue_tiles = self.num_epilogue_tiles(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
-        return np.minimum(epilogue_tiles, 4) if find_residual(w) else np.minimum(epilogue_tiles, 2)
+        if not can_store_rows_by_tma(w):
+            return np.minimum(epilogue_tiles, 1)
+        return np.minimum(epilogue_tiles, 4 if find_tma_residual(w) else 2)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory of the epilogue stages in bytes."""
@@ -262,7 +271,7 @@ class HopperTileConfig(TileConfig):
 
         There are two per mainloop stage, two per epilogue stage with a residual, and in ping-pong two for the turns.
         """
-        residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_residual(w) else 0
+        residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_tma_residual(w) else 0
         return 2 * self.stages + residual_barriers + 2 * self.is_pingpong
 
     def mainloop_smem_bytes(self) -> Any:

@@ -75,6 +75,16 @@ def find_residual(w: Conv) -> str | None:
     return residual_names[0] if len(residual_names) == 1 else None
 
 
+def can_store_rows_by_tma(w: Conv) -> bool:
+    """Return whether neighbouring pixels of a tile are neighbours in the output; not so if it has residue classes."""
+    return ImplicitGemmShape.from_workload(w).residues == 1
+
+
+def find_tma_residual(w: Conv) -> str | None:
+    """Return the name of the epilogue operation whose residual TMA loads; None if there is none."""
+    return find_residual(w) if can_store_rows_by_tma(w) else None
+
+
 def choose_box_pixels(w: Conv) -> int:
     """Return the pixels per box in which TMA can copy a channels-first input to an MN-major tile; 0 if it cannot.
 

@@ -1,0 +1,186 @@
+"""Strided gradients of inputs, and strided transposed convolutions, on Hopper's tensor cores, in one launch.
+
+The taps that reach a pixel of dX depend on its position modulo stride, so pixels are divided into residue classes, and
+each class is a convolution of dY of stride 1 with the taps that it has. A work tile belongs to one class, and its
+reduction runs over the taps of this class alone. Nothing is multiplied by the zeros between the elements of dY. Tiles
+of classes without taps, as three of the four of a 1×1 filter of stride 2, store zeros or the epilogue of zeros.
+
+One tensor map serves all classes: TMA copies dY in im2col mode at stride 1, and where a class starts is a part of the
+offsets. Pixels of a class are not contiguous in dX, so warps store vectors of channels in place of TMA.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tvmconv import tensor_map as maps
+from tvmconv.arithmetic import ceil_div
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ....tir_builder import Buffer
+from ...tile_config import Rule, add_rules
+from ..gemm.problem import make_strided_dgrad
+from ..gemm.residue_classes import ResidueClasses
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
+from .candidates import select_best
+from .constraints import isa_constraints, resource_constraints
+from .kernel import emit_kernel
+from .knobs import can_compute_several_tiles, compute_usage, declare_knobs
+from .latency import estimate_latency_us
+from .tile_config import (
+    DATA_PARALLEL,
+    KERNEL_SCHEDULES,
+    KNOB_OPTIONS,
+    REALLOCATED_WGMMA_M_TILES_CHOICES,
+    HopperTileConfig,
+)
+from .tma_requirements import WGMMA_K_BYTES
+
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidueProduct(MatrixProduct):
+    """The products of the residue classes, with the attributes of a convolution that `hopper` reads.
+
+    Attributes:
+        forward: The forward convolution.
+        epilogue: Operations on dX.
+        argument_dtypes: Dtypes of the operator's arguments.
+        min_bytes: Minimum number of bytes moved from and to memory.
+    """
+
+    forward: Conv
+    epilogue: tuple[str, ...]
+    argument_dtypes: tuple[str, ...]
+    min_bytes: int
+    kernel: tuple[int, ...] = (1,)  # no taps share a copy
+    stride: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    output_size: tuple[int, ...] = (1,)
+
+    @classmethod
+    def from_workload(cls, w: InputGradient) -> ResidueProduct:
+        """Return the products of a gradient or a transposed convolution."""
+        return cls(w.forward, w.epilogue, w.argument_dtypes, w.min_bytes)
+
+    @functools.cached_property
+    def residues(self) -> ResidueClasses:
+        """The residue classes of the pixels of dX."""
+        return ResidueClasses.from_workload(self.forward)
+
+    @functools.cached_property
+    def shape(self) -> ImplicitGemmShape:
+        """The extents of the class that has most taps."""
+        w, residues = self.forward, self.residues
+        channels = w.O // w.groups
+        return ImplicitGemmShape(
+            residues.rows,
+            w.C // w.groups,
+            channels * residues.max_taps,
+            channels,
+            w.groups,
+            get_itemsize(w.storage),
+            self.min_bytes,
+            w.spatial_ndim,
+            residues.count,
+        )
+
+
+def can_load_by_tma(w: InputGradient) -> bool:
+    """Return whether TMA can copy both operands: channels fill 16-byte chunks, and offsets and corners are in range."""
+    forward, product = w.forward, ResidueProduct.from_workload(w)
+    shape, axes = product.shape, product.residues.axes
+    max_corner, max_offset = maps.CORNER_LIMITS[w.spatial_ndim + 2], maps.OFFSET_LIMITS[w.spatial_ndim + 2]
+    last_corners = [
+        axis.lower_corner + axis.positions - size for axis, size in zip(axes, forward.output_size, strict=True)
+    ]
+    channel_bytes = VECTOR_BYTES if shape.groups == 1 else WGMMA_K_BYTES
+    return (
+        shape.channels_per_group * shape.itemsize % channel_bytes == 0
+        and shape.n * shape.itemsize % VECTOR_BYTES == 0
+        and all(axis.max_offset < max_offset for axis in axes)
+        and all(-max_corner <= corner < max_corner for corner in (*(a.lower_corner for a in axes), *last_corners))
+    )
+
+
+def is_promising(w: InputGradient) -> bool:
+    """Return whether each group has enough input and output channels for wgmma."""
+    shape = ResidueProduct.from_workload(w).shape
+    return can_load_by_tma(w) and shape.channels_per_group * shape.itemsize >= WGMMA_K_BYTES and shape.n >= 16
+
+
+def make_product(w: InputGradient) -> Conv:
+    """Return the products, as `hopper` reads them."""
+    return cast("Conv", ResidueProduct.from_workload(w))
+
+
+def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
+    """Return the estimated latency in microseconds.
+
+    CTAs take tiles of all classes in turn, those with most taps first. The slowest CTA has the mean work, or that of
+    one tile of the first class if this is more.
+    """
+    shape, residues = ImplicitGemmShape.from_workload(product), cast("ResidueProduct", product).residues
+    num_ctas = config.num_tiles(shape) * config.split_k
+    waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * config.ctas_per_sm(product)))
+    taps = np.maximum(residues.total_taps / residues.count, residues.max_taps / waves)
+    return estimate_latency_us(config, product, taps * config.k_tiles_per_tap(shape) / config.split_k)
+
+
+def constraints(product: Conv) -> list[Rule]:
+    """Return the constraints on tile configs besides those of `hopper`."""
+    itemsize = ImplicitGemmShape.from_workload(product).itemsize
+    return [
+        (
+            "the slices of shared filters are whole swizzle atoms",
+            lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m,
+        ),
+        ("CTAs do not divide tiles of the last wave, whose classes differ", lambda t: t.decomposition == DATA_PARALLEL),
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def select_default(product: Conv) -> HopperTileConfig:
+    """Return the config with the best estimate; ping-pong hides the stores that follow short reductions."""
+    options: dict[str, Sequence[Any]] = dict(KNOB_OPTIONS)
+    if can_compute_several_tiles(product):
+        options |= {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES, "kernel_schedule": KERNEL_SCHEDULES}
+    rules = [*isa_constraints(product), *resource_constraints(product), *constraints(product)]
+    config, _ = select_best(options, rules, lambda t: estimate_us(t, product))
+    assert config is not None, "the narrowest tiles are always legal"
+    return config
+
+
+def compute_strided_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use; work is the mean of all residue classes."""
+    product, residues = make_product(w), ResidueProduct.from_workload(w).residues
+    quantities = compute_usage(product, columns).to_columns()
+    share = residues.total_taps / (residues.count * residues.max_taps)
+    work = {name: quantities[name] * share for name in ("steps", "products", "traffic")}
+    estimate = estimate_us(HopperTileConfig.of_workload(columns, product), product)
+    return ResourceUsage(**quantities | work | {"estimate": estimate}, estimate_seconds_per_unit=1e-6)
+
+
+def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
+    """Declare the knobs of `hopper`, with defaults that suit the workload, and return their values."""
+    product = make_product(w)
+    config = declare_knobs(product, k, select_default(product), estimate_us)
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product))
+    return config
+
+
+def emit_strided_dgrad(w: InputGradient, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
+    """Emit the kernel; arguments have the names of a forward convolution of dY."""
+    product = make_product(w)
+    problem = make_strided_dgrad(w.forward, ImplicitGemmShape.from_workload(product))
+    emit_kernel(product, config, arguments, make_problem=lambda *_: problem)
