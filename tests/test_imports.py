@@ -43,7 +43,7 @@ LAYERS = (
     ("workloads",),
     (
         *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
-        *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency"),
+        *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency", "html"),
     ),
     ("deadline",),
 )

@@ -37,7 +37,7 @@ MARKER_STYLES = ("s", "#2f6fab"), ("D", "#6a9f58"), ("o", "#e07b39"), ("^", "#8c
 NUM_PALETTE_COLORS = 128
 PANEL_MAX_BATCHES = (1, 8, math.inf)  # largest batch of each panel
 LEGEND = (
-    "×: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
+    "× library: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
     "convolution. Errors are relative L2 errors against float64."
 )
 
@@ -123,7 +123,7 @@ def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -
         "schedule": lambda layer: layer.tuned_row.schedule,
         "tvmconv [µs]": lambda layer: format_micros(layer.tuned_row.seconds),
         "library [µs]": lambda layer: format_micros(layer.library_row.seconds),
-        "×": lambda layer: format_significant(layer.speedup),
+        "× library": lambda layer: format_significant(layer.speedup),
         "TFLOP/s": lambda layer: format_significant((layer.tuned_row.gflops or 0) / 1e3),
         "error": lambda layer: f"{layer.tuned_row.error:.1e}",
         "library's error": lambda layer: f"{layer.library_row.error:.1e}",
@@ -145,8 +145,8 @@ def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
         "network": lambda row: row[0],
         "batch": lambda row: row[1],
         "layers": lambda row: str(len(row[2])),
-        "×": lambda row: format_significant(statistics.geometric_mean(layer.speedup for layer in row[2])),
-        "least ×": lambda row: format_significant(min(layer.speedup for layer in row[2])),
+        "× library": lambda row: format_significant(statistics.geometric_mean(layer.speedup for layer in row[2])),
+        "least × library": lambda row: format_significant(min(layer.speedup for layer in row[2])),
         "slower": lambda row: str(sum(layer.speedup < 1 for layer in row[2])),
         "most TFLOP/s": lambda row: format_significant(max(layer.tuned_row.gflops or 0 for layer in row[2]) / 1e3),
         "largest error": lambda row: f"{max(layer.tuned_row.error or 0 for layer in row[2]):.1e}",

@@ -77,7 +77,7 @@ class Report:
     @property
     def table(self) -> Table:
         """Table with one row per convolution and the whole model in the last row."""
-        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "config, or why")
+        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
         whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [
             (

@@ -59,11 +59,11 @@ def _render_bars(
         lines.append(
             make_bar_row(
                 (timing.name, *([" ", make_soft(timing.note)] if timing.note else [])),
-                (time, f"{format_significant(timing.seconds / timings[0].seconds)} ×"),
+                (time, f"{format_significant(timings[0].seconds / timing.seconds)} ×"),
                 svg.make_bar(0, timing.seconds / full_seconds, style, f"{timing.name}: {time}"),
             )
         )
-    return make_bar_table(lines, ("", "time", "× of the fastest", ""))
+    return make_bar_table(lines, ("", "time", "× the fastest", ""))
 
 
 def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class_: str | None = None) -> Markup:
