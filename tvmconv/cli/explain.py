@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from tvmconv import devices, kernel, registry, workloads
+from tvmconv import kernel, registry, workloads
 from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.waterfall import compute_waterfall
 from tvmconv.cli import options, output
@@ -17,11 +17,11 @@ from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.run import FAILED_STATUS
-from tvmconv.cost_model.model import cost_model_for
 from tvmconv.devices import Device
 from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
+from tvmconv.reports.explained import find_device_spec
 from tvmconv.reports.explanation import (
     compare_kernels,
     explain_kernel,
@@ -113,13 +113,3 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
         known_seconds = make_time_lookup(log_records.records.get(workload, []), schedule.name)
         waterfall_steps = compute_waterfall(best_kernel, device_spec, known_seconds, show)
     print(format_waterfall(best_kernel, waterfall_steps, output.make_table_formatter(args)))
-
-
-def find_device_spec(device: Device) -> Target | None:
-    """Return the peak rates of a device, or None if they are unknown. An architecture has the rates of the GPU whose
-    records trained its cost model.
-    """
-    if isinstance(device, devices.Arch):
-        cost_model = cost_model_for(device.arch)
-        return cost_model.device_spec if cost_model else None
-    return device.target

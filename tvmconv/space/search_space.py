@@ -88,7 +88,7 @@ class Space:
         >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
         >>> space = registry.find_schedule(w, "tiling").space(w)
         >>> space
-        <Space of 10,800 configs: tile_c, tile_h, tile_w, tile_rc, tile_rh, tile_rw>
+        <Space of 90,000 configs: tile_c, tile_h, tile_w, tile_rc, tile_rh, tile_rw>
         >>> [config["tile_c"] for config in itertools.islice(space, 2)]
         [(-1, 1, 1), (-1, 1, 1)]
     """
