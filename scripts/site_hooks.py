@@ -26,6 +26,7 @@ MAX_SOURCE_BYTES = 200_000  # a longer file, such as a log, is named without a l
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE_MARK = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # the mark behind the language is for the tests
 
+OPERATORS = ("conv2d", "filter1d", "filter2d")  # whose schedules are titled by their names alone
 # A workload for each operator whose schedules are listed.
 EXAMPLES = (
     "conv2d:1x64x56x56,64x64x3x3,s1,p1",
@@ -34,6 +35,8 @@ EXAMPLES = (
     "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96",
     "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96,f16,nhwc",
     "conv2d:1x128x56x56,128x4x3x3,s1,p1,g32,f16,nhwc",
+    "conv2d_dgrad:2x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
+    "conv2d_wgrad:2x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
     "filter1d:16777216,k5",
     "filter2d:4096x4096x3,5x5",
 )
@@ -161,10 +164,11 @@ def _describe_schedules() -> str:
     for text in EXAMPLES:
         workload = tc.parse(text)
         for schedule in tc.schedules(workload):
-            if schedule.name in described:
+            title = schedule.name if workload.operator in OPERATORS else f"{schedule.name} of {workload.operator}"
+            if title in described:
                 continue
-            described.add(schedule.name)
-            parts += [f"## {schedule.name}", schedule.summary, *_describe_knobs(schedule, workload)]
+            described.add(title)
+            parts += [f"## {title}", schedule.summary, *_describe_knobs(schedule, workload)]
     return "\n\n".join(parts) + "\n"
 
 

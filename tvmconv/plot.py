@@ -11,6 +11,7 @@ something is.
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,7 +21,13 @@ from tvmconv.experiments.results import Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.palette import find_style
-from tvmconv.reports.charts import compute_sweep_width, make_history_title, plot_history, plot_sweep
+from tvmconv.reports.charts import (
+    compute_sweep_width,
+    make_history_title,
+    plot_history,
+    plot_sweep,
+    scale_logarithmically,
+)
 from tvmconv.reports.history import compute_history_info, read_traces
 from tvmconv.reports.suite import SuiteInfo, compute_suite_height, plot_speedups
 from tvmconv.reports.sweep import compute_chart
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PathText: TypeAlias = "str | os.PathLike[str]"
+HOLLOW = {"color": "black", "marker": "o", "markerfacecolor": "none"}  # a library's point
 RESULT_WIDTH, ROW_HEIGHT = 7.0, 0.35  # inches
 
 
@@ -131,6 +139,60 @@ def result(measured: Result, *, axes: Axes | None = None) -> Axes:
     axes.set_xlabel(f"times as fast as {rows[0].name}")
     fastest = min(rows, key=lambda row: row.seconds or 0.0)
     axes.set_title(f"{fastest.name} is the fastest\n{measured.workload.text} on {measured.device_name}", fontsize=10)
+    return axes
+
+
+def roofline(source: Sweep | PathText, *, axes: Axes | None = None) -> Axes:
+    """Draw the fastest kernel of each layer below the roofline of the device.
+
+    The slanted roof is the memory bandwidth, for the bytes that any kernel has to move; the level one is the float32
+    rate without tensor cores. Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+
+    Args:
+        source: Results of `tvmconv bench tune-suite` or `sweep`, the output of `tvmconv run --json`, or the file.
+        axes: Axes to draw on; by default those of a new figure.
+
+    Returns:
+        The axes, with one point per layer; libraries are hollow.
+
+    Raises:
+        Error: The file has no results, or the peak rates of its device are unknown.
+
+    Examples:
+        >>> roofline("tuning_logs/nvidia-h200/resnet50-tuned.json")  # doctest: +SKIP
+    """
+    results = (source if isinstance(source, Sweep) else Sweep.read(Path(source))).results
+    peak_flops, bandwidth = results[0].peak_flops, results[0].peak_bandwidth
+    if not peak_flops or not bandwidth:
+        raise Error(f"the peak rates of {results[0].device_name} are unknown")
+    axes = axes or _create_axes(9.0, 5.5)
+    drawn: set[str] = set()
+    fractions: list[float] = []
+    for each in results:
+        intensity = each.workload.arithmetic_intensity
+        rows = [row for row in each.rows if row.gflops and not row.library]
+        best = max(rows, key=lambda row: row.gflops or 0.0, default=None)
+        for row in [*filter(None, [best]), *(row for row in each.rows if row.library and row.gflops)]:
+            name = row.name if row.library else row.schedule or row.name
+            style = (
+                {"color": "black", "marker": "o", "markerfacecolor": "none"} if row.library else vars(find_style(name))
+            )
+            label = None if name in drawn else name
+            drawn.add(name)
+            axes.plot(intensity, row.gflops, linestyle="none", markersize=6, label=label, **style)
+        roof = min(peak_flops, bandwidth * intensity) / 1e9
+        fractions += [(best.gflops or 0.0) / roof] if best else []
+    intensities = [each.workload.arithmetic_intensity for each in results]
+    ends = (min(intensities) / 2, peak_flops / bandwidth, max(*intensities, peak_flops / bandwidth) * 2)
+    axes.plot(ends, [min(peak_flops, bandwidth * x) / 1e9 for x in ends], color="#8c8c8c", linewidth=1.5, zorder=0)
+    scale_logarithmically(axes.xaxis)
+    scale_logarithmically(axes.yaxis)
+    axes.set_xlabel("FLOP per byte of minimum memory traffic")
+    axes.set_ylabel("GFLOP/s of direct convolution")
+    title = f"Half of the {len(results)} layers reach more than {statistics.median(fractions):.0%} of the roofline"
+    axes.set_title(f"{title}\n{peak_flops / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.1f} TB/s of {results[0].device_name}")
+    axes.grid(alpha=0.4)
+    axes.legend(frameon=False)
     return axes
 
 

@@ -171,15 +171,28 @@ def describe_winner(info: SweepInfo) -> str:
 
 
 def _scale_rates(axes: Any, unit: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter
 
     if unit == BYTES:
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(_format_tick))
     else:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+        scale_logarithmically(axes.yaxis)
+
+
+def scale_logarithmically(axis: Any) -> None:
+    """Give an axis of Matplotlib a logarithmic scale, with plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_format_tick))
+
+
+def _format_tick(value: float, _: int) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def draw_history(info: HistoryInfo, path: Path) -> None:
