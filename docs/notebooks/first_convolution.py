@@ -13,8 +13,8 @@
 #
 # This notebook builds, verifies, times and explains schedules of one convolution. It runs on the CPU, through OpenCL;
 # the counts are those of an H100 or H200, from code that NVRTC compiles without a GPU (extra `cuda`). With a GPU,
-# replace `opencl:0` by `cuda:0`, and the times say something as well. `jupytext --to ipynb first_convolution.py` makes a
-# notebook of this file.
+# replace `opencl:0` by `cuda:0`, and the times say something as well. The command
+# `jupytext --to ipynb first_convolution.py` makes a notebook of this file.
 
 # %%
 import tvmconv as tc
