@@ -252,7 +252,9 @@ def suggest_commands(args: argparse.Namespace, results: Sequence[SearchResult]) 
         commands[f"report {subject} --log {log} -o report.html"] = "see code, counts and search on a page"
     commands[f"plot {log} -o search.png"] = "draw the search"
     if not args.suite:
-        commands[f"build {workload.text} --log {log}{device} -o kernel"] = "export the kernel"
+        # Without a device, `build` compiles for CUDA, also where the log is of an OpenCL device.
+        built_device = device or ("" if is_cuda else " --device opencl:0")
+        commands[f"build {workload.text} --log {log}{built_device} -o kernel"] = "export the kernel"
     return ["", "Next:", *(f"  tvmconv {command}  # {purpose}" for command, purpose in commands.items())]
 
 
