@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".jsonl": "json", ".toml": "toml"}
 PICTURES = (".png", ".svg", ".html")
+INDEX = "INDEX.md"  # of all measurements: the site has those that its own pages link to
 MAX_SOURCE_BYTES = 200_000  # a longer file, such as a log, is named without a link
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE_MARK = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # the mark behind the language is for the tests
@@ -120,7 +121,7 @@ def _site_uri(path: Path) -> str:
         return PAGES[str(relative)]
     if relative.parts[0] == "docs":
         return posixpath.join(*relative.parts[1:])
-    if path.suffix not in (*PICTURES, *LANGUAGES) or not path.is_file():
+    if path.suffix not in (*PICTURES, *LANGUAGES) or not path.is_file() or path.name == INDEX:
         return ""
     if path.suffix not in PICTURES and path.stat().st_size > MAX_SOURCE_BYTES:
         return ""

@@ -179,7 +179,7 @@ def roofline(source: Sweep | PathText, *, axes: Axes | None = None) -> Axes:
             )
             label = None if name in drawn else name
             drawn.add(name)
-            axes.plot(intensity, row.gflops, linestyle="none", markersize=6, label=label, **style)
+            axes.plot(intensity, row.gflops or 0.0, linestyle="none", markersize=6, label=label, **style)
         roof = min(peak_flops, bandwidth * intensity) / 1e9
         fractions += [(best.gflops or 0.0) / roof] if best else []
     intensities = [each.workload.arithmetic_intensity for each in results]
