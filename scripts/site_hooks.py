@@ -66,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to files of the project, and remove the marks of code blocks that tests read."""
     source = _source_of(page.file)
+    if page.file.src_uri.startswith("source/"):  # the search finds what is written for readers
+        page.meta["search"] = {"exclude": True}
     markdown = FENCE_MARK.sub(r"\1", markdown)
     return LINK.sub(lambda match: _rewrite(match, source, page.file.src_uri, files), markdown) if source else markdown
 
