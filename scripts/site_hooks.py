@@ -22,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".jsonl": "json", ".toml": "toml"}
 PICTURES = (".png", ".svg", ".html")
+INDEX = "INDEX.md"  # of all measurements: the site has those that its own pages link to
 MAX_SOURCE_BYTES = 200_000  # a longer file, such as a log, is named without a link
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE_MARK = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # the mark behind the language is for the tests
 
+OPERATORS = ("conv2d", "filter1d", "filter2d")  # whose schedules are titled by their names alone
 # A workload for each operator whose schedules are listed.
 EXAMPLES = (
     "conv2d:1x64x56x56,64x64x3x3,s1,p1",
@@ -34,6 +36,8 @@ EXAMPLES = (
     "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96",
     "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96,f16,nhwc",
     "conv2d:1x128x56x56,128x4x3x3,s1,p1,g32,f16,nhwc",
+    "conv2d_dgrad:2x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
+    "conv2d_wgrad:2x64x56x56,64x64x3x3,s1,p1,f16,nhwc",
     "filter1d:16777216,k5",
     "filter2d:4096x4096x3,5x5",
 )
@@ -62,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to files of the project, and remove the marks of code blocks that tests read."""
     source = _source_of(page.file)
+    if page.file.src_uri.startswith("source/"):  # the search finds what is written for readers
+        page.meta["search"] = {"exclude": True}
     markdown = FENCE_MARK.sub(r"\1", markdown)
     return LINK.sub(lambda match: _rewrite(match, source, page.file.src_uri, files), markdown) if source else markdown
 
@@ -117,7 +123,7 @@ def _site_uri(path: Path) -> str:
         return PAGES[str(relative)]
     if relative.parts[0] == "docs":
         return posixpath.join(*relative.parts[1:])
-    if path.suffix not in (*PICTURES, *LANGUAGES) or not path.is_file():
+    if path.suffix not in (*PICTURES, *LANGUAGES) or not path.is_file() or path.name == INDEX:
         return ""
     if path.suffix not in PICTURES and path.stat().st_size > MAX_SOURCE_BYTES:
         return ""
@@ -161,10 +167,11 @@ def _describe_schedules() -> str:
     for text in EXAMPLES:
         workload = tc.parse(text)
         for schedule in tc.schedules(workload):
-            if schedule.name in described:
+            title = schedule.name if workload.operator in OPERATORS else f"{schedule.name} of {workload.operator}"
+            if title in described:
                 continue
-            described.add(schedule.name)
-            parts += [f"## {schedule.name}", schedule.summary, *_describe_knobs(schedule, workload)]
+            described.add(title)
+            parts += [f"## {title}", schedule.summary, *_describe_knobs(schedule, workload)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -26,6 +26,7 @@ LAYERS = (
     ("benchmarks",),  # imported by name, for `tvmconv bench`
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
     ("cli",),
+    ("plot",),
     ("torch",),
     ("reports",),
     ("experiments",),
@@ -43,7 +44,7 @@ LAYERS = (
     ("workloads",),
     (
         *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
-        *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency"),
+        *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency", "html", "palette"),
     ),
     ("deadline",),
 )

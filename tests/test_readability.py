@@ -11,11 +11,18 @@ sys.path.append(str(ROOT / "scripts"))
 readability = importlib.import_module("readability")
 
 MAX_MEAN_WORDS = 18
+MAX_PAGE_WORDS = 3500  # of prose, read in some fifteen minutes
 
 
 @pytest.mark.parametrize("page", readability.list_pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_are_short(page):
     assert 0 < readability.compute_mean_length(page) <= MAX_MEAN_WORDS
+
+
+@pytest.mark.parametrize("page", readability.list_pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_is_read_in_fifteen_minutes(page):
+    sentences = readability.split_sentences(page.read_text(encoding="utf-8"))
+    assert sum(map(readability.count_words, sentences)) <= MAX_PAGE_WORDS
 
 
 def test_only_prose_is_counted():

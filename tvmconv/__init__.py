@@ -31,11 +31,14 @@ if TYPE_CHECKING:
         TuningError,
         WorkloadError,
     )
+    from tvmconv.experiments.results import Result
+    from tvmconv.experiments.run import run
     from tvmconv.kernel import Kernel
     from tvmconv.logs.build import build
     from tvmconv.logs.log import Log
     from tvmconv.logs.record import ErrorKind, Record
     from tvmconv.registry import Schedule, schedule, schedules
+    from tvmconv.reports.explained import Explanation, explain
     from tvmconv.search.progress import SearchProgress, Status
     from tvmconv.search.search import Tuned, TuneResult
     from tvmconv.search.tune import tune
@@ -59,11 +62,14 @@ _EXPORTS = {
         "TuningError",
         "WorkloadError",
     ),
+    "tvmconv.experiments.results": ("Result",),
+    "tvmconv.experiments.run": ("run",),
     "tvmconv.kernel": ("Kernel",),
     "tvmconv.registry": ("Schedule", "schedule", "schedules"),
     "tvmconv.logs.build": ("build",),
     "tvmconv.logs.log": ("Log",),
     "tvmconv.logs.record": ("ErrorKind", "Record"),
+    "tvmconv.reports.explained": ("Explanation", "explain"),
     "tvmconv.search.search": ("TuneResult", "Tuned"),
     "tvmconv.search.progress": ("SearchProgress", "Status"),
     "tvmconv.search.tune": ("tune",),
@@ -80,6 +86,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plot":  # a module
+        return importlib.import_module("tvmconv.plot")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tvmconv' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

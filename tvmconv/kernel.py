@@ -14,7 +14,8 @@ from tvmconv.compiler.executable import ArrayType, Executable, LaunchConfig
 from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
 from tvmconv.compiler.source import strip_preamble
 from tvmconv.errors import CompileError, DeviceError, WorkloadError
-from tvmconv.space import Config, Value
+from tvmconv.html import make_html_details, make_html_properties
+from tvmconv.space import Config, Value, format_value
 from tvmconv.verification import Problem, Verification
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
@@ -141,6 +142,17 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.schedule.name} of {self.workload} for {self.device.text}>"
+
+    def _repr_html_(self) -> str:
+        values = {
+            "schedule": f"{self.schedule.name}: {self.schedule.summary}",
+            "device": f"{self.device.text}, {self.device.name}",
+            "config": " ".join(f"{name}={format_value(value)}" for name, value in self.config.items()),
+            **{f"launch of {kernel.name}": str(kernel.launch) for kernel in self.kernels},
+            "shared memory": f"{self.shared_bytes + self.dynamic_shared_bytes:,} bytes per block",
+        }
+        source = make_html_details("Source", self.format_ir_level("source"))
+        return make_html_properties(self.workload.text, values) + source
 
     @property
     def kernels(self) -> tuple[LoweredKernel, ...]:

@@ -10,6 +10,7 @@ PACKAGES = {  # module or program: (extra of tvmconv that installs it, requireme
     "cuda.bench": ("bench", "cuda-bench==0.3.*"),
     "onnx": ("onnx", "onnx"),
     "torch": ("torch", "torch"),
+    "argcomplete": ("completion", "argcomplete"),
 }
 
 

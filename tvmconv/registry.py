@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import compat
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
+from tvmconv.html import make_html_details
 from tvmconv.requirements import describe_unmet
 from tvmconv.space import Columns, Config, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
@@ -45,7 +46,7 @@ _logger = logging.getLogger("tvmconv")
 ScheduleFunction = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A named way to compute the workloads of one operator.
 
@@ -100,6 +101,12 @@ class Schedule:
     baseline: bool = False
     min_arch: int = 0
     exact_arch: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name} of {self.operator}>"
+
+    def _repr_html_(self) -> str:
+        return make_html_details(f"{self.name}: {self.summary}", self.doc)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle a registered schedule by its name and function, because its other functions may not be picklable."""

@@ -77,6 +77,9 @@ def test_a_knob_names_what_it_takes(run):
     for value, accepted in (
         ("tile_c=3", "takes 3 factors of 64 such as -1,4,8 (-1: as many as cover 64), not 3"),
         ("copy_order=x", "takes one of contiguous, coalesced, not x"),
+        ("copy_order=coalesce", "not coalesce; the nearest is coalesced"),
+        ("tile_cx=1", "no knob 'tile_cx'; the nearest is tile_c, which takes 3 factors of 64"),
+        ("pipelin=none", "the nearest is pipeline, which takes one of none, registers, "),
     ):
         schedule = "tiling" if "tile" in value else "direct"
         status, _, err = run("show", TEXT, schedule, "--set", value, "--arch", "sm_90")

@@ -1,6 +1,7 @@
 """`tvmconv tune`, mostly with a measurer that answers at once; tests/tuning/test_robustness.py runs it as a process."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from instant import made_up
 
 from tvmconv import naive_cost
-from tvmconv.cli import main
+from tvmconv.cli import main, parse_words
 from tvmconv.cli.tune import format_progress
 from tvmconv.devices.cuda.device import DRIVER_FILES
 from tvmconv.errors import HostError
@@ -60,11 +61,17 @@ def trials_of(log):
 @pytest.mark.usefixtures("shared_processes")
 def test_a_search_prints_its_result_and_its_stages(tune, log):
     status, out, _ = tune(SMALL, *HOW, "--trials", "3")
-    header, row, stages = out.splitlines()
+    header, row, stages, _, *commands = out.splitlines()
     assert status == 0
     assert header.split()[:3] == ["workload", "schedule", "configs"]
     assert row.split()[:4] == [SMALL, "tiling", "3", "0"]
     assert stages.startswith(f"{SMALL} tiling, ms a trial: apply ")
+    assert commands[0] == "Next:"
+    for command in commands[1:]:  # they parse, and name the log
+        words = shlex.split(command, comments=True)
+        assert str(log) in words
+        parse_words(words[1:])
+    assert [command.split()[1] for command in commands[1:]] == ["run", "plot", "build"]
     assert len(trials_of(log)) == 3
     naive = [record for record in records_of(log) if record.schedule != "tiling"]
     assert [(record.schedule, record.final) for record in naive] == [("default", False), ("default", True)]

@@ -1,5 +1,8 @@
 """The measured logs that come with the package are found, wherever it lies, and can do without."""
 
+import importlib
+import re
+import sys
 from pathlib import Path
 
 from tvmconv.logs import packaged
@@ -30,3 +33,13 @@ def test_installed_ones_come_before_those_of_a_checkout(tmp_path, monkeypatch):
         log.parent.mkdir(parents=True)
         log.touch()
         assert packaged.packaged_logs() == [log]
+
+
+def test_index_names_files_that_are_there():
+    sys.path.append(str(ROOT / "scripts"))
+    index_logs = importlib.import_module("index_logs")
+    page = index_logs.make_index()
+    assert len(page.splitlines()) > len(packaged.packaged_logs())
+    for text in (page, (ROOT / "tuning_logs/INDEX.md").read_text(encoding="utf-8")):
+        links = re.findall(r"\]\(([^)]+)\)", text)
+        assert [link for link in links if not (ROOT / "tuning_logs" / link).exists()] == []

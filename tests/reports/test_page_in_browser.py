@@ -1,9 +1,22 @@
 """The page in Chromium: it asks for nothing, breaks no policy, and everything can be reached with the keyboard."""
 
 import pytest
-from pages import WORKLOAD, browser_missing, contents, hostile_page, linked_page, opened, render_page, requests, write
+from pages import (
+    H200,
+    WORKLOAD,
+    browser_missing,
+    contents,
+    hostile_page,
+    linked_page,
+    opened,
+    render_page,
+    requests,
+    write,
+)
 
 import tvmconv as tc
+from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
+from tvmconv.workloads import Layer
 
 pytestmark = pytest.mark.skipif(bool(browser_missing()), reason=browser_missing() or "there is a browser")
 
@@ -143,6 +156,34 @@ def test_tab_comes_by_everything_that_can_be_used(whole):
     assert wanted <= met
 
 
+def test_a_link_keeps_what_is_lit(linked):
+    linked.refresh()
+    linked.find_element("css selector", "svg [data-groups=k0s0n52]").click()
+    before = lit(linked)
+    address = linked.current_url
+    assert address.endswith("#lit=k0s0n52")
+    linked.refresh()
+    assert lit(linked) == before
+    press(linked, "ESCAPE")
+    assert lit(linked) == []
+    assert linked.current_url.endswith("#")
+
+
+def test_layers_of_a_network_are_searched(tmp_path):
+    layers = [Layer("conv1.7x7", WORKLOAD, 1), Layer("conv2.3x3", tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1"), 2)]
+    timing = NamedTiming("direct", 1e-5), NamedTiming("cudnn", 2e-5, is_library=True)
+    groups = {layer.workload: [TimingGroup("a run", H200.name, timing, ())] for layer in layers}
+    page = render_page(contents(name="a network", layers=layers, timing_groups=groups))
+    shown = "return [...document.querySelectorAll('.layers tbody tr')].map(row => row.checkVisibility())"
+    with opened(write(tmp_path / "network.html", page)) as driver:
+        driver.find_element("css selector", "input[type=search]").send_keys("3X3")
+        assert driver.execute_script(shown) == [False, False, True, True]
+        assert driver.current_url.endswith("#layers=3X3")
+        driver.refresh()
+        assert driver.execute_script(shown) == [False, False, True, True]
+        assert not driver.execute_script("return window.violations")
+
+
 def test_a_value_of_a_knob_leaves_its_trials(whole):
     whole.refresh()
     value = whole.find_element("css selector", ".value[aria-label='sliced_k=1']")
@@ -160,7 +201,15 @@ def test_a_value_of_a_knob_leaves_its_trials(whole):
 def test_without_scripts_all_can_be_read(tmp_path):
     with opened(write(tmp_path / "page.html", render_page(contents())), script=False) as driver:
         text = driver.find_element("css selector", "main").text
-    for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "sliced_k=2", "too many registers", "Provenance"):
+    for word in (
+        "Results",
+        "10.0 µs",
+        "0.0100 ×",
+        "The knob waterfall",
+        "sliced_k=2",
+        "too many registers",
+        "Provenance",
+    ):
         assert word in text
 
 

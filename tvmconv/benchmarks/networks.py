@@ -130,10 +130,10 @@ def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
         "library": lambda row: row[1].name,
         "layers": lambda row: str(row[1].num_layers),
         "slower": lambda row: str(row[1].num_slower),
-        "× geometric mean": lambda row: format_optional(row[1].mean_speedup),
+        "× library, geometric mean": lambda row: format_optional(row[1].mean_speedup),
         "network [µs]": lambda row: format_micros(row[1].kernel_seconds),
         "with the library [µs]": lambda row: format_micros(row[1].library_seconds),
-        "×": lambda row: format_optional(row[1].speedup),
+        "× library": lambda row: format_optional(row[1].speedup),
     }
     return make_table(sorted(rows, key=lambda row: row[0].sort_key), columns, LEFT_ALIGNED)
 
@@ -152,8 +152,8 @@ def make_predictions_table(sweeps: Sequence[Sweep], library: str = "cudnn") -> T
     columns: Columns = {
         **NETWORK_COLUMNS,
         "layers": lambda row: str(len(row[0].sweep.results)),
-        **{f"{name} ×": partial(lambda name, row: format_mean(row[1][name]), name) for name in OUR_ROWS},
-        "attainable ×": lambda row: format_mean(row[2]),
+        **{f"{name} × {library}": partial(lambda name, row: format_mean(row[1][name]), name) for name in OUR_ROWS},
+        f"attainable × {library}": lambda row: format_mean(row[2]),
         f"attainable < {TARGET_SPEEDUP}": lambda row: str(_count_below(TARGET_SPEEDUP, row[2])) if row[2] else None,
         f"{PREDICTED} < {MUCH_SLOWER_RATIO}": lambda row: str(_count_below(MUCH_SLOWER_RATIO, row[1][PREDICTED])),
         **{
@@ -183,7 +183,7 @@ def make_slower_layers_table(sweeps: Sequence[Sweep], library: str = "cudnn") ->
         **{header: NETWORK_COLUMNS[header] for header in ("suite", "dtype", "batch")},
         "layer": lambda row: row[1].workload.text,
         "schedule": lambda row: row[1].find_row(TUNED).schedule,
-        f"{TUNED} ×": lambda row: format_significant(row[2]),
-        "attainable ×": lambda row: format_optional(compute_roofline_headroom(row[1], library)),
+        f"{TUNED} × {library}": lambda row: format_significant(row[2]),
+        f"attainable × {library}": lambda row: format_optional(compute_roofline_headroom(row[1], library)),
     }
     return make_table(sorted(rows, key=lambda row: (row[0].sort_key, row[2])), columns, LEFT_ALIGNED)

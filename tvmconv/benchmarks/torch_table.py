@@ -20,13 +20,13 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 PYTORCH, TVMCONV, COMPILED_LABEL, FROM_LOG_LABEL = "PyTorch", "tvmconv", "compiled", "from the log"
 HEADERS = (
     *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "compiled [µs] "),
-    *("time ×", "made in [s]", "again in [s]", "error, PyTorch", "error, tvmconv"),
+    *("× PyTorch", "made in [s]", "again in [s]", "error, PyTorch", "error, tvmconv"),
 )
 SECTION = "torch-models"
 LEGEND = (
     "Microseconds per call in a CUDA graph: of PyTorch in the faster memory format, and under `torch.compile`; of the "
-    "optimized model, and of it under `torch.compile`. *Time ×*: the better time of tvmconv divided by the better time "
-    "of PyTorch. *Made in*, *again in*: seconds of `optimize`, and of the same call with the log of the first. "
+    "optimized model, and of it under `torch.compile`. *× PyTorch*: the better time of PyTorch divided by the better "
+    "time of tvmconv. *Made in*, *again in*: seconds of `optimize`, and of the same call with the log of the first. "
     "*Error*: relative L2 difference of the network's output from that in float64. Each line is one run, whose "
     "page lists its layers, versions, date and command."
 )
@@ -60,7 +60,7 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with one row per network, and the geometric mean in the last row. The results are those that
     `tvmconv bench torch-models` writes; others raise KeyError.
     """
-    lines, time_ratios = [], []
+    lines, speedups = [], []
     for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
         timings = {timing["name"]: timing for timing in result["timed"]}
         pytorch, compiled_pytorch, tvmconv, compiled_tvmconv = seconds = [
@@ -68,20 +68,20 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
             for name in (PYTORCH, TVMCONV)
             for is_compiled in (False, True)
         ]
-        time_ratios.append(min(tvmconv, compiled_tvmconv) / min(pytorch, compiled_pytorch))
+        speedups.append(min(pytorch, compiled_pytorch) / min(tvmconv, compiled_tvmconv))
         from_log = timings.get(f"{TVMCONV}, {FROM_LOG_LABEL}")
         lines.append(
             (
                 *(result["network"], result["dtype"], str(result["batch"])),
                 *map(format_micros, seconds),
-                format_significant(time_ratios[-1]),
+                format_significant(speedups[-1]),
                 format_significant(timings[TVMCONV]["made"]),
                 format_significant(from_log["made"]) if from_log else EMPTY_CELL,
                 *(f"{timings[name]['error']:.1e}" for name in (PYTORCH, TVMCONV)),
             )
         )
-    if time_ratios:
-        mean = format_significant(statistics.geometric_mean(time_ratios))
+    if speedups:
+        mean = format_significant(statistics.geometric_mean(speedups))
         lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
     return Table(HEADERS, lines, {"network", "dtype"})
 

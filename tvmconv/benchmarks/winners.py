@@ -26,6 +26,7 @@ from tvmconv.experiments.results import TUNED, ResultRow
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
+from tvmconv.palette import SeriesStyle, find_style
 from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import Columns, Table, format_micros, format_significant, make_table
 from tvmconv.training import read_valid_records
@@ -33,11 +34,11 @@ from tvmconv.workloads import Conv2d, Workload
 
 OTHER_KINDS = "others"  # kind of all schedules that have no kind of their own
 PANEL_WIDTH, PANEL_HEIGHT, SMALL_FONT_POINTS = 5.0, 5.6, 7  # inches, inches, points
-MARKER_STYLES = ("s", "#2f6fab"), ("D", "#6a9f58"), ("o", "#e07b39"), ("^", "#8c5fa8"), ("v", "#7f7f7f")
+OTHERS_STYLE = SeriesStyle("#8c8c8c", "o")
 NUM_PALETTE_COLORS = 128
 PANEL_MAX_BATCHES = (1, 8, math.inf)  # largest batch of each panel
 LEGEND = (
-    "×: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
+    "× library: speed-up over the library, the geometric mean over the layers. TFLOP/s count the operations of direct "
     "convolution. Errors are relative L2 errors against float64."
 )
 
@@ -123,7 +124,7 @@ def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -
         "schedule": lambda layer: layer.tuned_row.schedule,
         "tvmconv [µs]": lambda layer: format_micros(layer.tuned_row.seconds),
         "library [µs]": lambda layer: format_micros(layer.library_row.seconds),
-        "×": lambda layer: format_significant(layer.speedup),
+        "× library": lambda layer: format_significant(layer.speedup),
         "TFLOP/s": lambda layer: format_significant((layer.tuned_row.gflops or 0) / 1e3),
         "error": lambda layer: f"{layer.tuned_row.error:.1e}",
         "library's error": lambda layer: f"{layer.library_row.error:.1e}",
@@ -145,8 +146,8 @@ def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
         "network": lambda row: row[0],
         "batch": lambda row: row[1],
         "layers": lambda row: str(len(row[2])),
-        "×": lambda row: format_significant(statistics.geometric_mean(layer.speedup for layer in row[2])),
-        "least ×": lambda row: format_significant(min(layer.speedup for layer in row[2])),
+        "× library": lambda row: format_significant(statistics.geometric_mean(layer.speedup for layer in row[2])),
+        "least × library": lambda row: format_significant(min(layer.speedup for layer in row[2])),
         "slower": lambda row: str(sum(layer.speedup < 1 for layer in row[2])),
         "most TFLOP/s": lambda row: format_significant(max(layer.tuned_row.gflops or 0 for layer in row[2]) / 1e3),
         "largest error": lambda row: f"{max(layer.tuned_row.error or 0 for layer in row[2]):.1e}",
@@ -174,10 +175,11 @@ def draw_winners(layers: Sequence[LayerComparison], kinds: Sequence[str], path: 
 
 
 def _draw_panel(axes: Any, panel_layers: Sequence[LayerComparison], kinds: Sequence[str]) -> None:
-    for kind, (marker, color) in zip(kinds, MARKER_STYLES, strict=False):
+    for kind in kinds:
+        style = OTHERS_STYLE if kind == OTHER_KINDS else find_style(kind)
         points = [_compute_position(layer.workload) for layer in panel_layers if layer.winner == kind]
         x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, linestyle="none", marker=marker, color=color, markersize=5, alpha=0.8, label=kind)
+        axes.plot(x, y, linestyle="none", marker=style.marker, color=style.color, markersize=5, alpha=0.8, label=kind)
     min_lead_by_position: dict[tuple[float, float], float] = {}
     for layer in panel_layers:
         position = _compute_position(layer.workload)

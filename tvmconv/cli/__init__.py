@@ -18,6 +18,7 @@ from tvmconv.cli.errors import INTERRUPTED_STATUS, CommandParser, run_guarded
 from tvmconv.version import VERSION
 
 COMMANDS = (
+    "doctor",
     "devices",
     "suites",
     "schedules",
@@ -35,8 +36,10 @@ COMMANDS = (
     "optimize",
     "worker",
     "bench",
+    "completion",
 )
 SEARCH_COMMAND = "tune"
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell function of argcomplete sets it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,12 +54,20 @@ def command_line() -> NoReturn:
     """Run the command line of this process, and end the process with its exit status. An interrupted process ends at
     once, without waiting for its threads.
     """
+    if COMPLETION_VARIABLE in os.environ:
+        complete_words()
     status = main()
     if status == INTERRUPTED_STATUS:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def complete_words() -> None:
+    """Print the completions of the words that the shell asks about, and end the process."""
+    completion = importlib.import_module("tvmconv.cli.completion")
+    completion.complete(make_parser(COMMANDS)[0])
 
 
 def _dispatch(words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tvmconv import devices, workloads
 from tvmconv.analysis.nsight import ncu
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
@@ -58,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
     parser.add_argument("--recount", action="store_true", help="Build and count the kernels of --from again.")
     parser.add_argument("--all", action="store_true", help="Print every count of each kernel and each access.")
+    parser.add_argument("--wide", action="store_true", help=output.WIDE_HELP)
     text = f"Folder to write {FILE_STEM}.json and {FILE_STEM}.md to."
     parser.add_argument("-o", "--output", dest="out", metavar="DIR", type=Path, help=text)
     options.add_page(parser)
@@ -109,17 +110,18 @@ def _write(args: argparse.Namespace, metrics: KernelMetricsFile[CounterCompariso
 
 def _print(args: argparse.Namespace, metrics: KernelMetricsFile[CounterComparison]) -> None:
     """Print every table with `--all`, else a summary."""
+    formatter = output.make_table_formatter(args)
     rows, accesses = metrics.kernels, comparison_tables.make_access_table(metrics.kernels)
-    summary = comparison_tables.make_summary_table(rows).format_text()
+    summary = formatter(comparison_tables.make_summary_table(rows))
     if args.all:
-        sections = [comparison_tables.make_table(rows).format_text(), summary]
-        sections += [accesses.format_text()] if accesses.rows else []
+        sections = [formatter(comparison_tables.make_table(rows)), summary]
+        sections += [formatter(accesses)] if accesses.rows else []
     else:
-        sections = [comparison_tables.make_overview_table(rows).format_text(), summary]
+        sections = [formatter(comparison_tables.make_overview_table(rows)), summary]
         differences = comparison_tables.make_largest_differences_table(rows)
         if differences.rows:
             limit = f"{comparison_tables.COUNT_TOLERANCE:.0%}"
-            sections.append(f"Accesses that differ most, by more than {limit}:\n{differences.format_text()}")
+            sections.append(f"Accesses that differ most, by more than {limit}:\n{formatter(differences)}")
         if accesses.rows:
             sections.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
     print("\n\n".join([*sections, escape_unprintable(metrics.provenance)]))
@@ -153,7 +155,7 @@ def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]
     sections = {text: [row for row in measured.kernels if row.workload == text] for text in texts}
     tables = {text: stall_tables.make_tables(rows) for text, rows in sections.items()}
     for text in texts:
-        print("\n\n".join([text, *(table.format_text() for table in tables[text])]), end="\n\n")
+        print("\n\n".join([text, *map(output.make_table_formatter(args), tables[text])]), end="\n\n")
     print(escape_unprintable(measured.provenance))
     if args.out:
         parts = [part for text in texts for part in (f"## {text}", *(t.format_markdown() for t in tables[text]))]

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
+from tvmconv.cli import output
 from tvmconv.devices import DeviceStatus, list_devices
 from tvmconv.reports.tables import EMPTY_CELL, Table
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    output.add_table_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices, and for each kind that is missing the reason and a remedy."""
     entries = [_to_json(status) for status in list_devices()]
-    if args.json:
-        print(json.dumps(entries))
-        return 0
     headers = ("device", "name", "memory [GB]", "multiprocessors", "architecture")
     rows = [_make_cells(entry) for entry in entries if entry["name"]]
-    print(Table(headers, rows, left_aligned=frozenset({"device", "name", "architecture"})).format_text())
+    output.print_table(Table(headers, rows, frozenset({"device", "name", "architecture"})), args, entries)
     for entry in entries:
-        if not entry["name"]:
+        if not entry["name"] and not (args.json or args.csv):
             print(f"\nno {entry['device']}: {entry['reason']}\n  remedy: {entry['remedy']}")
     return 0
 

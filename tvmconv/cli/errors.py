@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tvmconv.cli.colors import RED, YELLOW, paint
 from tvmconv.errors import Error, escape_unprintable, log_traceback
 
 USAGE_ERROR = 2
@@ -86,10 +87,13 @@ def _run_guarded(prog: str, command: Callable[[], int]) -> int:
         message = str(error)
         if isinstance(error, OSError) and error.filename:
             message = f"{error.filename}: {error.strerror}"
-    print_note(message, prog)
+    print_note(message, prog, is_error=True)
     return USAGE_ERROR
 
 
-def print_note(message: str, prog: str = "tvmconv") -> None:
-    """Print a message in one line on stderr, behind the name `prog`, with unprintable characters escaped."""
-    print(f"{prog}: {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)
+def print_note(message: str, prog: str = "tvmconv", *, is_error: bool = False) -> None:
+    """Print a message in one line on stderr, behind the name `prog`, with unprintable characters escaped. On a terminal
+    the name is colored.
+    """
+    name = paint(f"{prog}:", RED if is_error else YELLOW, sys.stderr)
+    print(f"{name} {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)

@@ -7,21 +7,28 @@ unit. With several kernels, print what differs.
 from __future__ import annotations
 
 import argparse
+import json
 
-from tvmconv import devices, kernel, registry, workloads
+from tvmconv import kernel, registry, workloads
 from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.waterfall import compute_waterfall
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.run import FAILED_STATUS
-from tvmconv.cost_model.model import cost_model_for
 from tvmconv.devices import Device
 from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
-from tvmconv.reports.explanation import compare_kernels, explain_kernel, make_sensitivity_report
+from tvmconv.reports.explained import find_device_spec
+from tvmconv.reports.explanation import (
+    compare_kernels,
+    explain_kernel,
+    explanation_to_json,
+    make_quantities_table,
+    make_sensitivity_report,
+)
 from tvmconv.reports.page_data import build_fastest, read_logs
 from tvmconv.reports.waterfall import format_waterfall, make_time_lookup
 from tvmconv.target import Target
@@ -41,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_log_option(parser, "the fastest config of --waterfall and for ")
     options.add_device_options(parser)
     options.add_set_option(parser)
+    output.add_table_options(parser, json_help="Print the counts and the predicted time of each kernel as JSON.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("sensitivity", "waterfall"):
         if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
             raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
+    if (args.json or args.csv) and (args.waterfall or args.sensitivity):
+        raise UsageError("--json and --csv are for the counts of kernels, not for --waterfall and --sensitivity")
     if args.waterfall and args.sensitivity:
         raise UsageError("--sensitivity and --waterfall exclude each other: expected one of them")
     if args.waterfall and device_spec:
@@ -74,13 +84,18 @@ def run(args: argparse.Namespace) -> int:
         log_traceback(error)
         print_note(str(error))
     first_kernel = next(iter(kernels.values()))
-    if len(kernels) == 1:
-        print(explain_kernel(first_kernel, device_spec))
+    formatter = output.make_table_formatter(args)
+    if args.json:
+        print(json.dumps([explanation_to_json(built, device_spec, name) for name, built in kernels.items()]))
+    elif args.csv:
+        print(make_quantities_table([*kernels.values()], device_spec, [*kernels]).format_csv(), end="")
+    elif len(kernels) == 1:
+        print(explain_kernel(first_kernel, device_spec, formatter))
     else:
-        print(compare_kernels([*kernels.values()], device_spec, [*kernels]))
+        print(compare_kernels([*kernels.values()], device_spec, [*kernels], formatter))
     if args.sensitivity and device_spec:
         with progress_line("explain: ") as show:
-            table = make_sensitivity_report(first_kernel, device_spec, show)
+            table = make_sensitivity_report(first_kernel, device_spec, show, formatter)
         print(f"\n{table}")
     options.print_device(args, device)
     return FAILED_STATUS if failures else 0
@@ -97,14 +112,4 @@ def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Devic
             best_kernel = build_fastest(workload, schedule.name, log_records, device)
         known_seconds = make_time_lookup(log_records.records.get(workload, []), schedule.name)
         waterfall_steps = compute_waterfall(best_kernel, device_spec, known_seconds, show)
-    print(format_waterfall(best_kernel, waterfall_steps))
-
-
-def find_device_spec(device: Device) -> Target | None:
-    """Return the peak rates of a device, or None if they are unknown. An architecture has the rates of the GPU whose
-    records trained its cost model.
-    """
-    if isinstance(device, devices.Arch):
-        cost_model = cost_model_for(device.arch)
-        return cost_model.device_spec if cost_model else None
-    return device.target
+    print(format_waterfall(best_kernel, waterfall_steps, output.make_table_formatter(args)))

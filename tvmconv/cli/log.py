@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import print_note
 from tvmconv.errors import Error, escape_unprintable
 from tvmconv.logs.lines import InvalidLines
@@ -36,12 +36,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(best, "--top", "N", text, type=options.parse_count, default=1)
     best.add_argument("--workload", metavar="W", help="Print only records of this workload.")
     best.add_argument("--device", metavar="D", help='Print only records of the device of this name ("NVIDIA H200").')
-    best.add_argument("--json", action="store_true", help="Print the records as lines of a log.")
+    output.add_table_options(best, json_help="Print the records as lines of a log.")
     best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="Log to write, with times of five digits.")
 
     summary = "count records, errors and invalid lines, and print the best of each search"
     stats = _add_action(actions, "stats", _run_stats, summary)
-    stats.add_argument("--json", action="store_true", help="Print JSON.")
+    output.add_table_options(stats)
 
     summary = "convert AutoTVM's logs, and report the lines that cannot be converted"
     importing = _add_action(actions, "import", _run_import, summary)
@@ -75,8 +75,10 @@ def _run_best(args: argparse.Namespace) -> int:
                 write(record.rounded().line().encode())
     elif args.json:
         print("\n".join(record.line() for record in records))
+    elif args.csv:
+        print(_make_best_table(records).format_csv(), end="")
     else:
-        print(_make_best_table(records).format_text())
+        print(output.format_table(_make_best_table(records), is_wide=args.wide))
     for trial in filter(None, map(find_unconfirmed_trial, groups)):
         print_note(_describe_unconfirmed(trial))
     return 0
@@ -96,7 +98,7 @@ def _make_best_table(records: Iterable[Record]) -> Table:
         [record.workload.text, record.schedule, record.device, *_format_speed(record), format_config(record)]
         for record in records
     ]
-    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "config"}))
+    return Table(headers, rows, frozenset({"workload", "schedule", "device", "config"}), ("device",))
 
 
 def _format_speed(record: Record | None) -> tuple[str, str]:
@@ -117,6 +119,9 @@ def _run_stats(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(stats))
         return 0
+    if args.csv:
+        print(_make_stats_table(searches).format_csv(), end="")
+        return 0
     errors = [f"{count:,} {kind}" for kind, count in stats["errors"].items()]
     devices = ", ".join(sorted({key.device for key in searches})) or "none"
     print(f"records    {stats['records']:,}")
@@ -129,7 +134,7 @@ def _run_stats(args: argparse.Namespace) -> int:
     for file, lines in invalid_lines.items():
         if lines.count:
             print(escape_unprintable(f"{file}: {lines}"))
-    print(f"\n{_make_stats_table(searches).format_text()}")
+    print(f"\n{output.format_table(_make_stats_table(searches), is_wide=args.wide)}")
     return 0
 
 
@@ -141,7 +146,7 @@ def _make_stats_table(searches: Mapping[RecordKey, SearchStats]) -> Table:
         counts = f"{search.num_trials:,}", f"{num_failed:,}", _format_rate([search])
         timing = EMPTY_CELL if search.best_record is None else FINAL if search.best_record.final else TRIAL
         rows.append([key.workload.text, key.schedule, key.device, *counts, *_format_speed(search.best_record), timing])
-    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "timing"}))
+    return Table(headers, rows, frozenset({"workload", "schedule", "device", "timing"}), ("device", "trials/s"))
 
 
 def _stats_to_json(

@@ -18,7 +18,8 @@ from tvmconv.errors import Error, escape_unprintable
 from tvmconv.experiments.sweep import Sweep, is_run_output
 from tvmconv.files import open_regular
 from tvmconv.logs.lines import InvalidLines
-from tvmconv.reports.charts import compute_sweep_info, draw_history, draw_sweep
+from tvmconv.plot import roofline
+from tvmconv.reports.charts import compute_sweep_info, create_figure, draw_history, draw_sweep, save_figure
 from tvmconv.reports.history import Trace, compute_history_info, merge_into_sweep, read_traces
 from tvmconv.reports.sweep import draw_chart
 from tvmconv.workloads import Workload
@@ -30,12 +31,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=text)
     text = "PNG, SVG or PDF file to write."
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help=text)
+    text = "Draw the layers of a sweep below the roofline of their device."
+    parser.add_argument("--roofline", action="store_true", help=text)
     parser.add_argument("--workload", metavar="W", help=f"Draw only this workload, such as {EXAMPLE_WORKLOAD}.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the chart, and print the name of the image."""
     sweeps = [Sweep.read(file) for file in args.files if _is_sweep_file(file)]
+    if args.roofline:
+        if len(sweeps) != 1 or len(args.files) != 1:
+            raise UsageError("--roofline takes one file with the results of a sweep")
+        figure = create_figure(9.0)
+        roofline(sweeps[0], axes=figure.add_subplot())
+        save_figure(figure, args.out)
+        print(escape_unprintable(str(args.out)))
+        return 0
     traces = [trace for file in args.files if not _is_sweep_file(file) for trace in _read_log_traces(file, args.files)]
     chosen_workload = _select_workload(args, traces)
     if chosen_workload is not None:

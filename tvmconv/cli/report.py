@@ -13,12 +13,12 @@ from pathlib import Path
 from tvmconv import registry
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.explain import find_device_spec
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import escape_unprintable
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
+from tvmconv.reports.explained import find_device_spec
 from tvmconv.reports.page.contents import render_page
 from tvmconv.reports.page_data import ReportSources, collect_contents
 from tvmconv.tvm_import import import_tvm

@@ -10,7 +10,7 @@ import argparse
 import json
 
 from tvmconv import devices, naive_cost
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.preparation import find_omitted_naive
@@ -21,7 +21,7 @@ from tvmconv.files import open_regular
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.sweep import format_text
-from tvmconv.reports.tables import format_result
+from tvmconv.reports.tables import format_result, make_plain_table
 from tvmconv.tvm_import import import_tvm
 
 FAILED_STATUS = 1
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_cost_model_option(parser)
     options.add_set_option(parser)
     options.add_verify_option(parser)
-    parser.add_argument("--json", action="store_true", help="Print one line with a JSON object for each workload.")
+    output.add_table_options(parser, json_help="Print one line with a JSON object for each workload.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     device = devices.find_device(args.device)
     import_tvm()
     results: list[Result] = []
+    formatter = output.make_table_formatter(args)
     for workload in selection.workloads.values():
         with options.report_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
             result = run_schedules(
@@ -78,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
             print_note(f"{naive_cost.describe_omission(omitted_schedule, [workload], device)}; name it to run it")
         if args.json:
             print(json.dumps(result.to_json()), flush=True)
-        else:
-            print("\n" * bool(results) + format_result(result), flush=True)
+        elif not args.csv:
+            print("\n" * bool(results) + format_result(result, formatter), flush=True)
         results.append(result)
-    if len(results) > 1 and not args.json:
+    if args.csv:
+        print(make_plain_table(results).format_csv(), end="")
+    elif len(results) > 1 and not args.json:
         counts = [*(selection.counts or {}).values()]
-        print(f"\n{format_text(Sweep(selection.name, [*selection.layers], results, '', counts))}")
+        print(f"\n{format_text(Sweep(selection.name, [*selection.layers], results, '', counts), formatter)}")
     return 0 if all(result.has_all_times for result in results) else FAILED_STATUS

@@ -14,9 +14,10 @@ from itertools import starmap
 from typing import Any
 
 from tvmconv import registry, workloads
+from tvmconv.cli import output
 from tvmconv.cli.options import EXAMPLE_WORKLOAD
 from tvmconv.errors import ScheduleError, get_reason, log_traceback
-from tvmconv.reports.tables import Table
+from tvmconv.reports.tables import Table, TableFormatter
 from tvmconv.space import Knob, SplitKnob, format_value
 from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = f"Workload to which the listed schedules apply, such as {EXAMPLE_WORKLOAD}."
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=text)
     parser.add_argument("schedule", metavar="SCHEDULE", nargs="?", help="Schedule to describe.")
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    output.add_table_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,15 +39,19 @@ def run(args: argparse.Namespace) -> int:
     workload = workloads.parse(args.workload) if args.workload is not None else None
     import_tvm()
     if workload is not None and args.schedule is not None:
-        print(describe_schedule(workload, registry.find_schedule(workload, args.schedule), as_json=args.json))
+        schedule = registry.find_schedule(workload, args.schedule)
+        if args.csv:
+            print(make_knobs_table(schedule, workload).format_csv(), end="")
+        else:
+            formatter = output.make_table_formatter(args)
+            print(describe_schedule(workload, schedule, as_json=args.json, formatter=formatter))
         return 0
     entries = [_schedule_to_json(schedule, workload) for schedule in registry.schedules(workload)]
-    if args.json:
-        print(json.dumps(entries))
-        return 0
     headers = ("schedule", "configs", "summary") if workload else ("operator", "schedule", "summary")
     rows = [[_format_cell(entry, header) for header in headers] for entry in entries]
-    print(Table(headers, rows, left_aligned=frozenset(headers) - {"configs"}).format_text())
+    output.print_table(Table(headers, rows, left_aligned=frozenset(headers) - {"configs"}), args, entries)
+    if args.json or args.csv:
+        return 0
     if failures := [f"{entry['schedule']} failed: {entry['failure']}" for entry in entries if entry.get("failure")]:
         print("", *failures, sep="\n")
     return 0
@@ -71,21 +76,35 @@ def _schedule_to_json(schedule: registry.Schedule, workload: Workload | None) ->
     }
 
 
-def describe_schedule(workload: Workload, schedule: registry.Schedule, *, as_json: bool) -> str:
-    """Return the description of a schedule and its knobs for a workload, as JSON or as text."""
+def make_knobs_table(schedule: registry.Schedule, workload: Workload) -> Table:
+    """Return a table with one row per knob of a schedule."""
+    headers = ("knob", "default", "options", "values")
+    rows = [
+        (name, format_value(knob.default), f"{knob.size:,}", _format_values(knob))
+        for name, knob in schedule.space(workload).knobs.items()
+    ]
+    return Table(headers, rows, left_aligned=frozenset(headers) - {"options"})
+
+
+def describe_schedule(
+    workload: Workload,
+    schedule: registry.Schedule,
+    *,
+    as_json: bool,
+    formatter: TableFormatter = Table.format_text,
+) -> str:
+    """Return the description of a schedule and its knobs for a workload, as JSON or as text; `formatter` returns the
+    table of knobs as text.
+    """
     space = schedule.space(workload)
     if as_json:
         knobs = [
             {**_knob_to_json(name, knob), "meaning": schedule.describe_knob(name)} for name, knob in space.knobs.items()
         ]
         return json.dumps({**_schedule_to_json(schedule, workload), "doc": schedule.doc, "knobs": knobs})
-    headers = ("knob", "default", "options", "values")
-    rows = [
-        (name, format_value(knob.default), f"{knob.size:,}", _format_values(knob)) for name, knob in space.knobs.items()
-    ]
     parts = [f"{schedule.name} of {workload.text}: {space.size:,} config{'s' if space.size > 1 else ''}", schedule.doc]
-    if rows:
-        parts.append(Table(headers, rows, left_aligned=frozenset(headers) - {"options"}).format_text())
+    if space.knobs:
+        parts.append(formatter(make_knobs_table(schedule, workload)))
     if any(isinstance(knob, SplitKnob) for knob in space.knobs.values()):
         parts.append(COVERING_FACTOR_TEXT)
     if meanings := {name: meaning for name in space.knobs if (meaning := schedule.describe_knob(name))}:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvmconv.cli import output
 from tvmconv.cli.options import add_option, make_integer_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
 from tvmconv.compat import rename_tuner
@@ -50,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--min-configs", "N", text, former="--fewest", type=parse_count, default=MIN_CONFIGS)
     text = "PNG, SVG or PDF file to draw the searches to."
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=parse_image_path, help=text)
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    output.add_table_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,14 +71,17 @@ def run(args: argparse.Namespace) -> int:
                     runs.append(simulate_search(recording, tuner, args.trials, seed))
                 summaries.append(SimulationSummary(tuner, runs))
         comparisons.append(TunerComparison(name, recording, summaries))
-        if not args.json:
-            text = escape_unprintable(comparisons[-1].format_text())
+        if not (args.json or args.csv):
+            text = escape_unprintable(comparisons[-1].heading)
+            table = make_relative_throughput_table(summaries, comparisons[-1].num_trials)
+            text += f"\n\n{output.format_table(table, is_wide=args.wide)}"
             print(text, end="\n\n" if len(spaces) > 1 else "\n", flush=True)
     if args.json:
         print(json.dumps(_comparisons_to_json(comparisons)))
-    elif len(comparisons) > 1:
+    elif len(comparisons) > 1 or args.csv:
         table = make_relative_throughput_table(compute_mean_summaries(comparisons), args.trials)
-        print(f"mean of {len(comparisons)} spaces\n\n{table.format_text()}")
+        mean = f"mean of {len(comparisons)} spaces\n\n{output.format_table(table, is_wide=args.wide)}"
+        print(table.format_csv().rstrip("\n") if args.csv else mean)
     if args.out:
         draw_panels(compute_panels(comparisons), Path(args.out))
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.errors import ModelError
 from tvmconv.models.input_spec import DTYPES, EXAMPLE_TEXT
@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--input", "[NAME=]SIZES[,DTYPE]", text, type=options.parse_model_input, repeat=True)
     parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="JSON file to write the layers to.")
     options.add_layer_filters(parser)
+    output.add_table_options(parser, json_help="Print JSON, as -o writes it.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
         headers = ("layer", "times", "workload")
-        print(Table(headers, rows, left_aligned=frozenset({"layer", "workload"})).format_text())
+        json_data = [{"name": layer.name, "text": layer.workload.text, "count": layer.count} for layer in layers]
+        output.print_table(Table(headers, rows, frozenset({"layer", "workload"})), args, json_data)
     return 0
 
 
@@ -62,7 +64,8 @@ def _list_suites(args: argparse.Namespace) -> int:
     if args.out:
         raise UsageError("-o is for the layers of a suite: name a suite, or a model by --from")
     rows = [[name, str(len(suite(name)))] for name in SUITES]
-    print(Table(("suite", "workloads"), rows, left_aligned=frozenset({"suite"})).format_text())
+    json_data = [{"suite": name, "workloads": int(count)} for name, count in rows]
+    output.print_table(Table(("suite", "workloads"), rows, left_aligned=frozenset({"suite"})), args, json_data)
     return 0
 
 

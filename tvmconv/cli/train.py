@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tvmconv.cli import output
 from tvmconv.cli.options import add_option
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.similarity import layer_key
@@ -35,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "Suite whose layers are left out, in any batch size and dtype, so that the model can be evaluated on them"
     add_option(parser, "--hold-out", "SUITE", text, former="--without", repeat=True)
     parser.add_argument("--no-shipped", action="store_true", help="Use only the logs that are named.")
+    output.add_table_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
         learnt = "yes" if name in cost_model.schedule_models else "too little"
         rows.append((operator, name, f"{len(samples):,}", f"{num_configs:,}", learnt))
     headers = ("operator", "schedule", "workloads", "configs", "learnt")
-    print(Table(headers, rows, left_aligned=frozenset({"operator", "schedule", "learnt"})).format_text())
-    print(f"{escape_unprintable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
+    json_data = [dict(zip(headers, row, strict=True)) for row in rows]
+    output.print_table(Table(headers, rows, frozenset({"operator", "schedule", "learnt"})), args, json_data)
+    if not (args.json or args.csv):
+        print(f"{escape_unprintable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tvmconv import naive_cost, registry
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.compat import rename_tuner
@@ -51,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_workload_argument(parser, nargs="?")
     options.add_suite_options(parser)
     add_search_options(parser)
-    parser.add_argument("--json", action="store_true", help="Print the best record of each search as a line of a log.")
+    output.add_table_options(parser, json_help="Print the best record of each search as a line of a log.")
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -101,11 +102,14 @@ def run(args: argparse.Namespace) -> int:
                 print(tuned.final.line())
         for line in describe_skipped(results):
             print(f"tvmconv: {line}", file=sys.stderr)
+    elif args.csv:
+        print(make_results_table(results, network).format_csv(), end="")
     else:
-        print(make_results_table(results, network).format_text())
+        print(output.format_table(make_results_table(results, network), is_wide=args.wide))
         lines = describe_skipped(results) + describe_unconfirmed(results) + describe_phases(results)
         for line in lines + options.describe_sampled(chosen_workloads, args.verify):
             print(line)
+        print("\n".join(suggest_commands(args, results)))
     for line in describe_failures(results):
         print(line, file=sys.stderr)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED_STATUS
@@ -226,7 +230,32 @@ def make_results_table(results: Sequence[SearchResult], network: Mapping[Workloa
         total = sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
         network_cells = {"workload": NETWORK_ROW, "best [µs]": format_micros(total)}
         rows.append(tuple(network_cells.get(header, EMPTY_CELL) for header in headers))
-    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
+    optional = ("configs/s", "rel. error", headers[6], "GFLOP/s", "failed", "configs")
+    return Table(headers, rows, frozenset({"workload", "schedule"}), optional)
+
+
+def suggest_commands(args: argparse.Namespace, results: Sequence[SearchResult]) -> list[str]:
+    """Return the commands that use the log, each with what it does; none if no config ran."""
+    succeeded = [(workload, name, result.final) for workload, name, result in results if result.final]
+    if not succeeded:
+        return []
+    workload, schedule_name, record = succeeded[0]
+    log, is_cuda = shlex.quote(str(args.log)), record.target.startswith("cuda")
+    device = "" if args.device == "auto" or args.device.startswith("rpc:") else f" --device {args.device}"
+    names = ("suite", "only", "skip", "batch", "dtype", "layout", "epilogue")
+    values = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
+    subject = " ".join(f"--{name} {shlex.quote(text)}" for name, text in texts.items()) if args.suite else workload.text
+    commands = {f"run {subject} --log {log}{device}{' --baseline cudnn' * is_cuda}": "compare with the baseline"}
+    if is_cuda:
+        commands[f"explain {workload.text} {schedule_name}:tuned --log {log}"] = "see what bounds the kernel"
+        commands[f"report {subject} --log {log} -o report.html"] = "see code, counts and search on a page"
+    commands[f"plot {log} -o search.png"] = "draw the search"
+    if not args.suite:
+        # Without a device, `build` compiles for CUDA, also where the log is of an OpenCL device.
+        built_device = device or ("" if is_cuda else " --device opencl:0")
+        commands[f"build {workload.text} --log {log}{built_device} -o kernel"] = "export the kernel"
+    return ["", "Next:", *(f"  tvmconv {command}  # {purpose}" for command, purpose in commands.items())]
 
 
 def describe_unconfirmed(results: Sequence[SearchResult]) -> list[str]:

@@ -25,7 +25,7 @@ def disassemble(image: bytes, *, with_lines: bool = False) -> str:
     The text has the instructions of all kernels, one per line after its address in a comment. With `with_lines`, it
     has source lines as comments if the image has them.
     """
-    command = _find_disassembler(with_lines=with_lines)
+    command = find_disassembler(with_lines=with_lines)
     with tempfile.TemporaryDirectory() as directory:
         cubin = Path(directory) / "kernel.cubin"  # the tools require a file
         cubin.write_bytes(image)
@@ -49,7 +49,10 @@ def count_instructions(sass: str) -> dict[str, int]:
     return dict(names.most_common())
 
 
-def _find_disassembler(*, with_lines: bool) -> list[str]:
+def find_disassembler(*, with_lines: bool) -> list[str]:
+    """Return the command that prints the machine code of a file, with the lines of the source or without; raise
+    CompileError if no disassembler is installed.
+    """
     if nvdisasm := _find_packaged_nvdisasm() or _find_system_tool("nvdisasm"):
         line_options = ["--print-line-info-inline"] if with_lines else []
         return [nvdisasm, "--print-code", "--no-dataflow", *line_options]  # equal text, faster

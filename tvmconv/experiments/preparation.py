@@ -16,7 +16,7 @@ from tvmconv.logs.build import build
 from tvmconv.logs.ranking import LogPaths
 from tvmconv.predicted_kernel import build_fastest_default, default_candidate_schedules
 from tvmconv.registry import Schedule
-from tvmconv.space import Config, Knob, Value
+from tvmconv.space import Config, Knob, Value, suggest_knob
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Workload
 
@@ -151,7 +151,11 @@ def distribute_config(
     knob_names = dict.fromkeys(name for own_knobs in knobs.values() for name in own_knobs)
     for name in config:
         if not any(compat.rename_knob(schedule, name) in own_knobs for schedule, own_knobs in knobs.items()):
-            raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(knob_names) or 'none'}")
+            suggestion = suggest_knob(name, {knob: own[knob] for own in knobs.values() for knob in own})
+            raise KnobError(
+                f"no knob {name!r} in {', '.join(knobs)}{suggestion}; there are: {', '.join(knob_names) or 'none'}; "
+                f"tvmconv schedules {workload.text} {next(iter(knobs))} explains them"
+            )
     for name, own_knobs in knobs.items():
         configs[name] = compat.rename_requested_config(
             name, {knob: value for knob, value in config.items() if compat.rename_knob(name, knob) in own_knobs}

@@ -11,6 +11,8 @@ from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
 from tvmconv.errors import KnobError
+from tvmconv.html import make_html_bars, make_html_table
+from tvmconv.palette import LIBRARY_COLOR, find_style
 from tvmconv.space import JSON_VALUE_TYPES, Config
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.workloads import Workload, parse
@@ -85,17 +87,64 @@ class ResultRow:
         return row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """The rows of one workload on one device."""
+    """The rows of one workload on one device.
+
+    Attributes:
+        workload: The workload.
+        device: Text of the device, such as "cuda:0".
+        device_name: Name of the device by its driver.
+        seed: Seed of the inputs.
+        rows: One row per schedule, the naive one first, then one per library.
+        peak_flops: Peak float32 rate of the device in FLOP/s; None if it is unknown.
+        peak_bandwidth: Peak memory bandwidth of the device in bytes per second; None if it is unknown.
+
+    Examples:
+        >>> import json
+        >>> import tvmconv as tc
+        >>> from tvmconv import jsonfile
+        >>> result = tc.run("conv2d:1x8x8x8,8x8x3x3,s1,p1", ["tiling"], device="opencl:0", seconds=0.01)
+        >>> result.find_row("tiling").verified, result.compute_speedup("tiling", "default") > 0
+        (True, True)
+        >>> values = json.loads(json.dumps(result.to_json()))
+        >>> tc.Result.from_json(jsonfile.JsonValue(values)).workload == result.workload
+        True
+    """
 
     workload: Workload
-    device: str  # text of the device, such as `cuda:0`
-    device_name: str  # by its driver
-    seed: int  # of the inputs
-    rows: tuple[ResultRow, ...]  # one per schedule, the naive one first, then one per library
-    peak_flops: float | None = None  # float32 FLOP/s; None if unknown
-    peak_bandwidth: float | None = None  # bytes/s; None if unknown
+    device: str
+    device_name: str
+    seed: int
+    rows: tuple[ResultRow, ...]
+    peak_flops: float | None = None
+    peak_bandwidth: float | None = None
+
+    def __repr__(self) -> str:
+        times = (f"{name} {seconds * 1e6:.4g} µs" for name, seconds in self.seconds.items())
+        return f"<Result {self.workload.text} on {self.device_name}: {', '.join(times) or 'no time'}>"
+
+    def _repr_html_(self) -> str:
+        baseline = self.rows[0].name
+        rows = [
+            (
+                row.name,
+                f"{row.seconds * 1e6:,.4g}" if row.seconds else "failed",
+                f"{row.speedup:.3g}" if row.speedup else "",
+                f"{row.gflops:,.4g}" if row.gflops else "",
+                f"{row.error:.1e}" if row.error is not None else "",
+                str(row.launch or ""),
+                row.failure or row.library or "",
+            )
+            for row in self.rows
+        ]
+        headers = ("schedule", "time [µs]", f"× {baseline}", "GFLOP/s", "rel. error", "grid × block", "notes")
+        title = f"{self.workload.text} on {self.device_name}"
+        speedups = {row.name: row.speedup for row in self.rows if row.speedup}
+        labels = {name: f"{speedup:.3g} × {baseline}" for name, speedup in speedups.items()}
+        colors = {row.name: LIBRARY_COLOR if row.library else find_style(row.name).color for row in self.rows}
+        table = make_html_table(headers, rows, {"schedule", "grid × block", "notes"}, title)
+        return table + make_html_bars(speedups, labels, colors)
 
     @property
     def is_memory_bound(self) -> bool:
@@ -120,11 +169,20 @@ class Result:
         return {row.name: row.timing.median for row in self.rows if row.timing}
 
     def find_row(self, name: str) -> ResultRow:
-        """Return the row of a schedule or library; an empty row if there is none."""
+        """Return the row of a schedule or library; an empty row if there is none.
+
+        Args:
+            name: Name of the row.
+        """
         return next((row for row in self.rows if row.name == name), ResultRow(name))
 
     def compute_speedup(self, name: str, library: str) -> float | None:
-        """Return the speed-up of a row over another one; None if one has no time."""
+        """Return how many times as fast as another row a row is; None if one has no time.
+
+        Args:
+            name: Name of the row.
+            library: Name of the other row.
+        """
         seconds = self.seconds
         return seconds[library] / seconds[name] if {name, library} <= seconds.keys() else None
 
@@ -135,7 +193,14 @@ class Result:
 
     @classmethod
     def from_json(cls, data: jsonfile.JsonValue) -> Result:
-        """Return the result that `to_json` wrote; raise `JsonError` for other data."""
+        """Return the result that `to_json` wrote.
+
+        Args:
+            data: The values that `to_json` returned, read from JSON.
+
+        Raises:
+            JsonError: The data is not a result.
+        """
         rows = tuple(map(ResultRow.from_json, data["rows"].elements()))
         data["rows"].check(bool(rows), "at least one row")
         decoded_fields = {

@@ -17,16 +17,73 @@ from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
+from tvmconv.kernel import resolve_device
 from tvmconv.logs.ranking import LogPaths
 from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds
 from tvmconv.predicted_kernel import fastest_default_name
 from tvmconv.space import Value
+from tvmconv.tvm_import import import_tvm
 from tvmconv.verification import Problem
 from tvmconv.workloads import Workload
+from tvmconv.workloads.registry import as_workload
 
 NUM_QUANTILES = 21
 
 ProgressCallback = Callable[[str], None]
+
+
+def run(
+    workload: Workload | str,
+    schedules: Sequence[str] | None = None,
+    *,
+    device: str | Device = "auto",
+    config: Mapping[str, Value] | None = None,
+    baselines: Sequence[str] = (),
+    log: LogPaths | None = None,
+    seconds: float = 0.5,
+    cold: bool = False,
+    seed: int | None = None,
+) -> Result:
+    """Build, verify and time schedules of a workload on the same inputs, as `tvmconv run` does.
+
+    Args:
+        workload: Workload to compute, or its text.
+        schedules: Names of schedules (default: all that apply). The naive schedule is added as the baseline.
+        device: Device to run on: "cuda:0", "opencl:0", or "auto" for the first GPU, else the first OpenCL device.
+        config: Values by knob name. Each schedule takes the values of its own knobs.
+        baselines: Names of libraries to time as well, such as "cudnn".
+        log: Log, or folder of logs, whose fastest record for this device becomes the row "tuned".
+        seconds: Approximate time in seconds for timing each kernel.
+        cold: Whether inputs and outputs are outside the L2 cache when a kernel is timed.
+        seed: Seed of the random inputs (default: a new one).
+
+    Returns:
+        One row per schedule and library; `tvmconv.plot.result` draws it.
+
+    Raises:
+        WorkloadError: The text of the workload is malformed.
+        ScheduleError: There is no such schedule for this workload, or it does not support the device.
+        KnobError: No schedule has such a knob, or accepts the value.
+        DeviceError: The device does not exist, or a library does not support it.
+        Error: All schedules fail for the same reason.
+
+    Examples:
+        >>> result = run("conv2d:1x8x8x8,8x8x3x3,s1,p1", ["tiling"], device="opencl:0", seconds=0.01)
+        >>> [row.name for row in result.rows], result.has_all_times
+        (['default', 'tiling'], True)
+    """
+    import_tvm()
+    return run_schedules(
+        as_workload(workload),
+        schedules,
+        device=resolve_device(device, None),
+        config=config,
+        baselines=baselines,
+        log=log,
+        seconds=seconds,
+        cold=cold,
+        seed=seed,
+    )
 
 
 def run_schedules(

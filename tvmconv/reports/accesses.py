@@ -11,7 +11,7 @@ from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.sass.instruction_mix import count_access_widths
 from tvmconv.analysis.sass.linked_sources import LinkedSources
 from tvmconv.kernel import Kernel
-from tvmconv.reports.tables import Columns, format_significant, make_table
+from tvmconv.reports.tables import Columns, Table, TableFormatter, format_significant, make_table
 
 MAX_WORST_ACCESSES = 3  # accesses listed below the table
 _MAX_LISTED_LINES = 3  # line numbers per access
@@ -100,8 +100,12 @@ def _add_source_lines(cost: AccessCost, sources: LinkedSources | None, statement
     return replace(cost, lines=(sources.lowered_lines[statement].start,), widths=Counter(widths))
 
 
-def format_access_costs(kernel: Kernel, access_costs: Sequence[AccessCost]) -> str:
-    """Return a table of access costs, followed by the accesses that exceed their minimum most."""
+def format_access_costs(
+    kernel: Kernel, access_costs: Sequence[AccessCost], formatter: TableFormatter = Table.format_text
+) -> str:
+    """Return a table of access costs, followed by the accesses that exceed their minimum most. The excess is what an
+    access takes, divided by the least that it could take. `formatter` returns the table as text.
+    """
     columns: Columns = {
         "memory": lambda cost: cost.memory,
         "array": lambda cost: cost.array,
@@ -114,11 +118,12 @@ def format_access_costs(kernel: Kernel, access_costs: Sequence[AccessCost]) -> s
         "takes": lambda cost: f"{cost.units_taken:,}",
         "of": lambda cost: cost.unit,
         "at least": lambda cost: f"{cost.min_units:,}",
-        "×": lambda cost: format_significant(cost.cost_ratio),
+        "excess": lambda cost: format_significant(cost.cost_ratio),
     }
     table = make_table(access_costs, columns, {"memory", "array", "access", "as", "of"})
+    table = replace(table, optional=("places", "bytes", "requests", "of", "at least"))
     lines = ["One block (lines of `--stage lowered`, and the instructions that the compiler generated):"]
-    lines.append(table.format_text())
+    lines.append(formatter(table))
     lowered_lines = kernel.format_ir_level("lowered").split("\n")
     for index, cost in enumerate(select_worst(access_costs)):
         lines += ["Largest excess"] if index == 0 else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv.experiments.results import Result, ResultRow, list_libraries
+from tvmconv.palette import SeriesStyle, find_style
 
 if TYPE_CHECKING:
     from tvmconv.reports.history import HistoryInfo
 
 FORMATS = (".png", ".svg", ".pdf")
 LIBRARY_LINE_STYLES = ("--", ":", "-.")  # libraries are drawn in black
+SERIES_LINE_STYLES = ("-", (0, (4, 1)), (0, (1, 1)))  # of series of one schedule
 RESULT_LINE_STYLE = (0, (8, 3))
 DOTS_PER_INCH, NUM_PALETTE_COLORS = 150, 64  # of a PNG
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -102,17 +105,33 @@ def _collect_series(
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
-    """Draw a sweep, with lines if the axis has numbers and with markers only between named layers. GFLOP/s are on a
-    logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the peak. The file's suffix,
-    one of `FORMATS`, selects the format.
+    """Draw a sweep as `plot_sweep` does. The file's suffix, one of `FORMATS`, selects the format."""
+    figure = create_figure(compute_sweep_width(info))
+    plot_sweep(info, figure.add_subplot())
+    save_figure(figure, path)
+
+
+def compute_sweep_width(info: SweepInfo) -> float:
+    """Return the width of a sweep's figure in inches."""
+    return 9 if info.is_log_x else max(9, 0.5 * len(info.ticks))
+
+
+def plot_sweep(info: SweepInfo, axes: Any) -> None:
+    """Draw a sweep on axes of Matplotlib, with lines if the axis has numbers and with markers only between named
+    layers. GFLOP/s are on a logarithmic axis, so that equal factors look equal. GB/s start at zero, as fractions of the
+    peak.
     """
-    figure = create_figure(9 if info.is_log_x else max(9, 0.5 * len(info.ticks)))
-    axes = figure.add_subplot()
     library_styles = itertools.cycle(LIBRARY_LINE_STYLES)
+    drawn_styles: Counter[SeriesStyle] = Counter()
     for series in info.series:
-        color, style, marker = ("black", next(library_styles), "s") if series.is_library else (None, "-", "o")
+        style, line_style = find_style(series.name), SERIES_LINE_STYLES[drawn_styles[find_style(series.name)] % 3]
+        color, marker = style.color, style.marker
+        if series.is_library:
+            color, line_style, marker = "black", next(library_styles), "s"
+        else:
+            drawn_styles[style] += 1
         (line,) = axes.plot(series.x, series.y, color=color, marker=marker, label=series.name)
-        line.set(linestyle=style if info.is_log_x else "none", markersize=5, linewidth=2)
+        line.set(linestyle=line_style if info.is_log_x else "none", markersize=6, linewidth=2)
     if info.peak_rate is not None:
         label = f"memory's peak, {info.peak_rate:,.0f} {info.unit}"
         axes.axhline(info.peak_rate, color="black", linewidth=1, linestyle=(0, (8, 4)), label=label)
@@ -125,22 +144,55 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
     _scale_rates(axes, info.unit)
     axes.set_xlabel(info.axis)
     axes.set_ylabel(info.unit)
-    axes.set_title(info.title)
+    finding = describe_winner(info)
+    axes.set_title(f"{finding}\n{info.title}" if finding else info.title)
     axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
-    save_figure(figure, path)
+
+
+def describe_winner(info: SweepInfo) -> str:
+    """Return a sentence that names the fastest schedule for most workloads; "" with fewer than two schedules.
+
+    Examples:
+        >>> series = [ChartSeries("a", (1, 2), (3, 9), False), ChartSeries("b", (1, 2), (1, 8), False)]
+        >>> describe_winner(SweepInfo("title", "channels", (1, 2), ("1", "2"), True, tuple(series)))
+        'a is the fastest schedule for 2 of 2 workloads'
+    """
+    schedules = [series for series in info.series if not series.is_library]
+    winners: Counter[str] = Counter()
+    for tick in info.ticks:
+        rates = {series.name: series.y[series.x.index(tick)] for series in schedules if tick in series.x}
+        if rates:
+            winners[max(rates, key=lambda name: rates[name])] += 1
+    if len(schedules) < 2 or not winners:
+        return ""
+    name, count = winners.most_common(1)[0]
+    return f"{name} is the fastest schedule for {count} of {winners.total()} workloads"
 
 
 def _scale_rates(axes: Any, unit: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter
 
     if unit == BYTES:
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(_format_tick))
     else:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+        scale_logarithmically(axes.yaxis)
+
+
+def scale_logarithmically(axis: Any) -> None:
+    """Give an axis of Matplotlib a logarithmic scale, with plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_format_tick))
+
+
+def _format_tick(value: float, _: int) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def draw_history(info: HistoryInfo, path: Path) -> None:
@@ -150,25 +202,44 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
     has_times = any(curve.elapsed for curve in info.curves)
     figure = create_figure(12 if has_times else 9)
     panels = figure.subplots(1, 2 if has_times else 1, sharey=True, squeeze=False)[0]
-    for index, curve in enumerate(info.curves):
-        style = {"where": "post", "color": f"C{index}"}
-        panels[0].step(range(1, len(curve.best_gflops) + 1), curve.best_gflops, label=curve.summary, **style)
-        if curve.elapsed:
-            panels[1].step(curve.elapsed, curve.best_gflops, **style)
-    panels[0].set_ylabel("GFLOP/s of the best trial so far")
-    for panel, x_label in zip(panels, ("trials", "seconds of tuning"), strict=False):
-        panel.set_xlabel(x_label)
-        for name, record in info.results:
-            label = f"result: {name}" if panel is panels[0] else None
-            panel.axhline(record.gflops, color="C3", linestyle=RESULT_LINE_STYLE, linewidth=1, label=label)
-        for (name, rate), line_style in zip(info.targets, itertools.cycle(LIBRARY_LINE_STYLES)):
-            label = name if panel is panels[0] else None
-            panel.axhline(rate, color="black", linestyle=line_style, linewidth=1, label=label)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.4)
-    figure.suptitle(info.title)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    for panel, is_over_time in zip(panels, (False, True), strict=False):
+        plot_history(info, panel, is_over_time=is_over_time)
+    if has_times:
+        panels[1].set_ylabel("")
+    figure.suptitle(make_history_title(info))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, path)
+
+
+def make_history_title(info: HistoryInfo) -> str:
+    """Return a sentence that names the best result of the searches, and their workload."""
+    best = max((record for _, record in info.results), key=lambda record: record.gflops, default=None)
+    finding = f"{best.schedule} reaches {best.gflops:,.0f} GFLOP/s" if best and best.gflops >= 1 else ""
+    return f"{finding}\n{info.title}" if finding else info.title
+
+
+def plot_history(info: HistoryInfo, axes: Any, *, is_over_time: bool = False) -> None:
+    """Draw the best throughput of searches on axes of Matplotlib, over trials or over seconds of tuning; searches
+    without times are left out of the latter.
+    """
+    drawn_styles: Counter[SeriesStyle] = Counter()
+    for curve in info.curves:
+        style = find_style(curve.name)
+        x = curve.elapsed if is_over_time else range(1, len(curve.best_gflops) + 1)
+        if x:
+            line_style = SERIES_LINE_STYLES[drawn_styles[style] % 3]
+            options = {"where": "post", "color": style.color, "linestyle": line_style, "linewidth": 1.8}
+            axes.step(x, curve.best_gflops, label=curve.summary, **options)
+        drawn_styles[style] += 1
+    axes.set_xlabel("seconds of tuning" if is_over_time else "trials")
+    axes.set_ylabel("GFLOP/s of the best trial so far")
+    for name, record in info.results:
+        color = find_style(record.schedule).color
+        axes.axhline(record.gflops, color=color, linestyle=RESULT_LINE_STYLE, linewidth=1, label=f"result: {name}")
+    for (name, rate), line_style in zip(info.targets, itertools.cycle(LIBRARY_LINE_STYLES)):
+        axes.axhline(rate, color="black", linestyle=line_style, linewidth=1, label=name)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.4)
 
 
 def save_figure(figure: Any, path: Path, colors: int = NUM_PALETTE_COLORS) -> None:

@@ -161,7 +161,7 @@ def _make_access_table(accesses: Sequence[_AccessComparison]) -> Table:
         "of": lambda each: each.unit,
         "counted": lambda each: f"{each.predicted:,.0f}",
         "measured": lambda each: f"{each.measured:,}",
-        "×": lambda each: _format_ratio(each.ratio),
+        "ratio": lambda each: _format_ratio(each.ratio),
     }
     return make_column_table(accesses, columns, {"workload", "schedule", "access", "of"})
 
@@ -170,7 +170,7 @@ def make_overview_table(rows: Sequence[CounterComparison]) -> Table:
     """Return a table with one row per device function: predicted and measured counts, and how many accesses agree."""
     headers = ["workload", "schedule"]
     for name in OVERVIEW_COLUMNS:
-        headers += [f"{name}, counted", "measured", "×"]
+        headers += [f"{name}, counted", "measured", "ratio"]
     lines = []
     for row in rows:
         cells = [row.workload, _format_name(row)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from tvmconv.analysis.block_accesses import count_block_accesses
 from tvmconv.analysis.memory.footprint import count_dram_bytes
@@ -24,6 +26,7 @@ from tvmconv.reports.tables import (
     EMPTY_CELL,
     Columns,
     Table,
+    TableFormatter,
     format_micros,
     format_optional,
     format_significant,
@@ -36,8 +39,9 @@ MAX_CAUSES = 3  # per difference
 MIN_CAUSE_FRACTION = 0.1  # of the largest cause; smaller ones are left out
 
 
-def explain_kernel(kernel: Kernel, device_spec: Target | None) -> str:
-    """Return a text that explains one kernel; it has times if the specification of the GPU is given.
+def explain_kernel(kernel: Kernel, device_spec: Target | None, formatter: TableFormatter = Table.format_text) -> str:
+    """Return a text that explains one kernel; it has times if the specification of the GPU is given. `formatter`
+    returns a table as text.
 
     Raises:
         AnalysisError: The kernel's operations cannot be counted, or its architecture is unknown.
@@ -61,13 +65,14 @@ def explain_kernel(kernel: Kernel, device_spec: Target | None) -> str:
         if lowered_kernel not in kernel.timed_kernels:
             sections.insert(0, "prepack    transforms a weight once for all calls; the times below exclude it")
         lines += ["", kernel.add_kernel_title(lowered_kernel, "\n".join(sections))]
-    lines += ["", format_access_costs(kernel, compute_access_costs(kernel, linked_sources))]
+    lines += ["", format_access_costs(kernel, compute_access_costs(kernel, linked_sources), formatter)]
     if reason := explain_text_counts(kernel):
         lines.append(f"These are the accesses of the TIR; the compiler merges and drops some of them: {reason}.")
-    lines += [text for kernel_tiles in tma_tiles for text in ("", format_tiles(kernel_tiles))]
+    lines += [text for kernel_tiles in tma_tiles for text in ("", format_tiles(kernel_tiles, formatter))]
     if device_spec:
         predicted = try_predict_time(kernel, device_spec)
-        lines += ["", _make_unit_table(kernel, device_spec, predicted), "", _format_prediction(kernel, predicted)]
+        lines += ["", _format_units(kernel, device_spec, predicted, formatter)]
+        lines += ["", _format_prediction(kernel, predicted, formatter)]
     return "\n".join(lines)
 
 
@@ -120,7 +125,7 @@ def _format_class_counts(classes: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in classes.items())
 
 
-def format_tiles(tiles: Sequence[SwizzledSmemTile]) -> str:
+def format_tiles(tiles: Sequence[SwizzledSmemTile], formatter: TableFormatter = Table.format_text) -> str:
     """Return a table with one row per tile: its TMA and wgmma swizzles, and its wavefronts per 8 rows of 16 bytes."""
     columns: Columns = {
         "tile of": lambda tile: tile.array,
@@ -132,7 +137,7 @@ def format_tiles(tiles: Sequence[SwizzledSmemTile]) -> str:
         ),
     }
     table = make_table(tiles, columns, {"tile of", "TMA", "swizzle", "wgmma reads it as"})
-    return f"Tiles in shared memory, by TMA and wgmma:\n{table.format_text()}"
+    return f"Tiles in shared memory, by TMA and wgmma:\n{formatter(table)}"
 
 
 def _format_swizzle(nbytes: int) -> str:
@@ -146,7 +151,9 @@ def _format_reader(tile: SwizzledSmemTile) -> str | None:
     return swizzle_text if tile.is_consistent else f"{swizzle_text}: this does not match TMA"
 
 
-def _make_unit_table(kernel: Kernel, device_spec: Target, predicted: PredictedTime | str) -> str:
+def _format_units(
+    kernel: Kernel, device_spec: Target, predicted: PredictedTime | str, formatter: TableFormatter
+) -> str:
     unit_times = compute_unit_times(kernel, device_spec, with_bounds=True)
     columns: Columns = {
         "unit": lambda bound: bound.unit,
@@ -155,7 +162,7 @@ def _make_unit_table(kernel: Kernel, device_spec: Target, predicted: PredictedTi
         "estimate [µs]": lambda bound: format_micros(bound.seconds),
     }
     heading = f"On {device_spec.name}, bound by {_find_bottleneck(kernel, predicted, unit_times)}:"
-    return f"{heading}\n{make_table(unit_times, columns, {'unit'}).format_text()}"
+    return f"{heading}\n{formatter(make_table(unit_times, columns, {'unit'}))}"
 
 
 def _find_bottleneck(kernel: Kernel, predicted: PredictedTime | str, unit_times: Sequence[UnitLowerBound]) -> str:
@@ -165,7 +172,7 @@ def _find_bottleneck(kernel: Kernel, predicted: PredictedTime | str, unit_times:
     return f"{unit_times[0].unit}, by an estimate from the TIR" if explain_text_counts(kernel) else unit_times[0].unit
 
 
-def _format_prediction(kernel: Kernel, predicted: PredictedTime | str) -> str:
+def _format_prediction(kernel: Kernel, predicted: PredictedTime | str, formatter: TableFormatter) -> str:
     if isinstance(predicted, str):
         estimate = estimate_schedule_seconds(kernel)
         reason = f"No time is predicted: {predicted}"
@@ -184,7 +191,7 @@ def _format_prediction(kernel: Kernel, predicted: PredictedTime | str) -> str:
         f"predicted {format_micros(predicted.seconds)} µs (half of the kernels of direct with this "
         f"prediction took between {lower_quartile} and {upper_quartile}):"
     )
-    return f"{heading}\n{table.format_text()}"
+    return f"{heading}\n{formatter(table)}"
 
 
 def try_predict_time(kernel: Kernel, device_spec: Target) -> PredictedTime | str:
@@ -226,14 +233,11 @@ def collect_quantities(kernel: Kernel, device_spec: Target | None) -> dict[str, 
     return texts
 
 
-def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names: Sequence[str] | None = None) -> str:
-    """Return a text that compares several kernels for one NVIDIA architecture, by default named by their schedules.
-
-    It has times if the specification of the GPU is given.
-
-    Raises:
-        AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
-        CompileError: A kernel cannot be compiled.
+def make_quantities_table(
+    kernels: Sequence[Kernel], device_spec: Target | None, names: Sequence[str] | None = None
+) -> Table:
+    """Return a table of the quantities by which kernels are compared, with one column per kernel; see
+    `compare_kernels`.
     """
     names = names or [kernel.schedule.name for kernel in kernels]
     for kernel in kernels:
@@ -242,14 +246,51 @@ def compare_kernels(kernels: Sequence[Kernel], device_spec: Target | None, names
     headers = ("of the whole kernel", *names)
     quantity_names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, *(column.get(name, EMPTY_CELL) for column in columns)) for name in quantity_names]
+    return Table(headers, rows, left_aligned=frozenset(headers[:1]))
+
+
+def explanation_to_json(kernel: Kernel, device_spec: Target | None, name: str) -> dict[str, Any]:
+    """Return the explanation of a kernel as JSON values; quantities are as the text has them, times are in seconds."""
+    predicted = try_predict_time(kernel, device_spec) if device_spec else None
+    data: dict[str, Any] = {
+        "name": name,
+        "workload": kernel.workload.text,
+        "device": kernel.device.text,
+        "schedule": kernel.schedule.name,
+        "config": kernel.config,
+        "quantities": collect_quantities(kernel, device_spec),
+        "predicted_seconds": predicted.seconds if isinstance(predicted, PredictedTime) else None,
+        "components": [],
+    }
+    if isinstance(predicted, PredictedTime):
+        data["components"] = [asdict(component) for component in predicted.components if component.seconds]
+    return data
+
+
+def compare_kernels(
+    kernels: Sequence[Kernel],
+    device_spec: Target | None,
+    names: Sequence[str] | None = None,
+    formatter: TableFormatter = Table.format_text,
+) -> str:
+    """Return a text that compares several kernels for one NVIDIA architecture, by default named by their schedules.
+
+    It has times if the specification of the GPU is given. `formatter` returns a table as text.
+
+    Raises:
+        AnalysisError: A kernel's operations cannot be counted, or its architecture is unknown.
+        CompileError: A kernel cannot be compiled.
+    """
+    names = names or [kernel.schedule.name for kernel in kernels]
+    table = make_quantities_table(kernels, device_spec, names)
     lines = [f"{kernels[0].workload} on {kernels[0].device.text}", *_format_configs(kernels, names), ""]
-    lines.append(Table(headers, rows, left_aligned=frozenset(headers[:1])).format_text())
+    lines.append(formatter(table))
     if device_spec is None:
         return "\n".join(lines)
     predictions = [try_predict_time(kernel, device_spec) for kernel in kernels]
     times = [time for time in predictions if isinstance(time, PredictedTime)]
     if len(times) == len(kernels):
-        lines += ["", _make_component_table(times, names).format_text(), ""]
+        lines += ["", formatter(_make_component_table(times, names)), ""]
         lines += [
             _explain_difference(times[0], other_time, names[0], name)
             for name, other_time in zip(names[1:], times[1:], strict=True)
@@ -292,7 +333,7 @@ def _make_component_table(times: Sequence[PredictedTime], names: Sequence[str]) 
 
 
 def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_name: str, name: str) -> str:
-    """Return one line: the ratio of another kernel's time to the first one's, and the main causes."""
+    """Return one line: another kernel's speed-up over the first one, and the main causes."""
     changes = {
         component.name: other_time.get_added_seconds(component.name) - component.added_seconds
         for component in first.components
@@ -304,12 +345,15 @@ def _explain_difference(first: PredictedTime, other_time: PredictedTime, first_n
         for component, seconds in largest
         if abs(seconds) > MIN_CAUSE_FRACTION * abs(largest[0][1])
     )
-    ratio = format_significant(other_time.seconds / first.seconds)
-    return f"{name} is predicted to take {ratio} × the time of {first_name}: {causes or 'nothing differs'}"
+    speedup = format_significant(first.seconds / other_time.seconds)
+    return f"{name} is predicted to be {speedup} × as fast as {first_name}: {causes or 'nothing differs'}"
 
 
 def make_sensitivity_report(
-    kernel: Kernel, device_spec: Target, on_progress: Callable[[str], None] = lambda text: None
+    kernel: Kernel,
+    device_spec: Target,
+    on_progress: Callable[[str], None] = lambda text: None,
+    formatter: TableFormatter = Table.format_text,
 ) -> str:
     """Return a table of the effect of changing each knob by one step; the kernel itself is the first row. `on_progress`
     receives the name and value of the changed knob. If the kernel's operations cannot be counted, AnalysisError is
@@ -318,7 +362,7 @@ def make_sensitivity_report(
     has_prediction = isinstance(try_predict_time(kernel, device_spec), PredictedTime)
     seconds, bottleneck = _estimate_time(kernel, device_spec, has_prediction)
     unchanged_row = ("unchanged", "", bottleneck, *_format_cells(kernel, seconds, 1.0))
-    ratios_and_rows = []
+    seconds_and_rows = []
     neighbor_costs = []
     for neighbor in iterate_knob_neighbors(kernel):
         value = format_value(neighbor.value)
@@ -328,15 +372,14 @@ def make_sensitivity_report(
             neighbor_costs.append((f"{neighbor.knob}={value}", sum_kernel_costs(neighbor.kernel)))
         except (AnalysisError, CompileError):  # configs that do not compile are skipped
             continue
-        ratio = neighbor_seconds / seconds
-        cells = _format_cells(neighbor.kernel, neighbor_seconds, ratio)
-        ratios_and_rows.append((ratio, (neighbor.knob, value, bottleneck, *cells)))
-    rows = [unchanged_row, *(row for _, row in sorted(ratios_and_rows, key=lambda item: item[0]))]
+        cells = _format_cells(neighbor.kernel, neighbor_seconds, seconds / neighbor_seconds)
+        seconds_and_rows.append((neighbor_seconds, (neighbor.knob, value, bottleneck, *cells)))
+    rows = [unchanged_row, *(row for _, row in sorted(seconds_and_rows, key=lambda item: item[0]))]
     time_header, time_kind = ("predicted [µs]", "predicted") if has_prediction else ("estimate [µs]", "estimated")
-    headers = ("knob", "to", "bottleneck", time_header, "×", "occupancy", "registers", "conflicts", "sectors")
+    headers = ("knob", "to", "bottleneck", time_header, "× unchanged", "occupancy", "registers", "conflicts", "sectors")
     table = Table(headers, rows, {"knob", "to", "bottleneck"})
-    title = f"One step of a knob (× of the {time_kind} time, conflicts and sectors of the whole kernel):"
-    return "\n".join([title, table.format_text(), *_list_dominant_knobs(kernel, neighbor_costs)])
+    title = f"One step of a knob (speed-up by the {time_kind} time, conflicts and sectors of the whole kernel):"
+    return "\n".join([title, formatter(table), *_list_dominant_knobs(kernel, neighbor_costs)])
 
 
 def _estimate_time(kernel: Kernel, device_spec: Target, has_prediction: bool) -> tuple[float, str]:
@@ -348,10 +391,10 @@ def _estimate_time(kernel: Kernel, device_spec: Target, has_prediction: bool) ->
     return longest.seconds, longest.unit
 
 
-def _format_cells(kernel: Kernel, seconds: float, ratio: float) -> list[str]:
+def _format_cells(kernel: Kernel, seconds: float, speedup: float) -> list[str]:
     quantities = collect_quantities(kernel, None)
     names = ("occupancy", "registers per thread", "bank conflicts", "global sectors")
-    return [format_micros(seconds), format_significant(ratio), *(quantities[name] for name in names)]
+    return [format_micros(seconds), format_significant(speedup), *(quantities[name] for name in names)]
 
 
 def _list_dominant_knobs(

@@ -36,14 +36,14 @@ class TunerComparison:
         """Number of measurements in each search."""
         return len(self.summaries[0].searches[0].relative_throughput)
 
-    def format_text(self) -> str:
-        """Return a heading and a table with one row per tuner."""
-        heading = (
+    @property
+    def heading(self) -> str:
+        """Line above the table: the space, the best config and the number of seeds."""
+        return (
             f"{self.name}: {len(self.recording.space.enumerated_legal):,} configs, "
             f"{self.recording.num_failed:,} of them failed, "
             f"the best takes {self.recording.best_seconds * 1e3:.4g} ms; relative throughput of {self.num_seeds} seeds"
         )
-        return f"{heading}\n\n{make_relative_throughput_table(self.summaries, self.num_trials).format_text()}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the table's numbers and the relative throughput of each seed."""

@@ -159,18 +159,23 @@ def draw_suite(info: SuiteInfo, path: Path) -> None:
     """Draw a suite; the axis of speed-ups is logarithmic, so that equal factors look equal. The file's suffix, one of
     `charts.FORMATS`, selects the format.
     """
-    figure = create_figure(CHART_WIDTH, MARGIN_HEIGHT + LINE_HEIGHT * (len(info.bars) + len(info.totals)))
+    figure = create_figure(CHART_WIDTH, compute_suite_height(info))
     has_time_fractions = any(bar.time_fraction is not None for bar in info.bars)
     width_ratios = [5, 1] if has_time_fractions else [5]
     panels = figure.subplots(1, len(width_ratios), sharey=True, squeeze=False, width_ratios=width_ratios)[0]
-    _draw_speedups(panels[0], info)
+    plot_speedups(panels[0], info)
     if has_time_fractions:
         _draw_time_fractions(panels[1], info.bars)
     figure.suptitle(format_heading(info), fontsize=10)
     save_figure(figure, path, colors=NUM_PALETTE_COLORS)
 
 
-def _draw_speedups(axes: Any, info: SuiteInfo) -> None:
+def compute_suite_height(info: SuiteInfo) -> float:
+    """Return the height of a suite's figure in inches."""
+    return MARGIN_HEIGHT + LINE_HEIGHT * (len(info.bars) + len(info.totals))
+
+
+def plot_speedups(axes: Any, info: SuiteInfo) -> None:
     """Draw bars from 1, to the right if the kernel is faster, each followed by its speed-up and both times."""
     _scale_speedups(axes, info)
     _draw_bars(axes, info, is_slower=False, color=FASTER_COLOR)

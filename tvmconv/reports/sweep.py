@@ -10,7 +10,15 @@ from tvmconv.experiments.sweep import Sweep, fill_counts, split_input_shape
 from tvmconv.reports import library_comparison
 from tvmconv.reports.charts import SweepInfo, compute_size_info, compute_sweep_info, draw_sweep
 from tvmconv.reports.suite import SuiteInfo, compute_suite_info, draw_suite, format_heading
-from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_gigabytes, format_micros, format_significant
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    NETWORK_ROW,
+    Table,
+    TableFormatter,
+    format_gigabytes,
+    format_micros,
+    format_significant,
+)
 from tvmconv.workloads.filters import Filter
 
 
@@ -45,7 +53,10 @@ def _make_time_table(sweep: Sweep) -> Table:
         first_total = totals[0] if any(row.speedup for result in sweep.results for row in result.rows) else None
         speedups = [first_total / total if first_total and total else None for total in totals]
         lines.append([NETWORK_ROW, *map(_format_seconds, totals, [None, *speedups[1:]])])
-    return Table([sweep.axis, *(f"{name} [µs]" for name in names)], lines, {sweep.axis})
+    has_speedups = any(row.speedup for result in sweep.results for row in result.rows[1:])
+    reference = f" (× {names[0]})" * has_speedups
+    headers = [f"{names[0]} [µs]", *(f"{name} [µs]{reference}" for name in names[1:])]
+    return Table([sweep.axis, *headers], lines, {sweep.axis})
 
 
 def _format_time(row: ResultRow | None, *, has_speedup: bool) -> str:
@@ -55,7 +66,7 @@ def _format_time(row: ResultRow | None, *, has_speedup: bool) -> str:
 
 
 def _format_seconds(seconds: float | None, speedup: float | None) -> str:
-    return format_micros(seconds) + (f" ({format_significant(speedup)}×)" if speedup else "")
+    return format_micros(seconds) + (f" ({format_significant(speedup)})" if speedup else "")
 
 
 def _make_bandwidth_table(sweep: Sweep) -> Table:
@@ -84,12 +95,14 @@ def _list_row_names(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(row.name for result in sorted_results for row in result.rows))
 
 
-def format_text(sweep: Sweep) -> str:
-    """Return the table for a terminal, with a comparison with libraries if the sweep has a network's tuned kernels."""
+def format_text(sweep: Sweep, formatter: TableFormatter = Table.format_text) -> str:
+    """Return the table for a terminal, with a comparison with libraries if the sweep has a network's tuned kernels;
+    `formatter` returns a table as text.
+    """
     tables = [make_table(sweep)]
     if library_comparison.is_comparison(sweep):
         tables.append(library_comparison.make_comparison_table(sweep))
-    return "\n\n".join(table.format_text() for table in tables)
+    return "\n\n".join(map(formatter, tables))
 
 
 def format_markdown(sweep: Sweep) -> str:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tvmconv.errors import Error, escape_unprintable
 from tvmconv.experiments.results import Result, ResultRow
+from tvmconv.html import make_html_table
 
 EMPTY_CELL = "—"
 NETWORK_ROW = "all, times their number"  # label of the row with the network's time
+
+PLAIN_NUMBERS = ("gflops", "peak_share", "bandwidth", "speedup", "error", "shared_bytes", "registers", "spills")
+GAP = "  "  # between two columns
+MIN_WRAPPED_WIDTH = 24  # characters of a column of text that is wrapped
+MIN_COLUMNS = 2  # of a fitted table
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[Any], str | None]]  # functions from an item to its cell, by header
@@ -24,12 +35,57 @@ class Table:
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     left_aligned: Collection[str] = ()
+    optional: Sequence[str] = ()  # columns that a narrow terminal leaves out first, in this order
 
-    def format_text(self) -> str:
-        """Return the table with aligned columns."""
+    def format_text(self, width: int | None = None) -> str:
+        """Return the table with aligned columns. If it is wider than `width`, text in the last column is wrapped, or
+        columns are left out: first the `optional` ones, then those on the right. The last line names them.
+        """
         lines = [self._printable(line) for line in (self.headers, *self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
-        return "\n".join("  ".join(map(self._pad, self.headers, line, widths)).rstrip() for line in lines)
+        if width is None or _count_characters(lines) <= width:
+            return self._align(self.headers, lines)
+        kept = list(self.headers)
+        for header in (None, *self.optional, *reversed([name for name in self.headers if name not in self.optional])):
+            if header is not None and header != self.headers[0] and len(kept) > MIN_COLUMNS:
+                kept.remove(header)
+            columns = [self.headers.index(name) for name in kept]
+            kept_lines = [[line[column] for column in columns] for line in lines]
+            if _count_characters(kept_lines) <= width:
+                break
+            if wrapped_lines := self._wrap(kept, kept_lines, width):
+                kept_lines = wrapped_lines
+                break
+        left_out = ", ".join(header.strip() for header in self.headers if header not in kept)
+        hint = textwrap.fill(f"(left out: {left_out}; --wide prints them)", width)
+        return self._align(kept, kept_lines) + (f"\n{hint}" if left_out else "")
+
+    def _align(self, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+        widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+        return "\n".join(GAP.join(map(self._pad, headers, line, widths)).rstrip() for line in lines)
+
+    def _wrap(self, headers: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+        """Return the lines with the texts of the last column wrapped; empty if it has no text, or no space."""
+        is_text = headers[-1] in self.left_aligned and any(" " in line[-1] for line in lines)
+        text_width = width - _count_characters([[*line[:-1], ""] for line in lines])
+        if not is_text or text_width < MIN_WRAPPED_WIDTH:
+            return []
+        wrapped: list[list[str]] = []
+        for *cells, text in lines:
+            first, *others = textwrap.wrap(text, text_width, break_on_hyphens=False) or [""]
+            wrapped += [[*cells, first], *([*([""] * len(cells)), other] for other in others)]
+        return wrapped
+
+    def format_csv(self) -> str:
+        """Return the table as CSV. Numbers have no separators of thousands, and dashes are empty."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([header.strip() for header in self.headers])
+        writer.writerows([map(_unformat_cell, line) for line in self.rows])
+        return stream.getvalue()
+
+    def format_html(self) -> str:
+        """Return the table in HTML, as notebooks show it."""
+        return make_html_table(self.headers, self.rows, self.left_aligned)
 
     def format_markdown(self) -> str:
         """Return the table in GitHub's Markdown."""
@@ -44,6 +100,20 @@ class Table:
 
     def _pad(self, header: str, cell: str, width: int) -> str:
         return cell.ljust(width) if header in self.left_aligned else cell.rjust(width)
+
+
+TableFormatter = Callable[[Table], str]
+
+
+def _count_characters(lines: Sequence[Sequence[str]]) -> int:
+    """Return the width of aligned lines."""
+    return sum(max(map(len, column)) for column in zip(*lines, strict=True)) + len(GAP) * (len(lines[0]) - 1)
+
+
+def _unformat_cell(cell: str) -> str:
+    if cell == EMPTY_CELL:
+        return ""
+    return cell.replace(",", "") if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?", cell) else cell
 
 
 def make_table(items: Iterable[Any], columns: Columns, left_aligned: Collection[str] = ()) -> Table:
@@ -106,6 +176,10 @@ def make_result_table(result: Result) -> Table:
     return make_table(result.rows, filled_columns, {"schedule", "grid × block"})
 
 
+def _format_number(name: str, pair: tuple[Result, ResultRow]) -> str | None:
+    return _apply(repr, getattr(pair[1], name))
+
+
 def list_notes(result: Result) -> list[str]:
     """Return notes below the table, one line each: how times were taken, what a library ran, what failed."""
     lines = []
@@ -135,10 +209,25 @@ def list_unstable_notes(result: Result) -> list[str]:
     ]
 
 
-def format_result(result: Result) -> str:
-    """Return heading, table and notes for a terminal."""
+def format_result(result: Result, formatter: TableFormatter = Table.format_text) -> str:
+    """Return heading, table and notes for a terminal; `formatter` returns the table as text."""
     heading = f"{result.workload.text} on {result.device}, {result.device_name}"
-    return "\n".join([heading, "", make_result_table(result).format_text(), "", *list_notes(result)])
+    return "\n".join([heading, "", formatter(make_result_table(result)), "", *list_notes(result)])
+
+
+def make_plain_table(results: Iterable[Result]) -> Table:
+    """Return a table of numbers in SI units for other programs, with one row per schedule or library of each result."""
+    columns: Columns = {
+        "workload": lambda pair: pair[0].workload.text,
+        "device": lambda pair: pair[0].device_name,
+        "schedule": lambda pair: pair[1].name,
+        "seconds": lambda pair: _apply(repr, pair[1].seconds),
+        "spread": lambda pair: repr(pair[1].timing.spread) if pair[1].timing else None,
+        **{name: partial(_format_number, name) for name in PLAIN_NUMBERS},
+        "launch": lambda pair: _apply(str, pair[1].launch),
+        "failure": lambda pair: pair[1].failure,
+    }
+    return make_table([(result, row) for result in results for row in result.rows], columns)
 
 
 def mark_unstable(time: str, row: ResultRow) -> str:

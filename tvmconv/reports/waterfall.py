@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv.analysis.waterfall import WaterfallStep
 from tvmconv.kernel import Kernel
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import Columns, Table, format_micros, format_significant, make_table
+from tvmconv.reports.tables import Columns, Table, TableFormatter, format_micros, format_significant, make_table
 from tvmconv.space import Config, format_value
 
 LEGEND = (
     "Each line includes the knobs of all lines above it. Estimate: the time of the slowest unit, counted from the "
-    "code; × is the ratio to the line above. Measured: the log's time of exactly that config. Wavefronts and sectors "
-    "are those of the whole kernel."
+    "code; × is the speed-up over the line above. Measured: the log's time of exactly that config. Wavefronts and "
+    "sectors are those of the whole kernel."
 )
 
 
@@ -38,10 +38,12 @@ def format_changes(step: WaterfallStep) -> str:
     return ", ".join(f"{name}={format_value(value)}" for name, value in step.knobs) or "the default config"
 
 
-def format_waterfall(best: Kernel, steps: Sequence[WaterfallStep]) -> str:
-    """Return the table with a heading and a legend, for a terminal."""
+def format_waterfall(
+    best: Kernel, steps: Sequence[WaterfallStep], formatter: TableFormatter = Table.format_text
+) -> str:
+    """Return the table with a heading and a legend, for a terminal; `formatter` returns the table as text."""
     heading = f"{best.workload} by {best.schedule.name} on {best.device.text}, one knob at a time"
-    return "\n".join([heading, "", make_waterfall_table(steps).format_text(), "", LEGEND])
+    return "\n".join([heading, "", formatter(make_waterfall_table(steps)), "", LEGEND])
 
 
 def make_waterfall_table(steps: Sequence[WaterfallStep]) -> Table:
@@ -49,7 +51,7 @@ def make_waterfall_table(steps: Sequence[WaterfallStep]) -> Table:
     columns: Columns = {
         "knob": lambda pair: format_changes(pair[1]),
         "estimate [µs]": lambda pair: format_micros(pair[1].seconds),
-        "×": lambda pair: format_significant(pair[1].seconds / pair[0].seconds) if pair[0] else "",
+        "× line above": lambda pair: format_significant(pair[0].seconds / pair[1].seconds) if pair[0] else "",
         "bound by": lambda pair: pair[1].unit,
         "measured [µs]": lambda pair: format_micros(pair[1].measured_seconds or None),
         "occupancy": lambda pair: f"{pair[1].occupancy:.0%}",

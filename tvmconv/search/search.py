@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from html import escape
 from pathlib import Path
 
 from tvmconv import naive_cost, registry
 from tvmconv.deadline import Deadline, find_earliest
 from tvmconv.devices import Device
 from tvmconv.errors import Error
+from tvmconv.html import make_html_properties
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
@@ -36,6 +38,7 @@ from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
 from tvmconv.search.progress import SearchProgress
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
+from tvmconv.space import format_value
 from tvmconv.workloads import Workload
 
 DEFAULT_MAX_TRIALS = 512  # limit of trials if neither trials nor seconds are limited by the caller
@@ -100,6 +103,21 @@ class TuneResult:
         if not record:
             return f"<TuneResult no config succeeded: {self.status}>"
         return f"<TuneResult {record.workload} by {record.schedule}: {record.cost * 1e6:.4g} µs, {self.status}>"
+
+    def _repr_html_(self) -> str:
+        best, reference = self.final or self.status.best, self.reference
+        if best is None:
+            return f"<pre>{escape(repr(self))}</pre>"
+        values = {
+            "schedule": best.schedule,
+            "config": " ".join(f"{name}={format_value(value)}" for name, value in best.config.items()),
+            "time": f"{best.cost * 1e6:,.4g} µs, {best.gflops:,.4g} GFLOP/s"
+            + ("" if self.final else "; the median of its trials"),
+            f"× {reference.schedule if reference else 'baseline'}": f"{self.speedup:.3g}" if self.speedup else "",
+            "device": best.device,
+            "configs": f"{self.status.num_trials:,}, {self.status.error_counts.total():,} of them failed",
+        }
+        return make_html_properties(best.workload.text, values)
 
     @property
     def stages(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from tvmconv.space.knobs import (
     find_nearest_factors,
     format_value,
     parse_value,
+    suggest_knob,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "find_nearest_factors",
     "format_value",
     "parse_value",
+    "suggest_knob",
 ]

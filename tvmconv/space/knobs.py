@@ -7,9 +7,10 @@ set) and a search space (all declared knobs).
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +80,18 @@ class SplitKnob:
         """Return `value` as it is written among the options; raises `KnobError` as `resolve` does."""
         return (-1, *self.resolve(value)[1:])
 
+    def describe_values(self) -> str:
+        """Return what the knob takes, to follow "takes"."""
+        return (
+            f"{self.num_factors} factors of {self.extent} such as {format_value(self.default)} "
+            f"(-1: as many as cover {self.extent})"
+        )
+
     def resolve(self, value: object) -> tuple[int, ...]:
         """Check `value` and replace a leading -1 by the number of tiles."""
 
         def refuse(reason: str = "") -> KnobError:
-            return KnobError(
-                f"knob {self.name} takes {self.num_factors} factors of {self.extent} such as "
-                f"{format_value(self.default)} (-1: as many as cover {self.extent}), not {format_value(value)}{reason}"
-            )
+            return KnobError(f"knob {self.name} takes {self.describe_values()}, not {format_value(value)}{reason}")
 
         if not isinstance(value, (tuple, list)) or len(value) != self.num_factors:
             raise refuse()
@@ -129,11 +134,17 @@ class ChoiceKnob:
         """Return `value` as it is written among the options; raises `KnobError` as `resolve` does."""
         return self.options[self.options.index(self.resolve(value))]
 
+    def describe_values(self) -> str:
+        """Return what the knob takes, to follow "takes"."""
+        return f"one of {', '.join(map(format_value, self.options))}"
+
     def resolve(self, value: object) -> Value:
         """Return `value` if it is one of the options; raises `KnobError` otherwise."""
         if value not in self.options or isinstance(value, bool) != isinstance(self.default, bool):
-            options = ", ".join(format_value(option) for option in self.options)
-            raise KnobError(f"knob {self.name} takes one of {options}, not {format_value(value)}")
+            raise KnobError(
+                f"knob {self.name} takes {self.describe_values()}, not {format_value(value)}"
+                + suggest_name(format_value(value), map(format_value, self.options))
+            )
         return value
 
 
@@ -307,8 +318,28 @@ class Knobs:
         """Raise `KnobError` for a configured knob that the schedule did not declare."""
         for name in self._requested:
             if name not in self.declared:
+                suggestion = suggest_knob(name, self.declared)
                 declared_names = ", ".join(self.declared) or "none"
-                raise KnobError(f"schedule {schedule_name} has no knob {name!r}; its knobs here: {declared_names}")
+                raise KnobError(
+                    f"schedule {schedule_name} has no knob {name!r}{suggestion}; its knobs here: {declared_names}"
+                )
+
+
+def suggest_name(name: str, known_names: Iterable[str]) -> str:
+    """Return "; the nearest is NAME" with the known name that is most similar to a misspelled one, or "" if none is.
+
+    Examples:
+        >>> suggest_name("tile_ww", ["tile_c", "tile_w"]), suggest_name("unroll", ["tile_c"])
+        ('; the nearest is tile_w', '')
+    """
+    similar_names = difflib.get_close_matches(name, list(known_names), n=1)
+    return f"; the nearest is {similar_names[0]}" if similar_names else ""
+
+
+def suggest_knob(name: str, knobs: Mapping[str, Knob]) -> str:
+    """Return "; the nearest is KNOB, which takes …" with the knob whose name is most similar, or "" if none is."""
+    similar_names = difflib.get_close_matches(name, list(knobs), n=1)
+    return "".join(f"; the nearest is {known}, which takes {knobs[known].describe_values()}" for known in similar_names)
 
 
 def format_value(value: object) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tvmconv.errors import KnobError
+from tvmconv.html import make_html_table
 from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, find_value, format_value
 from tvmconv.target import BlockLimits
 
@@ -21,6 +22,7 @@ _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling
 # Larger spaces up to this size are listed if few of their points are legal, as drawing a sample takes as long then.
 _MAX_SPARSE_SIZE, _MAX_SPARSE_FRACTION = 1 << 22, 0.01
 _NUM_PROBED, _NUM_LISTED = 1 << 13, 1 << 18  # points drawn to estimate the fraction; points listed at a time
+_ITERATED_POINTS = 4096  # points that are decoded at once
 _MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there
 
 ANY_GPU = BlockLimits()
@@ -77,15 +79,45 @@ class ResourceUsage:
         return {name: column for name, column in quantities.items() if column is not None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Space:
-    """All configs of a schedule for one workload."""
+    """All configs of a schedule for one workload. Iteration yields the legal ones; `size` counts all combinations,
+    illegal ones included.
+
+    Examples:
+        >>> import itertools
+        >>> import tvmconv as tc
+        >>> from tvmconv import registry
+        >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+        >>> space = registry.find_schedule(w, "tiling").space(w)
+        >>> space
+        <Space of 90,000 configs: tile_c, tile_h, tile_w, tile_rc, tile_rh, tile_rw>
+        >>> [config["tile_c"] for config in itertools.islice(space, 2)]
+        [(-1, 1, 1), (-1, 1, 1)]
+    """
 
     knobs: Mapping[str, Knob]
     constraints: Sequence[Constraint] = ()  # conditions that a legal config meets besides the limits
     # Function from columns to the resources that the configs use; None if the usage is unknown.
     usage_from_columns: Callable[[Columns], ResourceUsage] | None = field(default=None, repr=False)
     limits: BlockLimits = ANY_GPU  # resources that a config may use
+
+    def __repr__(self) -> str:
+        return f"<Space of {self.size:,} configs: {', '.join(self.knobs) or 'no knobs'}>"
+
+    def __iter__(self) -> Iterator[Config]:
+        """Yield the legal configs in a stable order, without listing all of them."""
+        for start in range(0, self.size, _ITERATED_POINTS):
+            points = self.slice_points(start, _ITERATED_POINTS)
+            yield from map(self.config_from_point, points[self.is_legal(points)])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, format_value(knob.default), f"{knob.size:,}", knob.describe_values().removeprefix("one of "))
+            for name, knob in self.knobs.items()
+        ]
+        headers = ("knob", "default", "options", "values")
+        return make_html_table(headers, rows, {"knob", "default", "values"}, f"{self.size:,} configs")
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from tvmconv.compat import former_attribute
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
@@ -48,7 +49,7 @@ class LayerReport:
         return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The report of an optimized model.
 
@@ -77,7 +78,7 @@ class Report:
     @property
     def table(self) -> Table:
         """Table with one row per convolution and the whole model in the last row."""
-        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "config, or why")
+        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
         whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [
             (
@@ -90,6 +91,16 @@ class Report:
             for line in (*self.lines, *([] if self.pytorch_seconds is None else [whole]))
         ]
         return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
+
+    def __repr__(self) -> str:
+        times = (self.pytorch_seconds, self.tvmconv_seconds)
+        speedup = f": {times[0] / times[1]:.3g} × PyTorch" if times[0] and times[1] else ""
+        num_replaced = sum(line.implementation != PYTORCH_NAME for line in self.lines)
+        return f"<Report {num_replaced} of {len(self.lines)} layers by tvmconv{speedup}>"
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return self.table.format_html() + notes
 
     def __str__(self) -> str:
         text_lines = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from tvmconv.html import make_html_properties
 from tvmconv.workloads import dtypes
 
 if TYPE_CHECKING:
@@ -36,6 +37,23 @@ class Workload(Protocol):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.text}>"
+
+    def _repr_html_(self) -> str:
+        shapes = [
+            f"{'×'.join(map(str, shape))} {dtype}"
+            for shape, dtype in zip(self.argument_shapes, self.argument_dtypes, strict=True)
+        ]
+        values = {
+            **dict(zip(self.argument_names, shapes, strict=True)),
+            "operations": f"{self.flops / 1e9:.4g} GFLOP",
+            "bytes": f"at least {self.min_bytes / 1e6:.4g} MB",
+            "intensity": f"{self.arithmetic_intensity:.3g} FLOP/byte",
+            "epilogue": ", ".join(self.epilogue),
+        }
+        return make_html_properties(self.text, values)
 
     @property
     def dtype(self) -> str:

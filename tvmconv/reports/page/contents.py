@@ -176,14 +176,14 @@ def _render_waterfall(contents: Contents) -> Markup:
     for previous, step in zip([None, *steps], steps, strict=False):
         start_seconds, time = (previous.seconds if previous else 0.0), format_microseconds(step.seconds)
         kind = "level" if previous is None else "gain" if step.seconds < start_seconds else "loss"
-        ratio = f"{step.seconds / start_seconds:.2f} ×" if previous else ""
+        ratio = f"{start_seconds / step.seconds:.2f} ×" if previous else ""
         measured_text = f", measured {format_microseconds(step.measured_seconds)}" if step.measured_seconds else ""
         start, end = sorted((start_seconds / full_seconds, step.seconds / full_seconds))
         tick = step.measured_seconds and step.measured_seconds / full_seconds
         bar = make_bar(start, end, kind, f"{format_changes(step)}: {time}", tick)
         lines.append(make_bar_row((format_changes(step), make_soft(measured_text)), (time, ratio), bar))
     seconds, name = steps[-1].seconds, "the best config"
-    cells = (format_microseconds(seconds), f"{seconds / steps[0].seconds:.2f} ×")
+    cells = (format_microseconds(seconds), f"{steps[0].seconds / seconds:.2f} × the default config")
     lines.append(make_bar_row((name,), cells, make_bar(0, seconds / full_seconds, "level", name)))
     table = render_table(make_waterfall_table(steps))
     return join_markup(

@@ -37,6 +37,14 @@
     }
     selected = null;
   };
+
+  // The address keeps what is highlighted and searched for, so that a link to the page shows the same.
+  const readState = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  const keepInLink = (name, value) => {
+    const state = readState();
+    if (value) state.set(name, value); else state.delete(name);
+    history.replaceState(null, "", `#${state}`);
+  };
   const describeBox = (box) => {
     const label = box.getAttribute("aria-label");
     const heading = box.closest("section")?.querySelector("h2, h5");
@@ -50,6 +58,7 @@
   const highlight = (element) => {
     const isSelected = element === selected;
     clear();
+    keepInLink("lit", isSelected ? "" : element.dataset.groups);
     if (isSelected) { announce("Nothing is highlighted."); return; }
     selected = element;
     const counts = new Map();
@@ -72,7 +81,7 @@
   });
   const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { clear(); clearValues(); announce(""); return; }
+    if (event.key === "Escape") { clear(); clearValues(); keepInLink("lit", ""); announce(""); return; }
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const value = event.target.closest?.(".value");
     const element = event.target.closest?.("[data-groups]");
@@ -128,4 +137,33 @@
     const value = event.target.closest(".value");
     if (value) press(value);
   });
+
+  // Search over the layers of a network: rows of other layers are hidden. A row of class "more" belongs to the one above.
+  const tables = [...document.querySelectorAll("table.layers")];
+  const search = (text) => {
+    const rows = tables.flatMap((table) => [...table.tBodies[0].rows]);
+    let isFound = false, numFound = 0;
+    for (const row of rows) {
+      if (!row.classList.contains("more")) {
+        isFound = row.cells[0].textContent.toLowerCase().includes(text.toLowerCase());
+        numFound += isFound;
+      }
+      row.hidden = !isFound;
+    }
+    for (const table of tables) if (text && table.closest("details")) table.closest("details").open = true;
+    announce(text ? `${numFound} layers shown` : "");
+    keepInLink("layers", text);
+  };
+  const state = readState();
+  if (tables.length) {
+    const input = document.createElement("input");
+    input.type = "search";
+    input.placeholder = "Search layers, such as 3x3";
+    input.setAttribute("aria-label", "Search layers");
+    input.addEventListener("input", () => search(input.value));
+    tables[0].closest("section").querySelector("h2").after(input);
+    if (state.get("layers")) { input.value = state.get("layers"); search(input.value); }
+  }
+  const kept = linked.find((element) => element.dataset.groups === state.get("lit"));
+  if (kept) { highlight(kept); kept.scrollIntoView({ block: "center" }); }
 })();

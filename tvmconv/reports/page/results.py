@@ -59,11 +59,11 @@ def _render_bars(
         lines.append(
             make_bar_row(
                 (timing.name, *([" ", make_soft(timing.note)] if timing.note else [])),
-                (time, f"{format_significant(timing.seconds / timings[0].seconds)} ×"),
+                (time, f"{format_significant(timings[0].seconds / timing.seconds)} ×"),
                 svg.make_bar(0, timing.seconds / full_seconds, style, f"{timing.name}: {time}"),
             )
         )
-    return make_bar_table(lines, ("", "time", "× of the fastest", ""))
+    return make_bar_table(lines, ("", "time", "× the fastest", ""))
 
 
 def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class_: str | None = None) -> Markup:
@@ -77,12 +77,12 @@ def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class
     )
 
 
-def make_bar_table(lines: Sequence[Markup], headers: Sequence[str] = ()) -> Markup:
-    """Return a table whose last column contains bars."""
+def make_bar_table(lines: Sequence[Markup], headers: Sequence[str] = (), class_: str = "bars") -> Markup:
+    """Return a table whose last column contains bars. With the class "bars layers", the page can search its rows."""
     head = [make_element("td", header) for header in headers[:1]]
     head += [make_element("th", header, scope="col") for header in headers[1:]]
     thead = [make_element("thead", make_element("tr", *head))] if head else []
-    return make_element("table", *thead, make_element("tbody", *lines), class_="bars")
+    return make_element("table", *thead, make_element("tbody", *lines), class_=class_)
 
 
 def name_series(group: TimingGroup, timing: NamedTiming) -> str:
@@ -155,7 +155,7 @@ def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], styles: Mapping[
             header = (layer.name, " ", note) if index == 0 else (note,)
             cells = (time, svg.format_microseconds(timing.seconds))
             lines.append(make_bar_row(header, cells, bar, None if index == 0 else "more"))
-    return make_bar_table(lines, ("layer", "all of them", "one", ""))
+    return make_bar_table(lines, ("layer", "all of them", "one", ""), "bars layers")
 
 
 def render_roofline(

@@ -10,7 +10,7 @@ from tvmconv.workloads.registry import operator
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv1d(Conv):
     """A convolution Y of signals X with kernels K.
 
@@ -60,7 +60,7 @@ class Conv1d(Conv):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv2d(Conv):
     """A convolution Y of images X with kernels K.
 
@@ -114,7 +114,7 @@ class Conv2d(Conv):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv3d(Conv):
     """A convolution Y of volumes X with kernels K.
 

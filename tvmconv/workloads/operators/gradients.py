@@ -11,7 +11,7 @@ from tvmconv.workloads.operators.convolutions import Conv1d, Conv2d, Conv3d
 from tvmconv.workloads.registry import operator
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Sizes1d:
     """The fields of convolutions along one axis."""
 
@@ -33,7 +33,7 @@ class _Sizes1d:
     epilogue: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Sizes2d:
     """The fields of convolutions along two axes."""
 
@@ -57,7 +57,7 @@ class _Sizes2d:
     epilogue: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Sizes3d:
     """The fields of convolutions along three axes."""
 
@@ -84,7 +84,7 @@ class _Sizes3d:
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv1dDgrad(_Sizes1d, InputGradient):
     """The gradient dX of the signals of a `Conv1d`, from dY and K; sizes and options are those of the convolution.
 
@@ -99,7 +99,7 @@ class Conv1dDgrad(_Sizes1d, InputGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv1dWgrad(_Sizes1d, WeightGradient):
     """The gradient dK of the weight of a `Conv1d`, from dY and X; sizes and options are those of the convolution.
 
@@ -119,7 +119,7 @@ class Conv1dWgrad(_Sizes1d, WeightGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv1dTranspose(_Sizes1d, TransposedConv):
     """A transposed convolution Y of signals X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 
@@ -140,7 +140,7 @@ class Conv1dTranspose(_Sizes1d, TransposedConv):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv2dDgrad(_Sizes2d, InputGradient):
     """The gradient dX of the images of a `Conv2d`, from dY and K; sizes and options are those of the convolution.
 
@@ -155,7 +155,7 @@ class Conv2dDgrad(_Sizes2d, InputGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv2dWgrad(_Sizes2d, WeightGradient):
     """The gradient dK of the weight of a `Conv2d`, from dY and X; sizes and options are those of the convolution.
 
@@ -175,7 +175,7 @@ class Conv2dWgrad(_Sizes2d, WeightGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv2dTranspose(_Sizes2d, TransposedConv):
     """A transposed convolution Y of images X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 
@@ -196,7 +196,7 @@ class Conv2dTranspose(_Sizes2d, TransposedConv):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv3dDgrad(_Sizes3d, InputGradient):
     """The gradient dX of the volumes of a `Conv3d`, from dY and K; sizes and options are those of the convolution.
 
@@ -211,7 +211,7 @@ class Conv3dDgrad(_Sizes3d, InputGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv3dWgrad(_Sizes3d, WeightGradient):
     """The gradient dK of the weight of a `Conv3d`, from dY and X; sizes and options are those of the convolution.
 
@@ -231,7 +231,7 @@ class Conv3dWgrad(_Sizes3d, WeightGradient):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conv3dTranspose(_Sizes3d, TransposedConv):
     """A transposed convolution Y of volumes X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 

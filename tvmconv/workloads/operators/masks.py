@@ -12,7 +12,7 @@ from tvmconv.workloads.text import join_sizes, parse_integers, quote
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Filter1d(Filter):
     """A signal Y that is a signal X filtered by a mask K.
 
@@ -120,7 +120,7 @@ class Filter1d(Filter):
 
 
 @operator
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Filter2d(Filter):
     """An image Y that is an image X filtered by a mask K, the same for every channel.
 
