@@ -20,8 +20,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from tvmconv.builtin.conv.tensor_cores.hopper import latency, tile_config  # type: ignore[import-untyped]
-from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import (  # type: ignore[import-untyped]
+from tvmconv.builtin.conv.tensor_cores.hopper import latency, tile_config  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
     ACCUMULATOR_BYTES,
     ImplicitGemmShape,
 )
