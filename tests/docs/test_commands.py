@@ -20,20 +20,23 @@ from tvmconv.cli import parse_words
 GPU_SECONDS = 200.0  # for a block on a GPU host; most take less than a minute
 CPU_SECONDS = 300.0  # for a block on a machine that runs other tests beside it
 PACKAGES = ("tvmconv", "schedules")
+# Pages whose commands the tests of `explain`, `report` and the compiler run as well, and which take a minute here.
+SLOW_PAGES = {"docs/explain.md", "docs/report.md", "docs/results.md", "docs/tvm.md", "docs/winograd.md"}
+TAUGHT_PAGES = ("README.md", "docs/guide.md", "docs/tutorials/")
 ALL = [block for page in PAGES for section in blocks(page).values() for block in section]
 SECTIONS = {f"{page.relative_to(ROOT)}: {title}": section for page in PAGES for title, section in blocks(page).items()}
 
 FIRST: dict[str, int] = {}  # of each shell command, the place of the first block that runs it
-for place, block in enumerate(ALL):
+for place, block in sorted(enumerate(ALL), key=lambda item: item[1].page in SLOW_PAGES):
     if block.mark in ("run", "gpu") and block.language == "sh":
         for command in block.commands:
             FIRST.setdefault(shlex.join(shlex.split(command, comments=True)), place)
 
 
-def marked(*marks):
-    """The sections that have a block of one of these marks."""
+def marked(*marks, is_slow=lambda page: page in SLOW_PAGES):
+    """The sections that have a block of one of these marks; those of slow pages run with `-m slow`."""
     return [
-        pytest.param(section, id=title)
+        pytest.param(section, id=title, marks=[pytest.mark.slow] if is_slow(section[0].page) else [])
         for title, section in SECTIONS.items()
         if any(block.mark in marks for block in section)
     ]
@@ -53,14 +56,14 @@ def test_section_runs_as_printed(section, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("section", marked("gpu"))
+@pytest.mark.parametrize("section", marked("gpu", is_slow=lambda page: False))
 def test_section_runs_as_printed_on_a_gpu(section, tmp_path):
     for block in prepared(section, tmp_path):
         if block.mark == "gpu" or (block.mark == "run" and "opencl" not in block.text):
             check_printed(block, execute(block, tmp_path, GPU_SECONDS, as_user=True), numbers=False)
 
 
-@pytest.mark.parametrize("section", marked("gpu"))
+@pytest.mark.parametrize("section", marked("gpu", is_slow=lambda page: not page.startswith(TAUGHT_PAGES)))
 def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is a GPU
     for block in prepared(section, tmp_path):
