@@ -20,8 +20,16 @@ from tvmconv.cli import parse_words
 GPU_SECONDS = 200.0  # for a block on a GPU host; most take less than a minute
 CPU_SECONDS = 300.0  # for a block on a machine that runs other tests beside it
 PACKAGES = ("tvmconv", "schedules")
-# Pages whose commands the tests of `explain`, `report` and the compiler run as well, and which take a minute here.
-SLOW_PAGES = {"docs/explain.md", "docs/report.md", "docs/results.md", "docs/tvm.md", "docs/winograd.md"}
+# Pages whose commands other tests run as well, in other words; here they would take minutes.
+SLOW_PAGES = {
+    "docs/explain.md",
+    "docs/hopper.md",
+    "docs/kernels.md",
+    "docs/report.md",
+    "docs/results.md",
+    "docs/tvm.md",
+    "docs/winograd.md",
+}
 TAUGHT_PAGES = ("README.md", "docs/guide.md", "docs/tutorials/")
 ALL = [block for page in PAGES for section in blocks(page).values() for block in section]
 SECTIONS = {f"{page.relative_to(ROOT)}: {title}": section for page in PAGES for title, section in blocks(page).items()}

@@ -140,7 +140,7 @@ def searched(schedule):
 
 
 SEARCHES = [
-    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 2 else [])
+    pytest.param(place, name, text, marks=[pytest.mark.slow] if number % 3 else [])
     for place, workloads in (("sm_90", DEEP), ("opencl:0", TUNED))
     for name, texts in workloads.items()
     for number, text in enumerate(texts)
