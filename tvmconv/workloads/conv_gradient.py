@@ -101,9 +101,9 @@ class DerivedConv(ConvOperator, ABC):
         sizes = (dtypes.get_numpy_dtype(dtype).itemsize for dtype in self.argument_dtypes)
         return sum(count * size for count, size in zip(elements, sizes, strict=True))
 
+    @abstractmethod
     def _count_used_operands(self, used: list[int]) -> tuple[int, int]:
         """Return the used elements of both operands from the used positions of X, taps of K and positions of Y."""
-        raise NotImplementedError
 
     def _apply_epilogue(self, sums: NDArray[np.float64], arguments: tuple[NDArray[Any], ...]) -> NDArray[np.float64]:
         """Apply the epilogue to sums (first, channel, space), and return the result in memory order."""
