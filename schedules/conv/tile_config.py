@@ -52,6 +52,21 @@ class TileConfig:
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
+def select_cheapest(configs: Config, is_legal: Any, preferred: Iterable[Rule], costs: Any) -> Config:
+    """Return the legal config with the lowest cost, among those that meet the preferred rules as far as any does.
+
+    Args:
+        configs: Many configs as columns, (n,).
+        is_legal: Which of them are legal, (n,).
+        preferred: Rules, the most important first; a rule that no config left meets is dropped.
+        costs: Costs of the configs, (n,).
+    """
+    for _, predicate in preferred:
+        is_useful = is_legal & predicate(configs)
+        is_legal = is_useful if is_useful.any() else is_legal
+    return configs.row(int(np.argmin(np.where(is_legal, costs, np.inf))))
+
+
 def declare_choices(
     k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig | Mapping[str, Any]
 ) -> dict[str, Any]:

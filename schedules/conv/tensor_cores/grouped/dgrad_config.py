@@ -23,7 +23,7 @@ from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULE
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
+from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
 from ...transposed_view import TransposedView
 from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
 from .wgrad_config import (
@@ -302,12 +302,8 @@ def _list_legal(w: InputGradient) -> tuple[GroupedDgradConfig, Any]:
 @functools.lru_cache(maxsize=64)
 def select_default(w: InputGradient) -> GroupedDgradConfig:
     """Return the config with the lowest estimate."""
-    configs, legal = _list_legal(w)
-    for _, predicate in list_pruned(w):
-        is_useful = legal & predicate(configs)
-        legal = is_useful if is_useful.any() else legal
-    cycles = np.where(legal, configs.estimated_cycles, np.inf)
-    return configs.row(int(np.argmin(cycles)))
+    configs, is_legal = _list_legal(w)
+    return select_cheapest(configs, is_legal, list_pruned(w), configs.estimated_cycles)
 
 
 def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
