@@ -19,7 +19,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, get_itemsize
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
 Expr = Any  # a TIR expression or a Python number
@@ -339,8 +339,7 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
         for e, value in enumerate(values):
             store(registers, first_register + e, T.reinterpret("uint32", value))
         return
-    ptx_type = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
-        mnemonic = f"cvt.rn{'.relu' if apply_relu else ''}.{ptx_type}x2.f32"
+        mnemonic = f"cvt.rn{'.relu' if apply_relu else ''}.{DTYPES[dtype].ptx}x2.f32"
         emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])

@@ -27,6 +27,12 @@ class Dtype:
     text: str  # name in a workload's text
     storage: str  # element type of the tensors in memory
     unit_roundoff: float
+    ptx: str  # name as an operand of PTX's matrix instructions
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element in memory."""
+        return get_itemsize(self.storage)
 
     @property
     def tolerance(self) -> float:
@@ -37,10 +43,10 @@ class Dtype:
         return SUM_TOLERANCE + 4 * self.unit_roundoff
 
 
-FLOAT32 = Dtype("float32", "f32", "float32", 0.0)
-TF32 = Dtype("tf32", "tf32", "float32", 2.0**-11)  # NVIDIA A100 Tensor Core GPU Architecture: 10 bits of mantissa
-FLOAT16 = Dtype("float16", "f16", "float16", 2.0**-11)
-BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8)
+FLOAT32 = Dtype("float32", "f32", "float32", 0.0, "f32")
+TF32 = Dtype("tf32", "tf32", "float32", 2.0**-11, "tf32")  # 10 bits of mantissa: NVIDIA A100 whitepaper
+FLOAT16 = Dtype("float16", "f16", "float16", 2.0**-11, "f16")
+BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8, "bf16")
 
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16)}
 DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}

@@ -14,11 +14,9 @@ from typing import ClassVar
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads.dtypes import DTYPES
 
 from ....tir_builder import Expr, emit_call, emit_ptx
-
-PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4}
 
 
 class Major(IntEnum):
@@ -51,7 +49,7 @@ class WgmmaAtom:
     @property
     def itemsize(self) -> int:
         """Bytes per element of an operand in shared memory."""
-        return ELEMENT_BYTES[self.a_dtype]
+        return DTYPES[self.a_dtype].itemsize
 
     @property
     def k(self) -> int:
@@ -65,7 +63,7 @@ class WgmmaAtom:
 
     def emit(self, accumulators: Sequence[Expr], a_descriptor: Expr, b_descriptor: Expr, scale_d: Expr) -> None:
         """Issue the instruction: D = A B + D, or D = A B where `scale_d` is false."""
-        types = f"{PTX_TYPES[self.a_dtype]}.{PTX_TYPES[self.b_dtype]}"
+        types = f"{DTYPES[self.a_dtype].ptx}.{DTYPES[self.b_dtype].ptx}"
         majors = (int(self.a_major), int(self.b_major)) if self.itemsize == 2 else ()
         mnemonic = f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}.f32.{types}"
         emit_ptx(mnemonic, *accumulators, a_descriptor, b_descriptor, scale_d, 1, 1, *majors)  # 1: not negated
@@ -91,8 +89,8 @@ class MmaSyncAtom:
 
     def emit(self, accumulators: Sequence[Expr], a_fragment: Sequence[Expr], b_fragment: Sequence[Expr]) -> None:
         """Issue the instruction D = A B + D."""
-        k, types = self.k_bytes // ELEMENT_BYTES[self.a_dtype], f"{PTX_TYPES[self.a_dtype]}.{PTX_TYPES[self.b_dtype]}"
-        mnemonic = f"mma.sync.aligned.m{self.m}n{self.n}k{k}.row.col.f32.{types}.f32"
+        a, b = DTYPES[self.a_dtype], DTYPES[self.b_dtype]
+        mnemonic = f"mma.sync.aligned.m{self.m}n{self.n}k{self.k_bytes // a.itemsize}.row.col.f32.{a.ptx}.{b.ptx}.f32"
         emit_ptx(mnemonic, *accumulators, *a_fragment, *b_fragment, *accumulators)
 
 

@@ -12,6 +12,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.tensor_map import CHUNK_BYTES
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
@@ -20,6 +21,7 @@ from ....tir_builder import (
     emit_ptx,
     if_,
     load_shared,
+    store_shared,
     to_uint32,
     unrolled_loop,
 )
@@ -170,7 +172,7 @@ class TmaEpilogue:
     ) -> None:
         """Apply the epilogue to a subtile and copy the results to shared memory."""
         values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)
-        copy = self._copy_halves if get_itemsize(self._tile.dtype) == 2 else self._copy_words
+        copy = self._copy_halves if get_itemsize(self._tile.dtype) == 2 else self._copy_pairs
         copy(values, channel, buffer, thread)
 
     def _copy_halves(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
@@ -195,18 +197,20 @@ class TmaEpilogue:
                 apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed, pair)
             stmatrix_x4(address, [self._packed[e] for e in range(4)])
 
-    def _copy_words(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
-        """Copy 32-bit results in pairs of columns."""
+    def _copy_pairs(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
+        """Copy results of any size, each thread two neighbouring columns at a time."""
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
+        pair_bytes = 2 * get_itemsize(self._tile.dtype)
         for columns in range(self._tile.n // 8):
             channel_values = self.channels.load_pair(channel + columns * 8)
             for half in range(2):
-                row, chunk = warp_row + thread.lane // 4 + half * 8, columns * 2 + thread.lane % 4 // 2
-                address = buffer + self._tile.layout.swizzled_offset(row, chunk) + to_uint32(thread.lane % 2 * 8)
+                row, column_bytes = warp_row + thread.lane // 4 + half * 8, (columns * 4 + thread.lane % 4) * pair_bytes
+                offset = self._tile.layout.swizzled_offset(row, column_bytes // CHUNK_BYTES)
+                address = buffer + offset + to_uint32(column_bytes % CHUNK_BYTES)
                 first, residuals = columns * 4 + half * 2, {}
                 if self._residual is not None:
-                    load_shared(self._residual, address, 8)
+                    load_shared(self._residual, address, pair_bytes)
                     residuals = {name: [self._residual[e] for e in range(2)] for name in self._ops.residuals}
                 sums = accumulators[first : first + 2]
                 apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed)
-                emit_ptx("st.shared.v2.b32", address, self._packed[0], self._packed[1])
+                store_shared(address, self._packed, pair_bytes)

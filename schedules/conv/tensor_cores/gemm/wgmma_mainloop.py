@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvmconv import tensor_map as maps
+from tvmconv.workloads.dtypes import DTYPES
 
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
-from .atoms import ELEMENT_BYTES, ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
+from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
@@ -93,7 +94,7 @@ class MnMajorTile(OperandTile):
     @property
     def box_rows(self) -> int:
         """Rows of the operand per box."""
-        return self.layout.row_bytes // ELEMENT_BYTES[self.operand.dtype]
+        return self.layout.row_bytes // DTYPES[self.operand.dtype].itemsize
 
     def tensor_map(self) -> maps.TensorMap:
         """Return the tensor map of the copies, one per box."""
