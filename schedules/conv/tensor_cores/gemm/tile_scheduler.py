@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 
-from ....tir_builder import Expr, if_, serial_loop, to_uint32
+from ....tir_builder import Expr, Register, if_, serial_loop, to_uint32
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class TileScheduler:
             step: Distance of the CTA's tiles that this role computes.
         """
         if self.tiles_per_cta == 1 and step == 1:
-            yield self.tile_at(cta_idx)
+            yield self._in_registers(self.tile_at(cta_idx))
             return
         with serial_loop(ceil_div(self.tiles_per_cta, step), "round") as tile_round:
             cta_round = tile_round if step == 1 else tile_round * step + first
@@ -252,7 +252,24 @@ class TileScheduler:
             with if_(is_valid):
                 if self.residues > 1:
                     tile = replace(tile, next_residue=self.tile_of_round(cta_idx, cta_round + 1)[1].residue)
-                yield tile
+                yield self._in_registers(tile)
+
+    def _in_registers(self, tile: WorkTile) -> WorkTile:
+        """Return a tile whose coordinates are in registers if it belongs to one of several residue classes.
+
+        Addresses, taps and conditions depend on the class, and TVM would take seconds to simplify them as expressions
+        of the tile's index. It knows nothing of a register's value.
+        """
+        if self.residues == 1:
+            return tile
+        names = [field.name for field in fields(WorkTile)]
+        values = {name: getattr(tile, name) for name in names}
+        return WorkTile(
+            **{
+                name: value if isinstance(value, int) else Register(f"tile_{name}", value=value).value
+                for name, value in values.items()
+            }
+        )
 
     @classmethod
     def of_product(

@@ -21,6 +21,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
+from ....primitives import keep_allocated_sizes
 from ....tir_builder import build_schedule
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ...tile_config import Rule
@@ -100,4 +101,7 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         description, predicate = slices_are_whole(conv)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
-    return build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))
+    s = build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))
+    if conv is None:
+        keep_allocated_sizes(s)
+    return s

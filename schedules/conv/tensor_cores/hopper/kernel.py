@@ -22,6 +22,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ....tir_builder import (
     Buffer,
     Expr,
+    Register,
     allocate,
     declare_tensor_map,
     emit_alternatives,
@@ -419,7 +420,8 @@ def make_cta_state(
         if not residues or (residues.have_equal_taps and residues.have_taps):
             return all_k_tiles
         may_be_empty = config.split_k > 1 or not residues.have_taps
-        return ResidueKRange(cta.split, int(config.split_k), residues.num_taps(residue) * tiles_per_tap, may_be_empty)
+        total = Register("total_k_tiles", value=residues.num_taps(residue) * tiles_per_tap).value
+        return ResidueKRange(cta.split, int(config.split_k), total, may_be_empty)
 
     state, epilogue_state = PipelineState("mainloop", config.stages), PipelineState("epilogue", epilogue_tile.stages)
     order = None
