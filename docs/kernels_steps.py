@@ -324,7 +324,7 @@ def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
         arrays = smem + to_uint32(offsets["channels"])
         channels = ChannelArguments(ops.channel_args, arguments, tile.n, shape.n, True, arrays, thread.warpgroup)
         buffers = TmaPipeline(smem + to_uint32(offsets["subtiles"]), subtile_bytes(tile), 0, 0, 0, 0)
-        epilogue = TmaEpilogue(subtiles, ops, channels, [y_map], buffers)
+        epilogue = TmaEpilogue(subtiles, ops, channels, buffers, [y_map])
 
         with if_(thread.warp < num_warps):  # consumer warpgroups
             if tile.moves_registers:

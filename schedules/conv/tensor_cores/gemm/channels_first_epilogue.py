@@ -33,7 +33,7 @@ from ....tir_builder import (
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps, apply_to_pair
-from .pipelines import PipelineState
+from .pipelines import PipelineState, TmaPipeline
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import WorkTile
 from .tma_epilogue import EpilogueTile
@@ -77,28 +77,26 @@ class ChannelsFirstEpilogue:
 
     Args:
         tile: Division into subtiles, of which one at a time is in shared memory.
-        output: The output.
         ops: The epilogue.
         channels: Per-channel arguments.
+        pipeline: Stages of which each warpgroup uses one, without the barriers.
         arguments: Argument buffers by name.
-        smem: Shared-memory address of the subtiles of all warpgroups.
-        stage_bytes: Bytes from the subtile of a warpgroup to that of the next.
+        output: The output.
         is_exact: Whether work tiles have no rows beyond the output, and no columns beyond the channels of a group.
     """
 
     def __init__(
         self,
         tile: EpilogueTile,
-        output: ChannelsFirstOutput,
         ops: EpilogueOps,
         channels: ChannelArguments,
+        pipeline: TmaPipeline,
         arguments: dict[str, Buffer],
-        smem: Expr,
-        stage_bytes: int,
+        output: ChannelsFirstOutput,
         is_exact: tuple[bool, bool],
     ) -> None:
         self._tile, self._output, self._ops, self.channels = tile, output, ops, channels
-        self._arguments, self._smem, self._stage_bytes = arguments, smem, stage_bytes
+        self._arguments, self._pipeline = arguments, pipeline
         self._has_exact_rows, self._has_exact_columns = is_exact
         self._layout = SmemLayout(tile.n, tile.atom.m * output.itemsize)  # a row has the pixels of a channel
         self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
@@ -116,7 +114,7 @@ class ChannelsFirstEpilogue:
         """Store a warpgroup's part of a work tile; `warpgroup` is its index among those that share the tile."""
         epilogue_tile, output = self._tile, self._output
         self.channels.wait(thread)
-        buffer = self._smem + to_uint32(thread.warpgroup * self._stage_bytes)
+        buffer = self._pipeline.stage_address(thread.warpgroup)
         image, pixel = Register("image"), Register("pixel")
         for m_atom in range(epilogue_tile.m_atoms):
             first_pixel = thread.warpgroup_thread % (epilogue_tile.atom.m // output.vector) * output.vector
@@ -135,6 +133,9 @@ class ChannelsFirstEpilogue:
                     with if_(is_inside):
                         load_shared(self._vector, address, output.vector * output.itemsize)
                         store_global(self._arguments["Y"], index, self._vector, output.vector)
+
+    def finish(self, thread: ThreadPosition) -> None:
+        """Do nothing, as TMA reads no shared memory."""
 
     def _vectors(
         self, position: tuple[Expr, Expr, Expr, Expr], buffer: Expr, thread: ThreadPosition

@@ -89,16 +89,14 @@ class ConvProblem:
         return TapIterator(self.taps, tiles_per_tap, block_k)
 
 
-def make_fprop(
-    w: Conv, rows_per_copy: int, shares_taps: bool = False, channels_first_input: bool = False
-) -> ConvProblem:
+def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box_pixels: int = 0) -> ConvProblem:
     """Return the product of a forward convolution.
 
     Args:
         w: The convolution.
         rows_per_copy: Pixels per copy, which TMA limits in tiled mode.
         shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
-        channels_first_input: Whether X is channels first, for filters of one tap.
+        input_box_pixels: Pixels per box of a channels-first X, for filters of one tap; 0 if X is channels last.
     """
     shape = ImplicitGemmShape.from_workload(w)
     is_pixel_matrix = (
@@ -112,26 +110,31 @@ def make_fprop(
     elif is_pixel_matrix:
         loader = PixelMatrix(w.storage, shape.m, w.C)
     major = Major.K
-    if channels_first_input:
+    if input_box_pixels:
         loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, math.prod(w.input_size)), Major.MN
     filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
     return ConvProblem(
         shape,
-        a=Operand("X", w.dtype, loader, major, channels_per_group=shape.channels_per_group),
+        a=Operand(
+            "X",
+            w.dtype,
+            loader,
+            major,
+            channels_per_group=shape.channels_per_group,
+            contiguous_rows=input_box_pixels,
+        ),
         b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
     )
 
 
-def make_dgrad(
-    w: Conv, rows_per_copy: int, shares_taps: bool = False, channels_first_input: bool = False
-) -> ConvProblem:
+def make_dgrad(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box_pixels: int = 0) -> ConvProblem:
     """Return the product of a dgrad of stride 1, which is a convolution of dY with transposed and flipped filters.
 
     The arguments are those of `make_fprop` for the convolution of dY, whose filters are read from the weight as it is.
     """
-    problem = make_fprop(w, rows_per_copy, shares_taps, channels_first_input)
+    problem = make_fprop(w, rows_per_copy, shares_taps, input_box_pixels)
     shape = problem.shape
     filters = FlippedFilters(w.storage, w.C, w.kernel, shape.n)
     b = Operand("K", w.dtype, filters, Major.MN, channels_per_group=shape.channels_per_group)

@@ -6,7 +6,7 @@ written itself, so that only its own threads synchronize, and stores neighbourin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -26,6 +26,7 @@ from ....tir_builder import (
     store_global,
     store_shared,
 )
+from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import ThreadPosition
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps
@@ -45,10 +46,10 @@ class ResidueEpilogue(TmaEpilogue):
         tile: Division into subtiles, of which a warpgroup has one at a time in shared memory.
         ops: The epilogue, with one residual at most.
         channels: Per-channel arguments.
-        arrays: The output and, if there is one, the residual.
         pipeline: Stages of all warpgroups, whose barriers are not used.
+        arguments: Argument buffers by name.
         residues: The residue classes.
-        columns: Columns of a group, and of all groups.
+        shape: The product of a class.
         is_exact: Whether work tiles have no columns beyond a group.
     """
 
@@ -57,15 +58,17 @@ class ResidueEpilogue(TmaEpilogue):
         tile: EpilogueTile,
         ops: EpilogueOps,
         channels: ChannelArguments,
-        arrays: list[Buffer],
         pipeline: TmaPipeline,
+        arguments: Mapping[str, Buffer],
         residues: ResidueClasses,
-        columns: tuple[int, int],
+        shape: ImplicitGemmShape,
         is_exact: bool,
     ) -> None:
-        super().__init__(tile, ops, channels, arrays, pipeline)
+        arrays = [arguments[name] for name in ("Y", *ops.residuals)]
+        super().__init__(tile, ops, channels, pipeline, arrays)
         self._output, *self._residual_arrays = arrays
-        self._residues, (self._columns, self._row_columns), self._is_exact = residues, columns, is_exact
+        self._residues, self._is_exact = residues, is_exact
+        self._columns, self._row_columns = shape.n, shape.groups * shape.n
         self._passes = WARP_ROWS * tile.layout.row_bytes // (CHUNK_BYTES * WARP_SIZE)
         self._pixels = allocate("pixels", self._passes, "int32")  # -1: beyond the output
         self._vectors = [allocate(f"vector_{i}", CHUNK_BYTES // 4, "uint32") for i in range(self._passes)]
@@ -120,6 +123,9 @@ class ResidueEpilogue(TmaEpilogue):
                 for vector, _, index, is_inside in vectors:
                     with if_(is_inside):
                         store_global(self._output, index, vector, self._vector_columns)
+
+    def finish(self, thread: ThreadPosition) -> None:
+        """Do nothing, as TMA reads no shared memory."""
 
 
 def _sync_warp() -> None:

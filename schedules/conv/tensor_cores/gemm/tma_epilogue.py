@@ -99,8 +99,8 @@ class TmaEpilogue:
         tile: Division into subtiles.
         ops: The epilogue, with one residual at most.
         channels: Per-channel arguments.
-        tensor_maps: Tensor maps of the output and, if there is one, of the residual.
         pipeline: Stages of all warpgroups. Its barriers are used only with a residual.
+        tensor_maps: Tensor maps of the output and, if there is one, of the residual.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class TmaEpilogue:
         tile: EpilogueTile,
         ops: EpilogueOps,
         channels: ChannelArguments,
-        tensor_maps: Sequence[Expr],
         pipeline: TmaPipeline,
+        tensor_maps: Sequence[Expr],
     ) -> None:
         self._tile, self._ops, self.channels, self._pipeline = tile, ops, channels, pipeline
         self._output_map, *self._residual_maps = tensor_maps
@@ -147,6 +147,11 @@ class TmaEpilogue:
                         tma_store_wait(0)
                         self._pipeline.consumer_arrive(stage_idx)
                 state.advance()
+
+    def finish(self, thread: ThreadPosition) -> None:
+        """Wait until TMA has read all subtiles from shared memory."""
+        with if_(thread.is_warpgroup_leader):
+            tma_store_wait(0)
 
     def load_residual(self, tile: WorkTile, state: PipelineState, first_warpgroup: Expr = 0) -> None:
         """Load the residual of a work tile, each subtile as soon as its stage has been stored; run by one thread.

@@ -6,7 +6,10 @@ Sources: CUTLASS, `include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.workloads.dtypes import DTYPES
@@ -193,8 +196,8 @@ class WgmmaMainloop:
     ) -> None:
         """Multiply the K tiles of a work tile as they arrive; run by all threads of a warpgroup.
 
-        The wgmmas of one K tile are in flight while those of the next are issued, so a stage is released one K tile
-        after its use.
+        A warpgroup without K tiles only takes its turn. The wgmmas of one K tile are in flight while those of the next
+        are issued, so a stage is released one K tile after its use.
 
         Args:
             accumulators: Sums of this thread.
@@ -206,6 +209,32 @@ class WgmmaMainloop:
             warpgroup: Index of the warpgroup among those that share the work tile.
             order: Turns of warpgroups that compute work tiles of their own; None if all warpgroups share one.
         """
+        with if_(k_range.count > 0 if k_range.may_be_empty else True):
+            self._consume(accumulators, descriptors, k_range, pipeline, state, thread, warpgroup, order)
+        if order and k_range.may_be_empty:
+            with if_(k_range.count == 0):
+                order.wait()
+                order.arrive()
+
+    def sums(self, accumulators: Buffer, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+        """Return the sums of a work tile, which are zeros if it has no K tiles.
+
+        Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
+        """
+        sums = [accumulators[i] for i in range(self.num_accumulators)]
+        return [T.Select(k_range.count > 0, each, T.float32(0)) for each in sums] if k_range.may_be_empty else sums
+
+    def _consume(
+        self,
+        accumulators: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        k_range: KRange | ResidueKRange,
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
+        order: OrderedSequenceBarrier | None,
+    ) -> None:
         if order:
             order.wait()
         with serial_loop(k_range.count, "k_tile") as k_tile:

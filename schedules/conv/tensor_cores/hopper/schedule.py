@@ -43,9 +43,10 @@ from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .constraints import MAX_ACCUMULATORS
-from .kernel import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, emit_kernel
+from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import select_default_config
+from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 

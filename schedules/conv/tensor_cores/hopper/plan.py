@@ -1,0 +1,242 @@
+"""Layers of a `hopper` kernel: what a workload and a tile config choose before the kernel allocates anything.
+
+A plan has what CUTLASS's collective builders choose: the problem with its loaders, the mainloop with the layouts of a
+stage, the subtiles of the epilogue, the roles of warps, the work tiles, and how partial sums are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvmconv.arithmetic import round_up
+from tvmconv.target import WARPGROUP_SIZE
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ....tir_builder import Expr, Register, to_uint32
+from ..gemm.atoms import Major, WgmmaAtom
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
+from ..gemm.cluster_reduction import ClusterReduction
+from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.pipelines import TmaPipeline
+from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
+from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
+from ..gemm.tma_epilogue import EpilogueTile
+from ..gemm.warp_roles import WarpRoles
+from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
+
+
+@dataclass(frozen=True)
+class ChannelsFirstAccess:
+    """Which arrays the kernel accesses as they are, channels first; all others are channels last.
+
+    Attributes:
+        input_box_pixels: Pixels of X per box of TMA, which divide those of an image; 0 if X is channels last.
+        output: The output and residuals; None if these are channels last.
+    """
+
+    input_box_pixels: int = 0
+    output: ChannelsFirstOutput | None = None
+
+
+CHANNELS_LAST_ACCESS = ChannelsFirstAccess()
+
+MakeProblem = Callable[[Conv, int, bool, int], ConvProblem]  # `make_fprop`, or another row of the problem table
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The layers of a kernel.
+
+    Attributes:
+        w: The convolution, as TMA views it.
+        config: The tile config.
+        problem: The product: which tensors are its operands, and how TMA loads them.
+        mainloop: The instruction, the layout of a stage, and the copies that fill it.
+        ops: Operations of the epilogue.
+        epilogue_tile: Division of a warpgroup's accumulators into subtiles, which pass through shared memory.
+        channels_first_output: The output, if it is channels first.
+    """
+
+    w: Conv
+    config: HopperTileConfig
+    problem: ConvProblem
+    mainloop: WgmmaMainloop
+    ops: EpilogueOps
+    epilogue_tile: EpilogueTile
+    channels_first_output: ChannelsFirstOutput | None
+
+    @classmethod
+    def choose(
+        cls,
+        w: Conv,
+        config: HopperTileConfig,
+        access: ChannelsFirstAccess = CHANNELS_LAST_ACCESS,
+        make_problem: MakeProblem = make_fprop,
+    ) -> KernelPlan:
+        """Choose the layers; see `emit_kernel` for the arguments."""
+        rows_per_copy, shares_taps = config.block_m // config.cluster_n, config.taps_per_copy > 1
+        problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels)
+        mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
+        return cls(w, config, problem, mainloop, ops, make_epilogue_tile(mainloop.atom, w, config), access.output)
+
+    @property
+    def shape(self) -> ImplicitGemmShape:
+        """Extents of the product."""
+        return self.problem.shape
+
+    @cached_property
+    def reduction(self) -> ClusterReduction | None:
+        """The sum of the partial sums of a cluster, which also stores what TMA cannot store; None if there is none."""
+        config, shape, mainloop = self.config, self.shape, self.mainloop
+        if not config.uses_smem_reduction(self.w):
+            return None
+        num_threads = config.warpgroups * WARPGROUP_SIZE
+        tile = mainloop.atom, mainloop.m_atoms, config.block_m, int(config.reduce_rows_per_cta)
+        vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
+        return ClusterReduction(shape, *tile, config.split_k, num_threads, vector, self.problem.residues)
+
+    @property
+    def tma_outputs(self) -> list[str]:
+        """Names of the output and of the residual if TMA stores and loads them; none if warps do."""
+        if self.reduction or self.channels_first_output or self.shape.residues > 1:
+            return []
+        return [self.problem.c, *self.ops.residuals]
+
+    @property
+    def loads_residual(self) -> bool:
+        """Whether TMA loads a residual."""
+        return len(self.tma_outputs) > 1
+
+    @property
+    def roles(self) -> WarpRoles:
+        """Roles of the warps; in ping-pong each warpgroup has a warp that loads the residual of its tiles."""
+        config = self.config
+        residual_warps = config.warpgroups // config.warpgroups_per_tile if self.loads_residual else 0
+        registers = REALLOCATED_REGISTERS[config.warpgroups] if config.reallocates_registers else None
+        return WarpRoles(config.warpgroups, residual_warps, registers)
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs that compute different tiles."""
+        return int(self.config.num_ctas(self.w)) // self.config.split_k
+
+    @property
+    def has_exact_tiles(self) -> tuple[bool, bool]:
+        """Whether the tiles of a cluster have no rows, and no columns, beyond the product."""
+        config, shape = self.config, self.shape
+        rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
+        return shape.m % rows == 0, shape.n % columns == 0
+
+    def tiles(self, cluster: Cluster = SINGLE_CTA) -> TileScheduler:
+        """Return the scheduler of all work tiles."""
+        config, shape, residues = self.config, self.shape, self.problem.residues
+        extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
+        classes = (residues.count, not residues.have_equal_taps) if residues else ()
+        return TileScheduler.of_product(
+            extents, block, shape.groups, self.num_ctas, cluster, config.raster_order, *classes
+        )
+
+    def k_range(self, split: Expr, residue: Expr) -> KRange | ResidueKRange:
+        """Return the K tiles of a CTA in a work tile.
+
+        Args:
+            split: Index of the CTA among those that split the reduction.
+            residue: Residue class of the work tile.
+        """
+        config, shape, residues = self.config, self.shape, self.problem.residues
+        if not residues or (residues.have_equal_taps and residues.have_taps):
+            return KRange(split, int(config.k_tiles_per_cta(shape)), int(config.total_k_tiles(shape)))
+        total = Register("total_k_tiles", value=residues.num_taps(residue) * int(config.k_tiles_per_tap(shape))).value
+        return ResidueKRange(split, int(config.split_k), total, config.split_k > 1 or not residues.have_taps)
+
+    def make_pipelines(self, smem: Expr, cluster: Cluster) -> tuple[TmaPipeline, TmaPipeline]:
+        """Return the pipeline of the mainloop and that of the epilogue, whose stages follow one another."""
+        config, a, b = self.config, self.mainloop.a, self.mainloop.b
+        barriers = smem + to_uint32(int(config.barrier_offset_bytes(self.w)))
+        a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
+        tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
+        stage_bytes = a.layout.nbytes + b.layout.nbytes
+        pipeline = TmaPipeline(
+            smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups_per_tile, cluster
+        )
+        epilogue_bytes = self.epilogue_tile.layout.nbytes
+        epilogue_pipeline = TmaPipeline(
+            smem + to_uint32(int(config.mainloop_smem_bytes())),
+            round_up(epilogue_bytes, SWIZZLE_ALIGNMENT_BYTES),
+            barriers,
+            config.warpgroups * self.epilogue_tile.stages,
+            epilogue_bytes,
+            num_consumers=1,
+            first_barrier=2 * config.stages,
+        )
+        return pipeline, epilogue_pipeline
+
+
+def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int) -> WgmmaMainloop:
+    """Return the mainloop; `dilation` is the distance of taps along a line of pixels."""
+    atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major, problem.b.major)
+    a = make_a_tile(problem.a, atom, config)
+    b = make_b_tile(problem.b, atom, config, offset=a.layout.nbytes)
+    return WgmmaMainloop(
+        atom,
+        config.wgmma_m_tiles,
+        int(config.smem_rows_per_wgmma),
+        a=a,
+        b=b,
+        block_k=config.block_k(atom.itemsize),
+        taps_per_copy=config.taps_per_copy,
+        rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
+    )
+
+
+def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:
+    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M."""
+    if operand.major is Major.MN:
+        return make_mn_major_tile(operand, config.block_m, config.cluster_n, atom.itemsize, config)
+    num_atoms = config.block_m // atom.m
+    row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    layout = SmemLayout(num_atoms * int(config.smem_rows_per_wgmma), row_bytes, boxes_per_tap)
+    copies = {"copy_rows": config.block_m // config.cluster_n}
+    if config.taps_per_copy > 1:
+        copies = {"copy_rows": atom.m + config.halo_width, "copies": num_atoms, "rows_between_copies": atom.m}
+    return OperandTile(operand, layout, 0, box_channels, boxes_per_tap, **copies)
+
+
+def make_b_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig, offset: int) -> OperandTile:
+    """Return the tile of operand B, which has all taps that share a copy of A."""
+    if operand.major is Major.MN:
+        return make_mn_major_tile(operand, config.block_n, config.cluster_m, atom.itemsize, config, offset)
+    row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
+    return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, config.block_n // config.cluster_m)
+
+
+def divide_k_tile(atom: WgmmaAtom, config: HopperTileConfig) -> tuple[int, int, int]:
+    """Return the bytes of a row of a K-major tile, its boxes along the channels of a tap, and channels per box."""
+    row_bytes = int(config.swizzle_bytes)
+    return row_bytes, config.block_k_bytes // row_bytes, row_bytes // atom.itemsize
+
+
+def make_mn_major_tile(
+    operand: Operand, rows: int, num_slices: int, itemsize: int, config: HopperTileConfig, offset: int = 0
+) -> MnMajorTile:
+    """Return the tile of an MN-major operand, in boxes as wide as a swizzle, shared by CTAs that load slices."""
+    block_k, box_bytes = config.block_k(itemsize), math.gcd(rows * itemsize, MAX_SWIZZLE_BYTES)
+    box_bytes = math.gcd(box_bytes, operand.contiguous_rows * itemsize)
+    boxes, copy_rows = rows * itemsize // box_bytes, block_k // num_slices
+    layout = SmemLayout(block_k * config.taps_per_copy, box_bytes, boxes, Major.MN)
+    return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
+
+
+def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
+    """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
+    dtype = w.argument_dtypes[-1]
+    row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages)
