@@ -27,7 +27,8 @@ from tvmconv.logs.record import Record
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space
 from tvmconv.target import Target
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 NUM_MEMBERS = 3
 BOOSTER_PARAMETERS = {
@@ -53,7 +54,7 @@ WEIGHT_EXPONENT = 2.0  # exponent of a config's relative throughput in its weigh
 class TrainingSample:
     """The measurements of one schedule on one workload."""
 
-    workload: Conv
+    workload: ConvOperator
     space: Space  # search space of the schedule
     points: np.ndarray  # points of the measured configs (n, knobs)
     seconds: np.ndarray  # seconds per launch, float (n,)
@@ -97,7 +98,7 @@ def collect_samples(
     """
     records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
-        if not (record.ok and isinstance(record.workload, Conv)):
+        if not (record.ok and isinstance(record.workload, ConvOperator)):
             continue
         records_by_config = records_by_workload[record.workload][record.schedule]
         earlier_record = records_by_config.get(record.identity[-1])
@@ -121,7 +122,7 @@ def collect_samples(
                     continue
                 seconds.append(record.cost)
             if points:
-                assert isinstance(workload, Conv)
+                assert isinstance(workload, ConvOperator)
                 sample = TrainingSample(workload, space, np.stack(points), np.array(seconds), best_seconds)
                 samples_by_schedule[workload.operator, schedule_name].append(sample)
     return samples_by_schedule

@@ -28,12 +28,12 @@ def model(tmp_path):
 
 
 PAD = {"pads": [1] * 4}
-TRANSPOSED = ("ConvTranspose", ["c", "k"], ["y"], {"name": "up"})
+INTEGER = ("ConvInteger", ["c", "k"], ["y"], {"name": "up"})
 
 
 @pytest.fixture
 def two_and_one(model):
-    """A model of two equal convolutions, and one that is transposed."""
+    """A model of two equal convolutions, and one that is no workload."""
     relu = [("Relu", [f"{name}0"], [name], {}) for name in "abc"]
     return model(
         ("Conv", ["x", "k"], ["a0"], {**PAD, "name": "first"}),
@@ -42,18 +42,37 @@ def two_and_one(model):
         relu[1],
         ("Conv", ["b", "k"], ["c0"], {"strides": [2, 2]}),
         relu[2],
-        TRANSPOSED,
+        INTEGER,
     )
 
 
 def test_a_model_s_convolutions_are_printed_as_a_suite_s(run, two_and_one):
     status, out, err = run("suites", "--from", two_and_one, "--input", "1x3x8x8")
-    assert (status, err) == (0, "tvmconv: left out: up: tvmconv has no workload for ConvTranspose\n")
+    assert (status, err) == (0, "tvmconv: left out: up: tvmconv has no workload for ConvInteger\n")
     assert [line.split() for line in out.splitlines()] == [
         ["layer", "times", "workload"],
         ["first", "2", CONV],
         ["c0", "1", "conv2d:1x3x8x8,3x3x3x3,s2,p0,relu"],
     ]
+
+
+def test_a_training_step_has_gradients_of_a_model_and_of_a_suite(run, two_and_one, tmp_path):
+    status, out, _ = run("suites", "--from", two_and_one, "--input", "2x3x8x8", "--training", "--csv")
+    bare, strided = "2x3x8x8,3x3x3x3,s1,p1", "2x3x8x8,3x3x3x3,s2,p0"
+    assert status == 0
+    assert out.replace('"', "").splitlines() == [
+        "layer,times,workload",
+        f"first,2,conv2d:{bare}",
+        f"first wgrad,2,conv2d_wgrad:{bare}",
+        f"b0 dgrad,1,conv2d_dgrad:{bare}",
+        f"c0,1,conv2d:{strided}",
+        f"c0 dgrad,1,conv2d_dgrad:{strided}",
+        f"c0 wgrad,1,conv2d_wgrad:{strided}",
+    ]
+    file = tmp_path / "suite.json"
+    assert run("suites", "vgg16", "--training", "--batch", "8", "--only", "dgrad", "-o", str(file))[0] == 0
+    assert all(layer["text"].startswith("conv2d_dgrad:8x") for layer in json.loads(file.read_text()))
+    assert run("suites", str(file), "--training")[2].endswith("expected a convolution or a transposed convolution\n")
 
 
 def test_what_is_written_is_read_as_a_suite(run, two_and_one, tmp_path):
@@ -86,7 +105,7 @@ def test_a_pytorch_module_is_a_suite(run, tmp_path, monkeypatch):
 
 
 def test_a_model_without_workloads_is_refused(run, model):
-    file = model(("Identity", ["x"], ["c"], {}), TRANSPOSED)
+    file = model(("Identity", ["x"], ["c"], {}), INTEGER)
     status, _, err = run("suites", "--from", file)
     assert (status, err.splitlines()[1]) == (2, f"tvmconv: {file} has no convolution that is a workload")
 

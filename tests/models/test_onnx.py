@@ -251,7 +251,6 @@ def test_weights_in_another_file_are_not_needed(texts):
 
 
 LEFT_OUT = {
-    "transposed": ("ConvTranspose", ["x", "t"], "t0: tvmconv has no workload for ConvTranspose"),
     "of integers": ("ConvInteger", ["i", "ik"], "t0: tvmconv has no workload for ConvInteger"),
     "of float64": ("Conv", ["d", "dk"], "t0: dtype='float64': expected one of float32"),
     "of unknown shape": ("Conv", ["u", "k"], "t0: the shape of its input is unknown"),
@@ -266,7 +265,6 @@ def test_what_is_no_workload_is_left_out_and_why(derived, kind, reads, said):
     casts = tail(("Cast", ["x"], ["i"], {"to": TensorProto.UINT8}), ("Cast", ["x"], ["d"], {"to": TensorProto.DOUBLE}))
     weights = [
         weight("k", 4, 3, 3, 3),
-        weight("t", 3, 4, 3, 3),
         weight("wide", 4, 7, 3, 3),
         weight("large", 4, 3, 9, 9),
         helper.make_tensor("ik", TensorProto.UINT8, [1, 3, 1, 1], [0] * 3),
@@ -321,3 +319,34 @@ def test_noise_in_a_file_is_refused_or_read(derived, whole):
             data[place] = rng.integers(256)
         with contextlib.suppress(Error):
             derived(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rest"),
+    [
+        ({}, "s1,p0"),
+        ({"strides": [2, 2], "pads": [1, 0, 1, 1]}, "s2,p1x0x1x1"),
+        ({"strides": [2, 2], "output_padding": [1, 0]}, "s2,p0,op1x0"),
+        ({"strides": [2, 2], "output_shape": [16, 16]}, "s2,p1x1x0x0"),
+        ({"strides": [2, 2], "auto_pad": "SAME_UPPER"}, "s2,p0x0x1x1"),
+        ({"dilations": [2, 1], "group": 3}, "s1,p0,d2x1,g3"),
+    ],
+)
+def test_transposed_convolutions_are_layers(texts, attributes, rest):
+    node = helper.make_node("ConvTranspose", ["x", "k"], ["y"], **attributes)
+    assert texts(model_of([node], [weight("k", 3, 4, 3, 3)])) == [f"conv2d_transpose:1x3x8x8,3x4x3x3,{rest}"]
+
+
+def test_a_training_step_has_the_gradients_that_weights_need(tmp_path):
+    scaled = helper.make_node("Mul", ["x", "scale"], ["s"])
+    nodes = [scaled, conv("s", "a"), helper.make_node("ConvTranspose", ["a", "t"], ["y"], strides=[2, 2])]
+    weights = [weight("k", 4, 3, 3, 3), weight("t", 4, 2, 2, 2), weight("scale", 3, 1, 1)]
+    (tmp_path / "model.onnx").write_bytes(model_of(nodes, weights).SerializeToString())
+    found = derive_layers(str(tmp_path / "model.onnx"), training=True)
+    assert [(layer.name, layer.workload.text) for layer in found.layers] == [
+        ("a", "conv2d:1x3x8x8,4x3x3x3,s1,p0"),
+        ("a wgrad", "conv2d_wgrad:1x3x8x8,4x3x3x3,s1,p0"),
+        ("y", "conv2d_transpose:1x4x6x6,4x2x2x2,s2,p0"),
+        ("y dgrad", "conv2d:1x2x12x12,4x2x2x2,s2,p0"),
+        ("y wgrad", "conv2d_wgrad:1x2x12x12,4x2x2x2,s2,p0"),
+    ]

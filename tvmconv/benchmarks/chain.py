@@ -63,7 +63,7 @@ LEGEND = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    options.add_suite_options(parser, "resnet50")
+    options.add_suite_options(parser, "resnet50", training=False)
     parser.add_argument("--log", nargs="+", default=[], type=Path, metavar="FILE", help="Logs, or folders of logs.")
     text = "File of kernels that `tvmconv bench prebuild build` wrote; then TVM is not needed"
     options.add_option(parser, "--kernel-archive", "FILE", text, former="--archive", dest="archive", type=Path)

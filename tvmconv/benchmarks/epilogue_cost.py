@@ -58,7 +58,7 @@ class EpilogueTimes:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     add_logs(parser)
-    options.add_suite_options(parser, epilogues=False)
+    options.add_suite_options(parser, epilogues=False, training=False)
     text = "Epilogue to time (default: bias,relu and bias,add,relu)"
     options.add_option(parser, "--epilogue", "E", text, type=options.parse_epilogue_names, repeat=True)
     options.add_baseline_option(parser)

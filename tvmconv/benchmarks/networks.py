@@ -25,7 +25,8 @@ from tvmconv.reports.library_comparison import format_mean, sum_network_seconds
 from tvmconv.reports.suite import compute_suite_info
 from tvmconv.reports.tables import Columns, Table, format_micros, format_optional, format_significant, make_table
 from tvmconv.target import BEST_RATES
-from tvmconv.workloads import Conv, dtypes
+from tvmconv.workloads import dtypes
+from tvmconv.workloads.conv_operator import ConvOperator
 
 MIXED_VALUE = "mixed"
 MUCH_SLOWER_RATIO, SLOWER_RATIO = 0.8, 0.97  # speed-ups over the library; the latter exceeds the noise of two timings
@@ -75,7 +76,7 @@ def compute_roofline_headroom(result: Result, library: str) -> float | None:
     the ridge reach neither rate, and the rates are those of short bursts, while a GPU under load lowers its clock.
     """
     target, timing = BEST_RATES.get(result.device_name), result.find_row(library).timing
-    if not target or not timing or not isinstance(result.workload, Conv):
+    if not target or not timing or not isinstance(result.workload, ConvOperator):
         return None
     if result.workload.dtype not in target.tensor_flops:
         return None
@@ -122,7 +123,8 @@ def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
     rows = [
         (_Network(sweep), total)
         for sweep in sweeps
-        if (info := compute_suite_info("", sweep)) and all(isinstance(each.workload, Conv) for each in sweep.results)
+        if (info := compute_suite_info("", sweep))
+        and all(isinstance(each.workload, ConvOperator) for each in sweep.results)
         for total in info.totals
     ]
     columns: Columns = {

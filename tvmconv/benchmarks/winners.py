@@ -30,7 +30,8 @@ from tvmconv.palette import SeriesStyle, find_style
 from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import Columns, Table, format_micros, format_significant, make_table
 from tvmconv.training import read_valid_records
-from tvmconv.workloads import Conv2d, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 OTHER_KINDS = "others"  # kind of all schedules that have no kind of their own
 PANEL_WIDTH, PANEL_HEIGHT, SMALL_FONT_POINTS = 5.0, 5.6, 7  # inches, inches, points
@@ -73,7 +74,7 @@ class LayerComparison:
     """A layer with its tuned kernel and a library's."""
 
     label: str  # ends with the batch
-    workload: Conv2d
+    workload: ConvOperator  # along two axes
     tuned_row: ResultRow  # the fastest kernel, as it was compared with the library
     library_row: ResultRow
     seconds_by_kind: Mapping[str, float]  # of the fastest kernel of each kind in any log
@@ -105,10 +106,11 @@ def compare_layers(
     seconds: dict[Workload, dict[str, float]] = {}
     for label, result in (labeled_result for sweep in sweeps for labeled_result in sweep.labeled_results):
         tuned_row, library_row = result.find_row(TUNED), result.find_row(library)
-        if isinstance(result.workload, Conv2d) and tuned_row.seconds and library_row.seconds:
+        w = result.workload
+        if isinstance(w, ConvOperator) and w.spatial_ndim == 2 and tuned_row.seconds and library_row.seconds:
             kind = _classify_schedule(tuned_row.schedule or label, kinds)
             seconds[result.workload] = {kind: tuned_row.seconds}
-            layers.append(LayerComparison(label, result.workload, tuned_row, library_row, {}))
+            layers.append(LayerComparison(label, w, tuned_row, library_row, {}))
     for record in records:
         if record.ok and (seconds_of_workload := seconds.get(record.workload)) is not None:
             kind = _classify_schedule(record.schedule, kinds)
@@ -137,10 +139,11 @@ def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -
 
 
 def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
-    """Return a table with one row per network and batch; a layer's label begins with its network."""
+    """Return a table with one row per network, kind of gradient and batch; a layer's label begins with its network."""
     groups: defaultdict[tuple[str, int], list[LayerComparison]] = defaultdict(list)
     for layer in comparisons:
-        groups[layer.label.partition(" ")[0], layer.workload.N].append(layer)
+        kind = "" if layer.workload.kind == "conv" else f" {layer.workload.kind}"
+        groups[f"{layer.label.partition(' ')[0]}{kind}", layer.workload.N].append(layer)
     rows = [(network, str(batch), layers) for (network, batch), layers in sorted(groups.items(), key=itemgetter(0))]
     columns: Columns = {
         "network": lambda row: row[0],
@@ -196,8 +199,8 @@ def _draw_panel(axes: Any, panel_layers: Sequence[LayerComparison], kinds: Seque
     axes.set_xlabel("channels: root of inputs' times outputs'")
 
 
-def _compute_position(workload: Conv2d) -> tuple[float, float]:
-    return math.sqrt(workload.C * workload.O), math.sqrt(workload.P * workload.Q)
+def _compute_position(workload: ConvOperator) -> tuple[float, float]:
+    return math.sqrt(workload.C * workload.O), math.sqrt(math.prod(workload.output_size))
 
 
 def _classify_schedule(schedule: str, kinds: Collection[str]) -> str:

@@ -33,7 +33,7 @@ EXAMPLE_WORKLOAD = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
 MAX_SECONDS = 10**7  # about four months
 WORKERS_PER_CORE = 8
 DEFAULT_ARCH = "sm_90"  # the target of the compiler where there is no GPU
-LAYER_OPTIONS = ("only", "skip", "batch", "dtype", "layout", "epilogue")
+LAYER_OPTIONS = ("only", "skip", "batch", "dtype", "layout", "epilogue", "training")
 
 T = TypeVar("T")
 OptionGroup = argparse._ActionsContainer  # a parser, or a group of its options
@@ -87,15 +87,20 @@ def add_set_option(parser: OptionGroup) -> None:
     add_option(parser, "--set", "KNOB=VALUE", text, type=name_option_in_errors(parse_assignment), repeat=True)
 
 
-def add_suite_options(parser: OptionGroup, default: str | None = None, *, epilogues: bool = True) -> None:
+def add_suite_options(
+    parser: OptionGroup, default: str | None = None, *, epilogues: bool = True, training: bool = True
+) -> None:
     """Add `--suite` and the options of `add_layer_filters`, for `parse_layers`."""
     text = f"Suite whose layers are used: {', '.join(SUITES)}, or a file NAME.json"
     add_option(parser, "--suite", "S", text, default=default)
-    add_layer_filters(parser, epilogues=epilogues)
+    add_layer_filters(parser, epilogues=epilogues, training=training)
 
 
-def add_layer_filters(parser: OptionGroup, *, epilogues: bool = True) -> None:
-    """Add the options that select the layers of a suite and their variant; `--epilogue` only if `epilogues`."""
+def add_layer_filters(parser: OptionGroup, *, epilogues: bool = True, training: bool = True) -> None:
+    """Add the options that select the layers of a suite and their variant.
+
+    `--epilogue` is added only if `epilogues`, and `--training` only if `training`.
+    """
     add_option(parser, "--only", "TEXT", "Use only layers whose name contains this text, such as 3x3")
     add_option(parser, "--skip", "TEXT", "Leave out layers whose name contains this text")
     text = "Batch size of all layers (default: 1, or as in the file)"
@@ -106,11 +111,15 @@ def add_layer_filters(parser: OptionGroup, *, epilogues: bool = True) -> None:
     if epilogues:
         text = "Epilogue of all layers, such as bias,relu (default: none, or as in the file)"
         add_option(parser, "--epilogue", "E", text, type=parse_epilogue_names)
+    if training:
+        text = "Add the gradients of each layer's input (dgrad) and weight (wgrad); the first layer has no dgrad."
+        parser.add_argument("--training", action="store_true", default=None, help=text)
 
 
 def parse_layers(args: argparse.Namespace) -> LayerSelection:
     """Return the layers that the options of `add_suite_options` select; raise the errors of `select_layers`."""
-    return select_layers(args.suite, _parse_variant(args), args.only, args.skip)
+    training = bool(getattr(args, "training", None))
+    return select_layers(args.suite, _parse_variant(args), args.only, args.skip, training=training)
 
 
 def parse_selection(args: argparse.Namespace, command: str) -> LayerSelection:
@@ -143,9 +152,8 @@ def reject_layer_options(args: argparse.Namespace) -> None:
     """Raise UsageError if an option of `add_suite_options` was given together with the text of a workload."""
     for name in LAYER_OPTIONS:
         if getattr(args, name) is not None:
-            raise UsageError(
-                f"--{name} is for the layers of a suite: name a suite, or put the value into the workload's text"
-            )
+            hint = "" if name == "training" else ", or put the value into the workload's text"
+            raise UsageError(f"--{name} is for the layers of a suite: name a suite{hint}")
 
 
 @name_option_in_errors

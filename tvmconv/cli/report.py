@@ -77,6 +77,7 @@ def _make_command(args: argparse.Namespace) -> str:
         value = getattr(args, option)
         if value is not None:
             words += [f"--{option}", ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
+    words += ["--training"] if args.training else []
     for option in ("log", "results", "counters"):
         words += [word for file in getattr(args, option) for word in (f"--{option}", str(file))]
     return shlex.join(words)

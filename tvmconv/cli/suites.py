@@ -71,7 +71,7 @@ def _list_suites(args: argparse.Namespace) -> int:
 
 def _derive_model_layers(args: argparse.Namespace) -> list[Layer]:
     """Return the selected layers of a model, and print on stderr which convolutions are left out."""
-    derived = derive_layers(args.model, args.input)
+    derived = derive_layers(args.model, args.input, training=bool(args.training))
     for line in derived.skipped_layers:
         print_note(f"left out: {line}")
     if not derived.layers:

@@ -24,7 +24,8 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.tables import Table
 from tvmconv.training import collect_samples, find_record_device_spec, read_valid_records, train
 from tvmconv.version import VERSION
-from tvmconv.workloads import suite
+from tvmconv.workloads import Workload, suite
+from tvmconv.workloads.conv_gradient import DerivedConv
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="Model file to write (.npz).")
     text = "Name of the device whose records are used (default: that of most records)."
     parser.add_argument("--device", metavar="NAME", help=text)
-    text = "Suite whose layers are left out, in any batch size and dtype, so that the model can be evaluated on them"
+    text = "Suite whose layers and their gradients are left out, in any batch size and dtype, for an evaluation on them"
     add_option(parser, "--hold-out", "SUITE", text, former="--without", repeat=True)
     parser.add_argument("--no-shipped", action="store_true", help="Use only the logs that are named.")
     output.add_table_options(parser)
@@ -45,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if not logs:
         raise Error("no logs to learn from")
     records = _read_records(logs, args.device)
-    excluded_layers = {layer_key(layer.workload) for name in args.hold_out for layer in suite(name)}
-    kept_records = [record for record in records if layer_key(record.workload) not in excluded_layers]
+    excluded_layers = {_forward_key(layer.workload) for name in args.hold_out for layer in suite(name)}
+    kept_records = [record for record in records if _forward_key(record.workload) not in excluded_layers]
     device_spec = find_record_device_spec(records[0])
     date, command = time.strftime("%Y-%m-%d"), _make_command(args)
     note = f"{len(kept_records):,} records of {device_spec.name}; tvmconv {VERSION}; {date}; `{command}`"
@@ -66,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
     if not (args.json or args.csv):
         print(f"{escape_unprintable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _forward_key(w: Workload) -> str:
+    """Return the key of the forward convolution of which a workload may be a gradient."""
+    return layer_key(w.forward if isinstance(w, DerivedConv) else w)
 
 
 def _make_command(args: argparse.Namespace) -> str:

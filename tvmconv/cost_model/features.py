@@ -10,14 +10,17 @@ import numpy as np
 from tvmconv.compat import split_feature
 from tvmconv.space.search_space import Space
 from tvmconv.target import TENSOR_CORE_RATE, Target
-from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
+DERIVED_KINDS = ("dgrad", "wgrad", "transpose")  # operators with a feature, which is 1 for their workloads
 MISSING = -1.0  # value of a feature that a config lacks, as knobs depend on the workload
 
 
-def compute_features(workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> dict[str, np.ndarray]:
+def compute_features(
+    workload: ConvOperator, space: Space, points: np.ndarray, device_spec: Target
+) -> dict[str, np.ndarray]:
     """Return the features of configs by name, each float32 (n,). The names do not depend on the workload, but some may
     be missing.
     """
@@ -50,7 +53,7 @@ def build_matrix(
     return np.stack([columns_by_name.get(name, missing) for name in names], axis=1)
 
 
-def _compute_workload_features(workload: Conv, device_spec: Target) -> dict[str, float]:
+def _compute_workload_features(workload: ConvOperator, device_spec: Target) -> dict[str, float]:
     num_pixels, num_taps = math.prod(workload.output_size), math.prod(workload.kernel)
     itemsize = get_numpy_dtype(workload.storage).itemsize
     sizes = {
@@ -76,4 +79,5 @@ def _compute_workload_features(workload: Conv, device_spec: Target) -> dict[str,
         "tensor": TENSOR_CORE_RATE.get(workload.dtype, 1),
         "last": float(workload.layout == CHANNELS_LAST),
         "epilogue": len(workload.epilogue),
+        **{kind: float(workload.kind == kind) for kind in DERIVED_KINDS},
     }

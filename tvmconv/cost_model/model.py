@@ -29,20 +29,23 @@ from tvmconv.files import check_archive, open_regular
 from tvmconv.space import Config, Value
 from tvmconv.space.search_space import Space
 from tvmconv.target import Target
-from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, Workload, parse
+from tvmconv.workloads import Conv2d, Workload, operators, parse
+from tvmconv.workloads.conv_operator import ConvOperator
 
 VERSION = 2
 MAX_BYTES = 1 << 28  # maximum size of a decompressed file; the file of the package has 6 MB
 PACKAGED_MODEL = Path(__file__).with_name("h200.npz")
-_WORKLOAD_PREFIXES = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))
 _HEADER_FIELDS = ("schedule", "knobs", "kinds", "names", "portfolio")
 _TREE_ARRAYS = ("feature", "threshold", "left", "roots")
 
 
-def describe_workload_kind(workload: Conv) -> str:
-    """Return the dtype, with float16 for bfloat16, and the layout of a workload; predictions need samples of both."""
+def describe_workload_kind(workload: ConvOperator) -> str:
+    """Return the dtype, with float16 for bfloat16, and the layout of a workload; predictions need samples of both.
+
+    They are preceded by the kind of a gradient or a transposed convolution, such as `dgrad`.
+    """
     dtype = "float16" if workload.dtype == "bfloat16" else workload.dtype
-    return f"{dtype} {workload.layout}"
+    return f"{dtype} {workload.layout}" if workload.kind == "conv" else f"{workload.kind} {dtype} {workload.layout}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class ScheduleModel:
     portfolio: tuple[Config, ...] = ()  # configs of which at least one is fast on most workloads, the most useful first
     examples: tuple[MeasuredExample, ...] = ()  # fastest configs of the measured workloads
 
-    def view(self, workload: Conv) -> Conv | None:
+    def view(self, workload: ConvOperator) -> ConvOperator | None:
         """Return the workload as the model covers it; None if it does not. A schedule that was measured only channels
         last converts channels-first arrays.
         """
@@ -79,7 +82,9 @@ class ScheduleModel:
         channels_last = workload.to_channels_last()
         return channels_last if describe_workload_kind(channels_last) in self.kinds else None
 
-    def log2_slowdown(self, workload: Conv, space: Space, points: np.ndarray, device_spec: Target) -> np.ndarray:
+    def log2_slowdown(
+        self, workload: ConvOperator, space: Space, points: np.ndarray, device_spec: Target
+    ) -> np.ndarray:
         """Return the slowdowns that each member predicts for points (n, knobs): float32 (members, n)."""
         inputs = build_matrix(compute_features(workload, space, points, device_spec), self.names, self.knobs)
         return np.stack([member.predict(inputs) for member in self.members])
@@ -95,7 +100,7 @@ class CostModel:
     training_layers: frozenset[str] = frozenset()  # layers of the training set, as `layer_key` returns them
     _parsed_workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def find_schedule_model(self, workload: Conv, schedule: str, space: Space) -> ScheduleModel | None:
+    def find_schedule_model(self, workload: ConvOperator, schedule: str, space: Space) -> ScheduleModel | None:
         """Return the cost model of a schedule for a workload; None if there is none, or the knobs have changed. Knobs
         of epilogues, and of spatial dimensions other than those of images, need not be known.
         """
@@ -107,6 +112,10 @@ class CostModel:
             _warn_once(f"the cost model of {schedule} has other knobs and is not used: train it again")
             return None
         return schedule_model
+
+    def covers(self, workload: ConvOperator) -> bool:
+        """Return whether any schedule was trained on workloads of this operator, dtype and layout."""
+        return any(each.view(workload) is not None for each in self.schedule_models.values())
 
     def count_training_layers(self, layers: Collection[Workload]) -> int:
         """Return how many of some layers are in the training set, in any batch size, dtype, layout and epilogue."""
@@ -176,7 +185,8 @@ def _parse_schedule_model(model_index: int, data: Mapping[str, Any], arrays: Map
         MeasuredExample(text, compat.rename_config(schedule, _parse_config(config)), throughput)
         for text, config, throughput in data["examples"]
     )
-    is_convolution = all(example.workload.startswith(_WORKLOAD_PREFIXES) for example in examples)
+    prefixes = tuple(f"{name}:" for name, each in operators().items() if issubclass(each, ConvOperator))
+    is_convolution = all(example.workload.startswith(prefixes) for example in examples)
     if not (members and data["names"] and is_convolution):
         raise ValueError("expected a model of a schedule with forests and features, and examples of convolutions")
     for trees in members:

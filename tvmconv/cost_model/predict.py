@@ -17,7 +17,7 @@ from tvmconv.cost_model.model import CostModel, ScheduleModel
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space, remove_duplicate_points
-from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 
 NUM_NEAREST_EXAMPLES = 16  # number of examples that are candidates, up to two for each workload
 MAX_NEIGHBORS = 4  # number of legal neighbours that replace an illegal candidate
@@ -41,7 +41,7 @@ class Prediction:
 
 
 def predict(
-    workload: Conv, spaces: Mapping[str, Space], cost_model: CostModel, max_configs: int = 1
+    workload: ConvOperator, spaces: Mapping[str, Space], cost_model: CostModel, max_configs: int = 1
 ) -> list[Prediction]:
     """Return the predictions of the best configs of all schedules that the cost model covers, the best first."""
     predictions = []
@@ -55,7 +55,7 @@ def predict(
 
 
 def _predict_points(
-    workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
+    workload: ConvOperator, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
 ) -> list[Prediction]:
     """Return the predictions for points (n, knobs)."""
     viewed_workload, target = schedule_model.view(workload) or workload, cost_model.device_spec
@@ -71,7 +71,7 @@ def _predict_points(
 
 
 def prefer_default_if_close(
-    predictions: list[Prediction], workload: Conv, schedule: str, space: Space, cost_model: CostModel
+    predictions: list[Prediction], workload: ConvOperator, schedule: str, space: Space, cost_model: CostModel
 ) -> list[Prediction]:
     """Put the default config of the first schedule before the predictions, unless the best one is clearly faster. The
     default is the best of many configs by the schedule's own estimate. If it is not legal, the predictions do not
@@ -88,7 +88,9 @@ def prefer_default_if_close(
     return [default, *(each for each in predictions if (each.schedule, each.config) != default_key)]
 
 
-def candidate_points(workload: Conv, space: Space, cost_model: CostModel, schedule_model: ScheduleModel) -> np.ndarray:
+def candidate_points(
+    workload: ConvOperator, space: Space, cost_model: CostModel, schedule_model: ScheduleModel
+) -> np.ndarray:
     """Return the legal points (n, knobs) of the candidates."""
     examples, workload = schedule_model.examples, schedule_model.view(workload) or workload
     example_workloads = (cost_model.parse_workload(example.workload) for example in examples)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tvmconv import registry
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.predict import Prediction, predict, prefer_default_if_close
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,12 +34,12 @@ def recommend_configs(
     the device or the workload.
     """
     cost_model = cost_model_for(device.arch)
-    if not cost_model or not isinstance(workload, Conv):
+    if not cost_model or not isinstance(workload, ConvOperator):
         return []
     if spaces is not None:
         return predict(workload, spaces, cost_model, max_configs)
     first_schedule, *other_schedules = registry.schedules_to_tune(workload, device.kind, device.arch)
-    if first_schedule.name not in cost_model.schedule_models:
+    if first_schedule.name not in cost_model.schedule_models or not cost_model.covers(workload):
         return []
     schedules = [first_schedule, *other_schedules, *registry.low_priority_schedules(workload, device.kind, device.arch)]
     spaces = {
@@ -63,7 +64,7 @@ def make_prior(
     the schedule.
     """
     cost_model = cost_model_for(device.arch)
-    if not cost_model or not isinstance(workload, Conv):
+    if not cost_model or not isinstance(workload, ConvOperator):
         return None
     schedule_model = cost_model.find_schedule_model(workload, schedule_name, space)
     if not schedule_model:

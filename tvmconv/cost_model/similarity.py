@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import FLOAT32
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.suites import SuiteVariant
@@ -16,17 +17,19 @@ CANONICAL_VARIANT = SuiteVariant(batch=1, dtype=FLOAT32.name, layout=CHANNELS_FI
 
 def layer_key(workload: Workload) -> str:
     """Return a text that identifies a layer, independently of its batch size, dtype, layout and epilogue."""
-    return (CANONICAL_VARIANT.apply_to(workload) if isinstance(workload, Conv) else workload).text
+    return (CANONICAL_VARIANT.apply_to(workload) if isinstance(workload, ConvOperator) else workload).text
 
 
 def workload_distance(workload: Workload, other_workload: Workload, *, any_spatial_ndim: bool = False) -> float:
     """Return the distance of two convolutions: the weighted sum of the base-2 logarithms of the ratios of their sizes.
-    It is infinite for other workloads, and for convolutions that differ in the kind of dtype, layout or groups. With
-    `any_spatial_ndim`, the numbers of spatial dimensions may differ.
+    It is infinite for other workloads, and for convolutions that differ in the kind of operator, dtype, layout or
+    groups. With `any_spatial_ndim`, the numbers of spatial dimensions may differ.
     """
-    if not isinstance(workload, Conv) or not isinstance(other_workload, Conv):
+    if not isinstance(workload, ConvOperator) or not isinstance(other_workload, ConvOperator):
         return math.inf
-    if not (any_spatial_ndim or workload.operator == other_workload.operator):
+    if workload.kind != other_workload.kind:
+        return math.inf
+    if not any_spatial_ndim and workload.spatial_ndim != other_workload.spatial_ndim:
         return math.inf
     dtypes = {workload.dtype, other_workload.dtype}
     if len(dtypes) > 1 and not dtypes <= {*HALF_DTYPES}:
@@ -40,7 +43,7 @@ def workload_distance(workload: Workload, other_workload: Workload, *, any_spati
 
 
 @functools.lru_cache(maxsize=4096)
-def _list_weighted_sizes(workload: Conv) -> tuple[tuple[float, float], ...]:
+def _list_weighted_sizes(workload: ConvOperator) -> tuple[tuple[float, float], ...]:
     """Return the sizes that define the distance of convolutions, each with its weight."""
     return (
         (1.0, workload.N * math.prod(workload.output_size)),

@@ -18,7 +18,8 @@ from tvmconv.predicted_kernel import build_fastest_default, default_candidate_sc
 from tvmconv.registry import Schedule
 from tvmconv.space import Config, Knob, Value, suggest_knob
 from tvmconv.verification import Problem
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 
 class PreparedExperiment:
@@ -50,7 +51,7 @@ class PreparedExperiment:
         self.problem = Problem(workload, seed, mode=verify)
         self._results: dict[str, Kernel | Error] = {}
         automatic_builders: dict[str, Callable[[], Kernel]] = {}
-        if predicted and cost_model_for(device.arch) and isinstance(workload, Conv):
+        if predicted and cost_model_for(device.arch) and isinstance(workload, ConvOperator):
             # The experiment itself compares the prediction with default configs, so that `check` is not needed.
             automatic_builders[PREDICTED] = functools.partial(build, workload, device=device, check=False)
             untuned_names = {schedule.name for schedule in default_candidate_schedules(workload, device)}

@@ -21,6 +21,7 @@ from tvmconv.experiments.results import Result, find_common_settings, list_libra
 from tvmconv.experiments.run import ProgressCallback, run_schedules
 from tvmconv.files import read_bytes
 from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.suites import SuiteVariant, is_suite_file, iterate_layers
 
 CHANNELS_SUITE = "d2l"  # its layers differ only in their channels
@@ -141,7 +142,7 @@ class LayerSelection:
     @property
     def counts(self) -> dict[str, int] | None:
         """Number of occurrences of each layer in the network, by label; None if some are filters, not layers."""
-        if not all(isinstance(layer.workload, Conv) for layer in self.layers.values()):
+        if not all(isinstance(layer.workload, ConvOperator) for layer in self.layers.values()):
             return None
         return {label: layer.count for label, layer in self.layers.items()}
 
@@ -155,14 +156,21 @@ class LayerSelection:
 
 
 def select_layers(
-    name: str, variant: SuiteVariant | None = None, name_filter: str | None = None, excluded_text: str | None = None
+    name: str,
+    variant: SuiteVariant | None = None,
+    name_filter: str | None = None,
+    excluded_text: str | None = None,
+    *,
+    training: bool = False,
 ) -> LayerSelection:
     """Select layers of a suite, or of a file of layers, each distinct one once. The variant's properties replace those
-    of the layers. The layers' names contain `name_filter` and not `excluded_text`, or else Error is raised.
+    of the layers. With `training`, the layers have their gradients, as of `suite`. The layers' names contain
+    `name_filter` and not `excluded_text`, or else Error is raised.
     """
     layer_variant = variant or SuiteVariant()
-    layers = filter_layers(name, suite(name, **vars(layer_variant)), name_filter, excluded_text)
-    selection_name = _selection_name(name, layer_variant, name_filter, excluded_text)
+    layers = filter_layers(name, suite(name, **vars(layer_variant), training=training), name_filter, excluded_text)
+    training_name = "training" if training else ""
+    selection_name = _selection_name(name, layer_variant, training_name, name_filter, excluded_text)
     return LayerSelection(selection_name, {_make_label(name, layer): layer for layer in layers})
 
 
@@ -173,7 +181,7 @@ def select_layer_sequence(
     layer_variant = variant or SuiteVariant()
     single_layers = [replace(each, count=1) for each in iterate_layers(name, layer_variant) for _ in range(each.count)]
     selected_layers = filter_layers(name, single_layers, name_filter, excluded_text)
-    return _selection_name(name, layer_variant, name_filter, excluded_text), selected_layers
+    return _selection_name(name, layer_variant, "", name_filter, excluded_text), selected_layers
 
 
 def filter_layers(
@@ -193,11 +201,15 @@ def filter_layers(
     return selected
 
 
-def _selection_name(name: str, layer_variant: SuiteVariant, name_filter: str | None, excluded_text: str | None) -> str:
+def _selection_name(
+    name: str, layer_variant: SuiteVariant, training_name: str, name_filter: str | None, excluded_text: str | None
+) -> str:
     """Return a name of the suite with its selection and variant."""
     own_name = Path(name).stem if is_suite_file(name) else name
     exclusion = f"no-{excluded_text}" if excluded_text else ""
-    return "-".join(filter(None, (own_name, name_filter, exclusion, layer_variant.format_suffix(suite(name)))))
+    return "-".join(
+        filter(None, (own_name, training_name, name_filter, exclusion, layer_variant.format_suffix(suite(name))))
+    )
 
 
 def _make_label(name: str, layer: Layer) -> str:

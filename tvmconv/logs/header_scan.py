@@ -24,7 +24,8 @@ from tvmconv.errors import RecordError
 from tvmconv.logs import autotvm, json_checks
 from tvmconv.logs.lines import InvalidLines, LogLine, read_lines
 from tvmconv.logs.record import MAX_ELAPSED_SECONDS, MAX_SECONDS, MIN_SECONDS, ErrorKind, Record, RecordKey
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 _CONFIG = b', "config": '
 _NUMBER = rb"[0-9.eE+-]+"
@@ -154,7 +155,7 @@ def has_other_workload(line: bytes, workload: Workload) -> bool:
     if match is None:
         return False
     operator, _, sizes = workload.text.encode().partition(b":")
-    return match[1] != operator or (isinstance(workload, Conv) and match[2] != sizes.partition(b",")[0])
+    return match[1] != operator or (isinstance(workload, ConvOperator) and match[2] != sizes.partition(b",")[0])
 
 
 def parse_medians(costs: Sequence[bytes]) -> NDArray[np.float64]:

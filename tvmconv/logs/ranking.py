@@ -28,7 +28,8 @@ from tvmconv.errors import Error
 from tvmconv.logs.index import LogIndex, index_log, index_records
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.record import Record, RecordKey
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.suites import SuiteVariant
 from tvmconv.workloads.text import quote
 
@@ -215,7 +216,7 @@ class RecordIndex:
         with it.
         """
         yield from self.iterate_by_device_match(workload, device)
-        if isinstance(workload, Conv) and workload.epilogue:
+        if isinstance(workload, ConvOperator) and workload.epilogue:
             yield from self.iterate_by_device_match(SuiteVariant(epilogue=()).apply_to(workload), device)
 
 

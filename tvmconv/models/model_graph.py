@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import Conv, dtypes, epilogue, parse
+from tvmconv.workloads import dtypes, epilogue, parse
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.text import join_sizes
 
 Shape = tuple[int, ...]
@@ -34,7 +35,7 @@ class ModelOp:
     writes: tuple[str, ...]  # names of tensors, the main result first
     compute: Callable[..., Any] | None = field(default=None, repr=False)  # of the elements, if it is pointwise
     name: str = ""  # of a convolution
-    workload: Conv | None = None  # of a convolution, with its own bias at most as the epilogue
+    workload: ConvOperator | None = None  # of a convolution, with its own bias at most as the epilogue
 
 
 @dataclass
@@ -44,6 +45,7 @@ class ModelGraph:
     ops: list[ModelOp] = field(default_factory=list)
     shapes: dict[str, Shape] = field(default_factory=dict)  # known shapes by tensor name
     constants: set[str] = field(default_factory=set)  # tensors that do not depend on the model's inputs
+    parameters: set[str] = field(default_factory=set)  # constants that training changes, such as weights
     outputs: set[str] = field(default_factory=set)  # tensors that are read from outside the graph
     skipped_layers: list[str] = field(default_factory=list)  # convolutions that are no workload, with the reason
 
@@ -65,7 +67,9 @@ class ModelGraph:
         is_tensor_first = isinstance(operands[0], str) or kind not in ("sub", "div")
         self.add(ModelOp(kind if is_tensor_first else "", reads, writes, compute))
 
-    def add_conv(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], make: Callable[[], Conv]) -> None:
+    def add_conv(
+        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], make: Callable[[], ConvOperator]
+    ) -> None:
         """Append a convolution whose workload `make` returns, or note the WorkloadError that it raises."""
         try:
             self.add(ModelOp("conv", reads, writes, name=name, workload=make()))
@@ -79,18 +83,30 @@ class ModelGraph:
 
 
 def make_convolution(
-    x: Shape, weight: Shape, *, stride: Shape, padding: Shape, dilation: Shape, groups: int, dtype: str, bias: bool
-) -> Conv:
+    x: Shape,
+    weight: Shape,
+    *,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    groups: int,
+    dtype: str,
+    bias: bool,
+    output_padding: Shape | None = None,
+) -> ConvOperator:
     """Return the workload of a convolution; raise WorkloadError if there is none.
 
     The shapes are N×C×space and O×(C/groups)×kernel. Padding has one number per axis for both sides, or the numbers
-    before all axes and then after all axes.
+    before all axes and then after all axes. With `output_padding`, the convolution is transposed, and its weight is
+    C×(O/groups)×kernel.
     """
     sizes = {"s": stride, "p": padding, "d": dilation, "g": (groups,)}
+    if output_padding is not None:
+        sizes["op"] = output_padding
     options = [f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()]
     text = ",".join([join_sizes(x), join_sizes(weight), *options, dtypes.validate_dtype(dtype).text, *["bias"] * bias])
-    workload = parse(f"conv{len(x) - 2}d:{text}")
-    assert isinstance(workload, Conv)
+    workload = parse(f"conv{len(x) - 2}d{'' if output_padding is None else '_transpose'}:{text}")
+    assert isinstance(workload, ConvOperator)
     return workload
 
 

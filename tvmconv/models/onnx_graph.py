@@ -28,7 +28,7 @@ from tvmconv.errors import Error, ModelError, WorkloadError
 from tvmconv.files import read_bytes
 from tvmconv.models.input_spec import InputSpec, assign_names
 from tvmconv.models.model_graph import ModelGraph, ModelOp, Shape, make_convolution
-from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.text import quote
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # limit of protobuf
@@ -36,6 +36,13 @@ MAX_SHAPE_ELEMENTS = 4096  # largest tensor from which shapes are computed
 UNNAMED_DIMENSION = "?"  # a dynamic dimension without a name
 DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 STANDARD_DOMAINS = ("", "ai.onnx")
+
+# Operators whose constant inputs of floating-point numbers are parameters, which training changes.
+TRAINED_OPS = (
+    *("Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "GRU", "LSTM", "RNN", "PRelu"),
+    *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
+)
+FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 # Pointwise operators with their kinds in the graph; their attributes and further inputs are irrelevant here.
 UNARY_OPS = {
@@ -221,6 +228,9 @@ class _GraphTranslator:
 
     def _translate(self, node: NodeProto) -> None:
         is_standard = node.domain in STANDARD_DOMAINS
+        if is_standard and node.op_type in TRAINED_OPS:
+            constants = self.graph.constants.intersection(node.input)
+            self.graph.parameters.update(name for name in constants if self._types.get(name) in FLOAT_TYPES)
         if _is_conv(node):
             self.graph.add_conv(
                 _get_name(node), _list_reads(node), tuple(node.output), partial(self._make_workload, node)
@@ -240,7 +250,7 @@ class _GraphTranslator:
         if count:
             self.graph.skip_layer(location, f"{count} convolution{'s' * (count > 1)} inside, which are not translated")
 
-    def _make_workload(self, node: NodeProto) -> Conv:
+    def _make_workload(self, node: NodeProto) -> ConvOperator:
         if len(node.input) < 2:
             raise WorkloadError("it has no input and weight")
         shapes = [self.graph.shapes.get(name) for name in node.input[:2]]
@@ -250,15 +260,22 @@ class _GraphTranslator:
         kernel = weight[2:]
         stride = _get_integers(node, "strides") or (1,) * len(kernel)
         dilation = _get_integers(node, "dilations") or (1,) * len(kernel)
+        is_transposed = node.op_type == "ConvTranspose"
+        output_padding = _get_integers(node, "output_padding") or (0,) * len(kernel)
+        if is_transposed:
+            padding = _compute_transposed_padding(node, x[2:], kernel, stride, dilation, output_padding)
+        else:
+            padding = _compute_padding(node, x[2:], kernel, stride, dilation)
         return make_convolution(
             x,
             weight,
             stride=stride,
-            padding=_compute_padding(node, x[2:], kernel, stride, dilation),
+            padding=padding,
             dilation=dilation,
             groups=_get_attribute(node, "group", 1),
             dtype=_get_dtype_name(self._types.get(node.input[0], 0)),
             bias=len(node.input) > 2 and node.input[2] != "",
+            output_padding=output_padding if is_transposed else None,
         )
 
     def _translate_constant(self, node: NodeProto) -> None:
@@ -310,7 +327,7 @@ class _GraphTranslator:
 
 
 def _is_conv(node: NodeProto) -> bool:
-    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
+    return node.op_type in ("Conv", "ConvTranspose") and node.domain in STANDARD_DOMAINS
 
 
 def _get_name(node: NodeProto) -> str:
@@ -343,6 +360,30 @@ def _compute_padding(node: NodeProto, space: Shape, kernel: Shape, stride: Shape
     if auto_pad not in (b"SAME_UPPER", b"SAME_LOWER"):
         raise WorkloadError(f"auto_pad is {auto_pad!r}: expected NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     totals = [_compute_same_padding(*axis) for axis in zip(space, kernel, stride, dilation, strict=False)]
+    smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return (*smaller, *larger) if auto_pad == b"SAME_UPPER" else (*larger, *smaller)
+
+
+def _compute_transposed_padding(
+    node: NodeProto, space: Shape, kernel: Shape, stride: Shape, dilation: Shape, output_padding: Shape
+) -> Shape:
+    """Return the padding of a ConvTranspose, which `auto_pad` or the size of the output may define.
+
+    Source of the formula: https://onnx.ai/onnx/operators/onnx__ConvTranspose.html.
+    """
+    auto_pad = _get_attribute(node, "auto_pad", b"NOTSET")
+    sizes = _get_integers(node, "output_shape")
+    is_same = auto_pad in (b"SAME_UPPER", b"SAME_LOWER")
+    if not sizes and not is_same:
+        return _compute_padding(node, space, kernel, stride, dilation)
+    sizes = sizes[-len(space) :] or tuple(size * step for size, step in zip(space, stride, strict=True))
+    axes = zip(space, kernel, stride, dilation, output_padding, sizes, strict=True)
+    totals = [
+        step * (size - 1) + more + (taps - 1) * spread + 1 - output_size
+        for size, taps, step, spread, more, output_size in axes
+    ]
+    if min(totals) < 0:
+        raise WorkloadError(f"its output, {sizes}, is larger than its input reaches: expected more output_padding")
     smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (*smaller, *larger) if auto_pad == b"SAME_UPPER" else (*larger, *smaller)
 

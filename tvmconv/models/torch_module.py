@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
 from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
 from tvmconv.models.model_graph import ModelGraph, ModelOp, make_convolution
-from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 
 UNARY_OPS = ("neg", "exp", "erf", "tanh", "mish", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
 BINARY_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max"}
@@ -172,6 +172,8 @@ class _GraphRecorder(TorchDispatchMode):
         if value is None:
             value = self.name_tensor(tensor)
             self.graph.constants.add(value)
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad:
+                self.graph.parameters.add(value)
         return value
 
     def _record_operation(
@@ -179,7 +181,7 @@ class _GraphRecorder(TorchDispatchMode):
     ) -> None:
         kind = func._schema.name.partition("::")[2].removesuffix("_")
         layer_name = self._path[-1] or "conv"  # path of the executing module
-        if func.namespace == "aten" and kind == "convolution" and not arguments["transposed"]:
+        if func.namespace == "aten" and kind == "convolution":
             self.graph.add_conv(layer_name, reads, writes, lambda: _make_workload(arguments))
         elif func.namespace == "aten" and kind in NORM_OPS and not arguments.get("training", False):
             self.graph.add(ModelOp("norm", reads, writes))
@@ -192,8 +194,7 @@ class _GraphRecorder(TorchDispatchMode):
             self.graph.add_pointwise(name, values, writes, **options)
         else:
             if OTHER_CONVOLUTION_PATTERN.search(kind):
-                description = "transposed convolution" if kind == "convolution" else func._schema.name
-                self.graph.skip_layer(layer_name, f"tvmconv has no workload for {description}")
+                self.graph.skip_layer(layer_name, f"tvmconv has no workload for {func._schema.name}")
             self.graph.add(ModelOp("", reads, writes))
 
 
@@ -203,7 +204,7 @@ def _bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return {**defaults, **dict(zip((parameter.name for parameter in schema), args, strict=False)), **kwargs}
 
 
-def _make_workload(arguments: Mapping[str, Any]) -> Conv:
+def _make_workload(arguments: Mapping[str, Any]) -> ConvOperator:
     x, weight = arguments["input"], arguments["weight"]
     if weight.dtype != x.dtype:
         raise WorkloadError(f"its input has dtype {x.dtype} and its weight {weight.dtype}: expected one dtype")
@@ -216,6 +217,7 @@ def _make_workload(arguments: Mapping[str, Any]) -> Conv:
         groups=arguments["groups"],
         dtype=str(x.dtype).removeprefix("torch."),
         bias=arguments["bias"] is not None,
+        output_padding=tuple(arguments["output_padding"]) if arguments["transposed"] else None,
     )
 
 

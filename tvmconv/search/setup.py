@@ -26,7 +26,8 @@ from tvmconv.search.portfolio import LOW_PRIORITY_WEIGHT, PortfolioMember, Portf
 from tvmconv.search.tuners.bayesian import BayesianTuner
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
+from tvmconv.workloads.conv_operator import ConvOperator
 
 NUM_WARM_START_WORKLOADS = 4  # number of nearest workloads whose best configs are enqueued, for each schedule
 NUM_PREDICTED_CONFIGS = 16  # number of configs that the cost model predicts to be the fastest, enqueued before these
@@ -155,7 +156,7 @@ def find_nearest_workload_configs(
     """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first. Records
     of other kinds of devices do not count. `max_workloads` is for each schedule.
     """
-    if not isinstance(workload, Conv):
+    if not isinstance(workload, ConvOperator):
         return []
     indexes: dict[tuple[str, Workload], list[tuple[RecordKey, LogIndex]]] = {}
     for log in logs:

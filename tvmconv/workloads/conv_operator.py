@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 class ConvOperator(ConvGeometry):
     """An operator with the sizes and options of a convolution."""
 
+    @property
+    def kind(self) -> str:
+        """What the operator is for any number of spatial axes: `conv`, `dgrad`, `wgrad` or `transpose`.
+
+        Example:
+            >>> from tvmconv import parse
+            >>> parse("conv2d_dgrad:1x64x56x56,64x64x3x3,s1,p1").kind
+            'dgrad'
+        """
+        return self.operator.partition("_")[2] or "conv"
+
     def to_channels_last(self) -> Self:
         """Return the convolution with all arrays channels last.
 

@@ -14,11 +14,12 @@ from tvmconv.errors import WorkloadError
 from tvmconv.jsonfile import JsonError
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.networks import SUITES
 from tvmconv.workloads.operators.convolutions import Conv2d
 from tvmconv.workloads.registry import parse
 from tvmconv.workloads.text import quote
+from tvmconv.workloads.training import is_gradient, list_training_layers
 
 FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", "count": 1}]'
 MAX_NAME_LENGTH = 100
@@ -62,8 +63,8 @@ class SuiteVariant:
         changed: dict[str, Any] = {
             ("N" if name == "batch" else name): value for name, value in options.items() if value is not None
         }
-        if isinstance(w, Conv):
-            convolution: Any = w  # a dataclass, which `Conv` itself is not
+        if isinstance(w, ConvOperator):
+            convolution: Any = w  # a dataclass, which `ConvOperator` itself is not
             return replace(convolution, **changed)
         if unsupported := {name: value for name, value in changed.items() if value != FILTER_OPTIONS.get(name)}:
             name, value = next(iter(unsupported.items()))
@@ -74,7 +75,7 @@ class SuiteVariant:
         """Return the options in which this variant differs from the layers, such as `f16-nhwc-b32-bias-relu`. Filters
         have no variants and are ignored; the result is empty if nothing differs.
         """
-        convolutions = [layer.workload for layer in layers if isinstance(layer.workload, Conv)]
+        convolutions = [layer.workload for layer in layers if isinstance(layer.workload, ConvOperator)]
         words = []
         if self.dtype is not None and any(w.dtype != self.dtype for w in convolutions):
             words.append(dtypes.validate_dtype(self.dtype).text)
@@ -94,6 +95,7 @@ def suite(
     dtype: str | None = None,
     layout: str | None = None,
     epilogue: tuple[str, ...] | None = None,
+    training: bool = False,
 ) -> tuple[Layer, ...]:
     """Return the distinct layers of a suite, in the network's order.
 
@@ -102,7 +104,9 @@ def suite(
         batch: Batch size N of every convolution; by default 1, or as in the file.
         dtype: Type of every convolution, one of `dtypes.DTYPES`; by default float32, or as in the file.
         layout: Layout of every convolution, `nchw` or `nhwc`; by default `nchw`, or as in the file.
-        epilogue: Operations of every convolution, in order; by default none, or as in the file.
+        epilogue: Operations of every forward convolution, in order; by default none, or as in the file.
+        training: Whether each layer is followed by the gradients of its input and its weight. The first layer reads the
+            network's input, which needs no gradient.
 
     Returns:
         One `Layer` per distinct workload, with the number of layers that share it.
@@ -116,10 +120,13 @@ def suite(
         >>> import tvmconv
         >>> [layer.name for layer in tvmconv.suite("resnet50")][:2]
         ['conv1.7x7', 'conv2_1.1x1_reduce']
+        >>> [layer.name for layer in tvmconv.suite("resnet50", training=True)][:3]
+        ['conv1.7x7', 'conv1.7x7 wgrad', 'conv2_1.1x1_reduce']
     """
     if not isinstance(name, str):
         raise WorkloadError(f"expected the name of a suite or of a file NAME.json, not {quote(name)}")
-    return merge_equal_layers(iterate_layers(name, SuiteVariant(batch, dtype, layout, epilogue)))
+    layers = iterate_layers(name, SuiteVariant(batch, dtype, layout, epilogue))
+    return merge_equal_layers(list_training_layers(layers) if training else layers)
 
 
 def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Layer, ...]:
@@ -140,8 +147,14 @@ def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Laye
 
 
 def apply_variant(layers: Iterable[Layer], variant: SuiteVariant) -> tuple[Layer, ...]:
-    """Return layers with the options of a variant; raise WorkloadError for a workload without such a variant."""
-    return tuple(replace(layer, workload=variant.apply_to(layer.workload)) for layer in layers)
+    """Return layers with the options of a variant; gradients keep their epilogues. Raise WorkloadError for a workload
+    without such a variant.
+    """
+    without_epilogue = replace(variant, epilogue=None)
+    return tuple(
+        replace(layer, workload=(without_epilogue if is_gradient(layer.workload) else variant).apply_to(layer.workload))
+        for layer in layers
+    )
 
 
 def is_suite_file(name: str) -> bool:
