@@ -227,7 +227,7 @@ def test_resnet50_is_the_suite_that_is_built_in(derived):
 def test_a_training_step_has_the_gradients_that_parameters_need(derived):
     parts = (
         "a=nn.Conv2d(3, 8, 3), n=nn.BatchNorm2d(8), t=nn.ConvTranspose2d(8, 4, 2, 2), f=nn.Conv2d(4, 4, 1), "
-        "w=nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 1)), mean=nn.Buffer(torch.zeros(3, 1, 1))"
+        "w=nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 1)), mean=nn.Parameter(torch.zeros(3, 1, 1), False)"
     )
     lines = ["self.f.requires_grad_(False)", "x = x - self.mean"]
     lines += ["return self.f(self.t(F.relu(self.n(self.a(x))))), self.w(x)"]

@@ -129,6 +129,16 @@ def test_layers_have_winners_and_the_network_sums_and_a_mean(tuned):
     ]
 
 
+def test_times_are_shares_of_the_limit_of_a_known_device(tuned):
+    results = [replace(each, peak_flops=1e9, peak_bandwidth=1e9) for each in tuned.results]
+    table = library_comparison.make_comparison_table(replace(tuned, results=results))
+    first = dict(zip(table.headers, table.rows[0], strict=True))
+    flops, nbytes = 2 * 4 * 36 * 2, 4 * (2 * 36 + 8 + 4 * 36)
+    share = max(flops, nbytes) / 1e9 / 1e-6
+    assert float(first["tuned, of the limit"]) == pytest.approx(share, rel=0.01)
+    assert float(first["cudnn, of the limit"]) == pytest.approx(share / 8, rel=0.01)
+
+
 def test_slower_layers_and_failures_are_listed(tuned):
     assert library_comparison.list_remarks(tuned) == ["Slower than cudnn: b (0.500 ×)."]
     failed = replace(tuned.results[1], rows=(*tuned.results[1].rows[:-1], make_row("cudnn", failure="no memory")))

@@ -14,7 +14,7 @@ from tvmconv.errors import KnobError
 from tvmconv.html import make_html_bars, make_html_table
 from tvmconv.palette import LIBRARY_COLOR, find_style
 from tvmconv.space import JSON_VALUE_TYPES, Config
-from tvmconv.target import UNKNOWN_TARGET
+from tvmconv.target import TENSOR_CORE_RATE, UNKNOWN_TARGET
 from tvmconv.workloads import Workload, parse
 
 TUNED = "tuned"  # name of the row of a log's best record
@@ -152,6 +152,27 @@ class Result:
         flops, bandwidth = self.peak_flops, self.peak_bandwidth
         ridge = flops / bandwidth if flops and bandwidth else UNKNOWN_TARGET.flops / UNKNOWN_TARGET.bandwidth
         return self.workload.arithmetic_intensity < ridge
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Seconds that no direct convolution undercuts at the peak rates of the device; None if these are unknown.
+
+        They are the longer of the arithmetic at the peak rate for the dtype and the minimum memory traffic at the
+        memory bandwidth. Arrays that stay in the L2 cache between launches are not bound by the latter.
+        """
+        if not self.peak_flops or not self.peak_bandwidth:
+            return None
+        peak_flops = self.peak_flops * TENSOR_CORE_RATE.get(self.workload.dtype, 1)
+        return max(self.workload.flops / peak_flops, self.workload.min_bytes / self.peak_bandwidth)
+
+    def compute_limit_share(self, name: str) -> float | None:
+        """Return `limit_seconds` as a fraction of the time of a row; None if one of them is unknown.
+
+        Args:
+            name: Name of the row.
+        """
+        seconds = self.seconds.get(name)
+        return self.limit_seconds / seconds if self.limit_seconds and seconds else None
 
     @property
     def is_cold(self) -> bool:

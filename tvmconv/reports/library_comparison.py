@@ -21,12 +21,14 @@ from tvmconv.reports.tables import (
 from tvmconv.space import format_value
 
 FAILED = "failed"
+SHARE = ", of the limit"  # end of the headers of `Result.compute_limit_share`
 
 
 def make_comparison_table(sweep: Sweep) -> Table:
     """Return a table with one row per layer: the tuned kernel, each library, and the kernel's speed-up over it. If the
-    network's counts are known, the row before the last has the times of all its layers. The last row has the geometric
-    means over the distinct layers.
+    peak rates of the device are known, the shares of the limit that `Result.compute_limit_share` describes follow. If
+    the network's counts are known, the row before the last has the times of all its layers. The last row has the
+    geometric means over the distinct layers.
     """
     results, names = sweep.results, list_compared_names(sweep)
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}
@@ -34,13 +36,23 @@ def make_comparison_table(sweep: Sweep) -> Table:
         columns["times"] = [str(count) for count in sweep.counts]
     columns["schedule"] = [result.find_row(TUNED).schedule or EMPTY_CELL for result in results]
     columns[f"{TUNED} [µs]"] = [_format_time(result.find_row(TUNED)) for result in results]
+    tuned_shares = [result.compute_limit_share(TUNED) for result in results]
+    has_shares = any(tuned_shares)
+    if has_shares:
+        columns[f"{TUNED}{SHARE}"] = [*map(format_optional, tuned_shares)]
     network_row, mean_row = {sweep.axis: NETWORK_ROW}, {sweep.axis: "geometric mean"}
     tuned_seconds = sum_network_seconds(sweep, TUNED)
     network_row[f"{TUNED} [µs]"] = format_micros(tuned_seconds)
+    if has_shares:
+        mean_row[f"{TUNED}{SHARE}"] = format_mean(tuned_shares)
     for name in names:
         speedups = [result.compute_speedup(TUNED, name) for result in results]
         columns[f"{name} [µs]"] = [_format_time(result.find_row(name)) for result in results]
         columns[f"× {name}"] = [*map(format_optional, speedups)]
+        if has_shares:
+            shares = [result.compute_limit_share(name) for result in results]
+            columns[f"{name}{SHARE}"] = [*map(format_optional, shares)]
+            mean_row[f"{name}{SHARE}"] = format_mean(shares)
         implementations = _list_implementations(results, name)
         if any(implementations):
             columns[f"{name}, how"] = [implementation or EMPTY_CELL for implementation in implementations]
