@@ -193,7 +193,9 @@ class Target:
         return {name: getattr(self, name) for name in ("name", "arch", "multiprocessors", "flops", "bandwidth")}
 
 
+H100 = Target("NVIDIA H100 80GB HBM3", "sm_90", 132, 66.9e12, 3.35e12)
 H200 = Target("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+DATA_SHEET_TARGETS = {target.name: target for target in (H100, H200)}
 UNKNOWN_TARGET = Target("a device with unknown rates", "", 1, 1e12, 1e11)  # such as a CPU
 # The best rates that any kernel in the logs has reached on a GPU, tvmconv's or a library's, without its launch, and the
 # time of the smallest kernel.

@@ -26,7 +26,7 @@ from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
 from tvmconv.space import Config
 from tvmconv.space.search_space import Space
-from tvmconv.target import Target
+from tvmconv.target import DATA_SHEET_TARGETS, Target
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -59,6 +59,7 @@ class TrainingSample:
     points: np.ndarray  # points of the measured configs (n, knobs)
     seconds: np.ndarray  # seconds per launch, float (n,)
     best_seconds: float  # seconds per launch of the fastest config of any schedule
+    device_spec: Target | None = None  # the device of the measurements; None for that of the cost model
 
 
 def read_valid_records(log: Path) -> Iterator[Record]:
@@ -77,7 +78,7 @@ def read_valid_records(log: Path) -> Iterator[Record]:
 
 
 def find_record_device_spec(record: Record) -> Target:
-    """Return the peak rates of a record's device, from a GPU of this host or from the cost model in use."""
+    """Return the peak rates of a record's device, from a GPU of this host, the cost model in use, or a data sheet."""
     with contextlib.suppress(DeviceError):
         for device in cuda.list_cuda_devices():
             if device.name == record.device and device.target:
@@ -86,28 +87,35 @@ def find_record_device_spec(record: Record) -> Target:
     cost_model = cost_model_for(arch)
     if cost_model and cost_model.device_spec.name == record.device:
         return cost_model.device_spec
+    if record.device in DATA_SHEET_TARGETS:
+        return DATA_SHEET_TARGETS[record.device]
     raise Error(f"the peak rates of {record.device} are unknown on this host: train on a host with this device")
 
 
 def collect_samples(
-    records: Iterable[Record], on_progress: Callable[[str], None] | None = None
+    records: Iterable[Record],
+    on_progress: Callable[[str], None] | None = None,
+    device_specs: Mapping[str, Target] | None = None,
 ) -> dict[tuple[str, str], list[TrainingSample]]:
-    """Return the training samples of one device's records, by operator and schedule. Records of schedules and configs
-    that no longer exist are left out. Of several records of a config, the latest final timing counts, or else the
-    latest record.
+    """Return the training samples of records, by operator and schedule. Records of schedules and configs that no longer
+    exist are left out. Of several records of a config, the latest final timing counts, or else the latest record.
+    `device_specs` has the peak rates of devices other than that of the cost model, by name.
     """
-    records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
+    records_by_workload: dict[tuple[str, Workload], dict[str, dict[str, Record]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for record in records:
         if not (record.ok and isinstance(record.workload, ConvOperator)):
             continue
-        records_by_config = records_by_workload[record.workload][record.schedule]
+        records_by_config = records_by_workload[record.device, record.workload][record.schedule]
         earlier_record = records_by_config.get(record.identity[-1])
         if earlier_record is None or record.final or not earlier_record.final:
             records_by_config[record.identity[-1]] = record
     samples_by_schedule: dict[tuple[str, str], list[TrainingSample]] = defaultdict(list)
-    for workload, by_schedule in records_by_workload.items():
+    for (device_name, workload), by_schedule in records_by_workload.items():
         if on_progress:
             on_progress(workload.text)
+        device_spec = (device_specs or {}).get(device_name)
         best_seconds = min(record.cost for by_config in by_schedule.values() for record in by_config.values())
         for schedule_name, by_config in by_schedule.items():
             try:
@@ -123,7 +131,7 @@ def collect_samples(
                 seconds.append(record.cost)
             if points:
                 assert isinstance(workload, ConvOperator)
-                sample = TrainingSample(workload, space, np.stack(points), np.array(seconds), best_seconds)
+                sample = TrainingSample(workload, space, np.stack(points), np.array(seconds), best_seconds, device_spec)
                 samples_by_schedule[workload.operator, schedule_name].append(sample)
     return samples_by_schedule
 
@@ -155,12 +163,19 @@ def train(
 
 
 def _train_schedule_model(schedule: str, own_samples: Sequence[TrainingSample], device_spec: Target) -> ScheduleModel:
-    columns = [compute_features(sample.workload, sample.space, sample.points, device_spec) for sample in own_samples]
+    specs = [sample.device_spec or device_spec for sample in own_samples]
+    columns = [
+        compute_features(sample.workload, sample.space, sample.points, spec)
+        for sample, spec in zip(own_samples, specs, strict=True)
+    ]
     names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
     knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
     inputs = np.concatenate([build_matrix(sample_columns, names, knobs) for sample_columns in columns])
     log2_slowdowns = np.concatenate(
-        [np.log2(sample.seconds / device_spec.roofline_seconds(sample.workload)) for sample in own_samples]
+        [
+            np.log2(sample.seconds / spec.roofline_seconds(sample.workload))
+            for sample, spec in zip(own_samples, specs, strict=True)
+        ]
     )
     weights = np.concatenate([_compute_weights(sample) for sample in own_samples])
     sample_index = np.concatenate([np.full(len(sample.points), index) for index, sample in enumerate(own_samples)])

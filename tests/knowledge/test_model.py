@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xgboost
-from learnt import MACHINE, NEW, knowledge, records, seconds
+from learnt import MACHINE, NEW, SHAPES, knowledge, records, seconds
 
 import tvmconv as tc
 from tvmconv import compat, registry
@@ -250,6 +250,55 @@ def test_what_was_learnt_of_images_serves_signals_and_volumes():
             at_random.append(np.median(sample.seconds) / sample.seconds.min())
     assert len(ratios) >= 20
     assert statistics.geometric_mean(ratios) < 1.35 < statistics.geometric_mean(at_random)
+
+
+GRADIENTS = [f"conv2d_dgrad:2x{c}x{n}x{n},{o}x{c}x3x3,s1,p1" for c, o, n in SHAPES]
+
+
+def gradient_records(device=MACHINE):
+    """Made-up times of gradients, which a device with half the rates needs twice."""
+    for text in GRADIENTS:
+        w = tc.parse(text)
+        space = registry.find_schedule(w, "implicit_gemm").space(w)
+        points = space.sample_legal(12, np.random.default_rng(0))
+        for point, cost in zip(points, seconds(w, space, points), strict=True):
+            times = (float(cost) * MACHINE.bandwidth / device.bandwidth,)
+            config = space.config_from_point(point)
+            yield Record(w, "implicit_gemm", config, device.name, "cuda -arch=sm_90", times=times)
+
+
+def test_gradients_have_kinds_and_features_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
+    learnt = train.train(train.collect_samples(gradient_records()), MACHINE)
+    learnt.save(tmp_path / "k.npz")
+    expert = CostModel.load(tmp_path / "k.npz").schedule_models["implicit_gemm"]
+    assert expert.kinds == ("dgrad float32 nchw",)
+    assert {"w.dgrad", "w.wgrad", "w.transpose"} <= {*expert.names}
+    gradient = tc.parse("conv2d_dgrad:2x32x20x20,32x32x3x3,s1,p1")
+    space = registry.find_schedule(gradient, "implicit_gemm").space(gradient)
+    predicted = predict(gradient, {"implicit_gemm": space}, learnt)
+    assert predicted[0].schedule == "implicit_gemm"
+    for other in (gradient.forward, tc.parse(gradient.text.replace("dgrad", "wgrad"))):
+        assert expert.view(other) is None
+    packaged = CostModel.load(model.PACKAGED_MODEL)
+    assert not packaged.covers(gradient)
+    assert packaged.covers(gradient.forward)
+
+
+def test_records_of_another_device_count_relative_to_its_rates(monkeypatch):
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
+    slow = replace(MACHINE, name="Slow GPU", flops=MACHINE.flops / 2, bandwidth=MACHINE.bandwidth / 2)
+    slow = replace(slow, launch_seconds=2 * MACHINE.launch_seconds)
+    found = train.collect_samples([*gradient_records(), *gradient_records(slow)], device_specs={slow.name: slow})
+    samples = found["conv2d_dgrad", "implicit_gemm"]
+    assert len(samples) == 2 * len(GRADIENTS)
+    for sample in samples:
+        spec = sample.device_spec or MACHINE
+        slowdown = np.log2(sample.seconds / spec.roofline_seconds(sample.workload))
+        usage = sample.space.compute_usage(sample.points)
+        expected = 0.5 + np.abs(np.log2(usage.threads / 64)) + np.abs(np.log2(usage.accumulators / 4))
+        np.testing.assert_allclose(slowdown, expected, rtol=1e-6)
+    assert train.train(found, MACHINE).device_spec == MACHINE
 
 
 def test_a_schedule_has_one_expert_of_all_operators(monkeypatch):

@@ -32,8 +32,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz).")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="Model file to write (.npz).")
-    text = "Name of the device whose records are used (default: that of most records)."
-    parser.add_argument("--device", metavar="NAME", help=text)
+    text = (
+        "Name of a device whose records are used; the first is the model's device, and times on others "
+        "count relative to their own peak rates (default: the device of most records)"
+    )
+    add_option(parser, "--device", "NAME", text, repeat=True)
     text = "Suite whose layers and their gradients are left out, in any batch size and dtype, for an evaluation on them"
     add_option(parser, "--hold-out", "SUITE", text, former="--without", repeat=True)
     parser.add_argument("--no-shipped", action="store_true", help="Use only the logs that are named.")
@@ -48,11 +51,16 @@ def run(args: argparse.Namespace) -> int:
     records = _read_records(logs, args.device)
     excluded_layers = {_forward_key(layer.workload) for name in args.hold_out for layer in suite(name)}
     kept_records = [record for record in records if _forward_key(record.workload) not in excluded_layers]
-    device_spec = find_record_device_spec(records[0])
+    first_records = {record.device: record for record in reversed(records)}
+    device_specs = {name: find_record_device_spec(record) for name, record in first_records.items()}
+    names = args.device or [*device_specs]
+    device_spec = device_specs[names[0]]
+    if others := [name for name, spec in device_specs.items() if spec.arch != device_spec.arch]:
+        raise Error(f"{others[0]} is not of the architecture of {names[0]}, {device_spec.arch}: train another model")
     date, command = time.strftime("%Y-%m-%d"), _make_command(args)
-    note = f"{len(kept_records):,} records of {device_spec.name}; tvmconv {VERSION}; {date}; `{command}`"
+    note = f"{len(kept_records):,} records of {' and '.join(device_specs)}; tvmconv {VERSION}; {date}; `{command}`"
     with progress_line("train: ") as show:
-        training_samples = collect_samples(kept_records, lambda text: show(f"reading {text}"))
+        training_samples = collect_samples(kept_records, lambda text: show(f"reading {text}"), device_specs)
         cost_model = train(training_samples, device_spec, note, lambda name: show(f"learning {name}"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cost_model.save(args.out)
@@ -76,14 +84,14 @@ def _forward_key(w: Workload) -> str:
 
 def _make_command(args: argparse.Namespace) -> str:
     """Return the command that trains the same model from the same logs."""
-    options = [f"--device={args.device}"] if args.device else []
+    options = [f"--device={name}" for name in args.device]
     options += [f"--hold-out={name}" for name in args.hold_out]
     options += ["--no-shipped"] if args.no_shipped else []
     return shlex.join(["tvmconv", "train", *map(str, args.logs), *options])
 
 
-def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
-    """Return the valid records of the device `name`; by default of the device with the most records."""
+def _read_records(logs: Sequence[Path], names: Sequence[str]) -> list[Record]:
+    """Return the valid records of the named devices; by default of the device with the most records."""
     records: list[Record] = []
     with progress_line("train: ") as show:
         for number, log in enumerate(logs, 1):
@@ -91,10 +99,8 @@ def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
             records += read_valid_records(log)
     if not records:
         raise Error("no valid records in these logs")
-    device_name = name or Counter(record.device for record in records).most_common(1)[0][0]
-    device_records = [record for record in records if record.device == device_name]
-    if not device_records:
-        raise Error(
-            f"no records of {device_name}; there are {', '.join(sorted({record.device for record in records}))}"
-        )
-    return device_records
+    device_names = {record.device for record in records}
+    if unknown := [name for name in names if name not in device_names]:
+        raise Error(f"no records of {unknown[0]}; there are {', '.join(sorted(device_names))}")
+    selected = names or [Counter(record.device for record in records).most_common(1)[0][0]]
+    return [record for record in records if record.device in selected]

@@ -245,7 +245,8 @@ def suggest_commands(args: argparse.Namespace, results: Sequence[SearchResult]) 
     names = ("suite", "only", "skip", "batch", "dtype", "layout", "epilogue")
     values = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
-    subject = " ".join(f"--{name} {shlex.quote(text)}" for name, text in texts.items()) if args.suite else workload.text
+    words = [*(f"--{name} {shlex.quote(text)}" for name, text in texts.items()), *["--training"] * bool(args.training)]
+    subject = " ".join(words) if args.suite else workload.text
     commands = {f"run {subject} --log {log}{device}{' --baseline cudnn' * is_cuda}": "compare with the baseline"}
     if is_cuda:
         commands[f"explain {workload.text} {schedule_name}:tuned --log {log}"] = "see what bounds the kernel"
