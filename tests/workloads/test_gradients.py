@@ -1,48 +1,17 @@
 """Gradients and transposed convolutions: texts, references and declarations, and PyTorch's gradients beside them."""
 
-import random
-
 import numpy as np
 import pytest
+from random_gradients import draw_text
 
 import tvmconv as tc
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.conv_gradient import DerivedConv
 
-KINDS = ("dgrad", "wgrad", "transpose")
-NUM_RANDOM = 120
+NUM_RANDOM = 180
 NUM_EXECUTED = 12
-
-
-def draw_text(seed: int) -> str:
-    """Draw a small workload; sizes, options and epilogues are random."""
-    rng = random.Random(seed)
-    while True:
-        rank, kind = rng.choice((1, 2, 2, 3)), KINDS[seed % 3]
-        groups = rng.choice((1, 1, 2, 3))
-        c, o = (groups * rng.randint(1, 5) for _ in range(2))
-        if rng.random() < 0.2:
-            groups = c = o = rng.randint(2, 9)
-
-        def sizes(low, high, rank=rank, rng=rng):
-            return "x".join(str(rng.randint(low, high)) for _ in range(rank))
-
-        weight = f"{c}x{o // groups}" if kind == "transpose" else f"{o}x{c // groups}"
-        text = f"conv{rank}d_{kind}:{rng.randint(1, 3)}x{c}x{sizes(1, 9)},{weight}x{sizes(1, 4)}"
-        padding = sizes(0, 3) if rng.random() < 0.7 else f"{sizes(0, 3)}x{sizes(0, 3)}"
-        text += f",s{sizes(1, 3)},p{padding},d{sizes(1, 2)},g{groups},{rng.choice(('f32', 'bf16', 'tf32'))}"
-        text += f",{rng.choice(('nchw', 'nhwc'))}"
-        if kind == "transpose":
-            text += f",op{sizes(0, 2)}" + rng.choice(("", ",bias,relu", ",add", ",bias,add,silu"))
-        else:
-            text += rng.choice(("", ",add", ",add,drelu") if kind == "dgrad" else ("", ",add", ",out-f32,add"))
-        try:
-            return tc.parse(text).text
-        except WorkloadError:
-            continue
-
-
 TEXTS = [draw_text(seed) for seed in range(NUM_RANDOM)]
+EXECUTED_TEXTS = [text for text in TEXTS if ",f16" not in text][:NUM_EXECUTED]  # PoCL has no float16
 
 
 def compute_with_torch(w: DerivedConv, inputs):
@@ -95,7 +64,20 @@ def test_a_text_is_read_as_it_was_written(text):
     assert 0 < w.min_bytes <= moved
 
 
-@pytest.mark.parametrize("text", TEXTS[:NUM_EXECUTED])
+def test_random_workloads_have_all_kinds_ranks_dtypes_and_layouts():
+    drawn = [tc.parse(text) for text in TEXTS]
+    found = {(w.kind, w.spatial_ndim, w.dtype) for w in drawn}
+    assert len(found) == 3 * 3 * 4
+    assert {(w.kind, w.layout, w.groups > 1, max(w.stride) > 1, max(w.dilation) > 1) for w in drawn} >= {
+        (kind, layout, grouped, True, dilated)
+        for kind in ("dgrad", "wgrad", "transpose")
+        for layout in ("nchw", "nhwc")
+        for grouped in (False, True)
+        for dilated in (False, True)
+    }
+
+
+@pytest.mark.parametrize("text", EXECUTED_TEXTS)
 @pytest.mark.parametrize("name", ["default", "implicit_gemm"])
 def test_schedules_compute_gradients_on_opencl(text, name):
     verification = tc.build(text, name, device="opencl:0").verify()
