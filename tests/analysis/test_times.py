@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cubins import needs_nvrtc
 from venvs import without_nvdisasm
 
 import tvmconv as tc
@@ -252,3 +253,11 @@ def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
 
 def test_a_knob_waits_for_those_without_which_it_makes_no_kernel(way):
     assert "sliced_k" not in {name for name, _ in way[1].knobs}
+
+
+@needs_nvrtc
+def test_arithmetic_of_strided_gradients_is_the_mean_of_blocks_with_few_and_with_many_taps():
+    w = tc.parse("conv2d_dgrad:8x64x16x16,64x64x3x3,s2,p1,f16,nhwc")
+    kernel = tc.build(w, "hopper", arch="sm_90", config={"block_n": 64, "split_k": 1})
+    amounts = {bound.unit: bound.amount for bound in compute_unit_times(kernel, H200)}
+    assert float(amounts[ARITHMETIC].removesuffix(" GFLOP")) == pytest.approx(w.flops / 1e9, rel=0.25)

@@ -37,7 +37,7 @@ from tvmconv.analysis.tir.accesses import (
     iterate_accesses,
     select_middle_block,
 )
-from tvmconv.analysis.tir.scopes import has_instructions
+from tvmconv.analysis.tir.scopes import has_instructions, needs_execution
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import SassInstruction
 from tvmconv.emulator.execution import run_with_observer
@@ -85,7 +85,7 @@ def count_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockCounts:
     """
     cache = _TIR_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
-        if has_instructions(lowered_kernel.function):
+        if needs_execution(lowered_kernel.function):
             cache[lowered_kernel.name] = _count_by_execution(kernel, lowered_kernel)
         else:
             cache[lowered_kernel.name] = BlockCounts(

@@ -5,8 +5,10 @@ instruction per clock, at most a multiply-add. Tensor cores execute `TENSOR_CORE
 memory serves a wavefront of 128 bytes per clock. L1 moves 4 sectors of 32 bytes per clock. DRAM moves its bytes at the
 device's bandwidth. The rates and their sources are in `tvmconv.target`.
 
-The estimate (`UnitLowerBound.seconds`) assumes that all blocks do the work of the middle block. It counts each array
-once for DRAM, and again where L2 does not keep it (`memory.footprint`). A launch takes as long as the smallest kernel.
+The estimate (`UnitLowerBound.seconds`) assumes that all blocks do the work of the middle block. In a gradient with a
+stride, the number of taps differs between blocks, so that the mean of some blocks is taken. The estimate counts each
+array once for DRAM, and again where L2 does not keep it (`memory.footprint`). A launch takes as long as the smallest
+kernel.
 
 The lower bound (`UnitLowerBound.min_seconds`) is a time that no run of the kernel can undercut:
 
@@ -37,7 +39,9 @@ from tvmconv.compiler.sass_listing import SassInstruction
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
 from tvmconv.target import L1_SECTORS_PER_CLOCK, TENSOR_CORE_RATE, WARP_SIZE, WAVEFRONTS_PER_CLOCK, Target
+from tvmconv.workloads.conv_gradient import InputGradient
 
+NUM_SAMPLED_BLOCKS = 8  # blocks whose mean work is taken where blocks differ
 ARITHMETIC, SHARED, L1, DRAM, LAUNCH = "arithmetic", "shared memory", "L1", "memory", "launch"
 
 
@@ -46,7 +50,7 @@ class UnitLowerBound:
     """Time that one unit needs for its part of a kernel."""
 
     unit: str
-    amount: str  # work of the whole kernel, such as "1.2 GFLOP", if all blocks do the work of the middle block
+    amount: str  # work of the whole kernel, such as "1.2 GFLOP", if all blocks do the work of the counted ones
     seconds: float  # estimate
     min_seconds: float | None = None  # None if there is no lower bound
 
@@ -71,10 +75,11 @@ def compute_unit_times(kernel: Kernel, device_spec: Target, *, with_bounds: bool
     for lowered_kernel in kernel.timed_kernels:
         blocks = math.prod(lowered_kernel.launch.grid)
         work = _count_middle_block(kernel, lowered_kernel)
-        flops += blocks * (work.flops + work.matrix_flops)
-        wavefronts += blocks * work.wavefronts
-        sectors += blocks * work.sectors
-        for unit, value in _compute_clocks(work, kernel, device_spec, sum).items():
+        mean_work = _count_mean_block(kernel, lowered_kernel, work)
+        flops += blocks * (mean_work.flops + mean_work.matrix_flops)
+        wavefronts += blocks * mean_work.wavefronts
+        sectors += blocks * mean_work.sectors
+        for unit, value in _compute_clocks(mean_work, kernel, device_spec, sum).items():
             clocks[unit] += device_spec.count_blocks_per_sm(blocks) * value
         kernel_clocks = _compute_min_clocks(kernel, lowered_kernel, work, device_spec) if has_bound else None
         has_bound = kernel_clocks is not None
@@ -128,6 +133,24 @@ def _count_middle_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> _Block
     if "mma" in lowered_kernel.text:
         return _BlockWork(0, 0, flops, wavefronts, sectors)
     return _BlockWork(flops / 2, flops, 0, wavefronts, sectors)
+
+
+def _count_mean_block(kernel: Kernel, lowered_kernel: LoweredKernel, middle_work: _BlockWork) -> _BlockWork:
+    """Return the mean work of some blocks if blocks differ and could be interpreted, else that of the middle block."""
+    w = kernel.workload
+    is_uneven = isinstance(w, InputGradient) and max(w.stride) > 1
+    if not is_uneven or count_block_accesses(kernel, lowered_kernel).instruction_counts is None:
+        return middle_work
+    num_x, num_y, num_z = lowered_kernel.launch.grid
+    blocks = {
+        ((2 * index + 1) * num_x // (2 * NUM_SAMPLED_BLOCKS), index % num_y, index % num_z)
+        for index in range(NUM_SAMPLED_BLOCKS)
+    }
+    try:
+        works = [_sum_instructions(count_instructions(kernel, lowered_kernel, block)) for block in sorted(blocks)]
+    except (AnalysisError, CompileError):
+        return middle_work
+    return _BlockWork(*(sum(values) / len(works) for values in zip(*works, strict=True)))
 
 
 def _sum_instructions(instruction_counts: Iterable[tuple[SassInstruction, InstructionCounts]]) -> _BlockWork:

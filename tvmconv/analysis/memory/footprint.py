@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.accesses import Access, is_global, iterate_accesses, select_middle_block
-from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
+from tvmconv.analysis.tir.scopes import execute_scope, needs_execution
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.threads import BlockIndex
@@ -57,7 +57,7 @@ def compute_footprints(kernel: Kernel, lowered_kernel: LoweredKernel) -> ArrayFo
     cache = _FOOTPRINT_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
         cache[lowered_kernel.name] = None
-        if not has_instructions(lowered_kernel.function):
+        if not needs_execution(lowered_kernel.function):
             with suppress(AnalysisError):
                 cache[lowered_kernel.name] = _compute_by_evaluation(kernel, lowered_kernel)
     return cache[lowered_kernel.name]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.tir.accesses import iterate_accesses, select_middle_block
-from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
+from tvmconv.analysis.tir.scopes import execute_scope, needs_execution
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessObserver, MemoryAccess
@@ -34,7 +34,7 @@ def map_output_tile(kernel: Kernel) -> OutputTileMap:
     """Return the elements of the output that the middle block of a kernel's last device kernel stores."""
     lowered_kernel, w = kernel.kernels[-1], kernel.workload
     name = list(kernel.memory_scopes)[len(w.argument_names) - 1]
-    if has_instructions(lowered_kernel.function):
+    if needs_execution(lowered_kernel.function):
         observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
         run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
         stores = observer.stores

@@ -38,7 +38,7 @@ from tvmconv.analysis.tir.operations import (
     find_memory_scope,
     iterate_ops,
 )
-from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, has_instructions, iterate_statements
+from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, needs_execution, iterate_statements
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.memory_scopes import MemoryScope
 from tvmconv.emulator.execution import run_with_observer
@@ -98,7 +98,7 @@ class BlockTraffic:
 def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> BlockTraffic:
     """Count the memory operations and arithmetic of a device kernel's busiest block."""
     lowered_kernel = lowered_kernel or kernel.kernels[0]
-    if has_instructions(lowered_kernel.function):
+    if needs_execution(lowered_kernel.function):
         return _count_by_execution(lowered_kernel, kernel.memory_scopes)
     ops = list(iterate_ops(lowered_kernel, kernel.memory_scopes))
     scopes = dict.fromkeys(operation.scope for operation in ops)

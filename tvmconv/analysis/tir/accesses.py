@@ -19,7 +19,7 @@ from tvmconv.analysis.tir.scopes import (
     Scope,
     execute_scope,
     group_by_warp,
-    has_instructions,
+    needs_execution,
     iterate_parts,
     iterate_statements,
 )
@@ -135,7 +135,7 @@ def visit_requests(
     """
     middle_block = select_middle_block(lowered_kernel)
     default_blocks: dict[MemorySpace, BlockIndex] = {"shared": (0, 0, 0), "global": middle_block}
-    if has_instructions(lowered_kernel.function):
+    if needs_execution(lowered_kernel.function):
         observer = RequestObserver(count_lanes(lowered_kernel), spaces, visit)
         executed_block = block or (middle_block if "global" in spaces else default_blocks["shared"])
         run_with_observer(lowered_kernel, kernel.memory_scopes, [executed_block], observer)

@@ -31,6 +31,7 @@ _BINARY: dict[str, Callable[[Values, Values], Values]] = {
     **COMPARISONS,
     **{"And": np.logical_and, "Or": np.logical_or},
 }
+INDEX_DTYPES = ("int32", "int64")  # dtypes of loop counters and indices in memory, which no operand has
 IF_THEN_ELSE = "prim.if_then_else"
 
 
@@ -231,6 +232,17 @@ def has_instructions(function: PrimFunc) -> bool:
     from tvm.ir import Call
 
     return any(str(call.op.name).startswith(INSTRUCTION_PREFIXES) for call in collect_nodes(function.body, Call))
+
+
+def needs_execution(function: PrimFunc) -> bool:
+    """Return whether indices and conditions cannot be evaluated without executing a function.
+
+    It uses GPU instructions by name, or it reads loop counters and indices from memory.
+    """
+    from tvm.ir import TensorLoad
+
+    loads = collect_nodes(function.body, TensorLoad)
+    return has_instructions(function) or any(str(load.source.dtype) in INDEX_DTYPES for load in loads)
 
 
 def group_by_warp(threads: NDArray[Any]) -> NDArray[Any]:
