@@ -10,6 +10,7 @@ many bytes move, and what warps wait for.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
-from tvmconv.errors import Error, escape_unprintable
+from tvmconv.errors import DeviceError, Error, escape_unprintable
 from tvmconv.experiments import counter_comparison
 from tvmconv.experiments.counter_comparison import CounterComparison, describe_kernel, measure_counters
 from tvmconv.experiments.counters import METRICS, STALLS, Counters, iterate_kernels, make_counters
@@ -143,10 +144,21 @@ def _run_stalls(args: argparse.Namespace) -> int:
     words = ["counters", *_selection_words(args), "--stalls", "--device", device.text]
     profiled = ncu.profile_command([sys.executable, "-m", "tvmconv", *words, "--launch-only"], {**METRICS, **STALLS})
     with options.report_fallbacks():
-        rows = [make_counters(*built, metrics) for built, metrics in zip(build_kernels(), profiled, strict=True)]
+        rows = [make_counters(name, kernel, _select_longest(kernel, profiled)) for name, kernel in build_kernels()]
+        if next(profiled, None) is not None:
+            raise DeviceError("ncu measured more launches than the kernels have")
     operators = dict.fromkeys(workload.operator for workload in parsed_workloads)
     note = describe_provenance(device, shlex.join(["tvmconv", *words]))
     return _show_stalls(args, KernelMetricsFile(f"{'-'.join(operators)}-{FILE_STEM}", note, rows))
+
+
+def _select_longest(kernel: Kernel, profiled: Iterator[dict[str, float]]) -> dict[str, float]:
+    """Return the metrics of the device function of a kernel that takes longest, from those of all its launches."""
+    launches = list(itertools.islice(profiled, len(kernel.kernels)))
+    if len(launches) < len(kernel.kernels):
+        raise DeviceError(f"ncu measured {len(launches)} launches of a kernel that has {len(kernel.kernels)}")
+    timed_launches = launches[-len(kernel.timed_kernels) :]
+    return max(timed_launches, key=lambda metrics: metrics.get("nanoseconds", 0.0))
 
 
 def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]) -> int:

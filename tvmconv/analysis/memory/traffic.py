@@ -38,7 +38,7 @@ from tvmconv.analysis.tir.operations import (
     find_memory_scope,
     iterate_ops,
 )
-from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, needs_execution, iterate_statements
+from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, iterate_statements, needs_execution
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.memory_scopes import MemoryScope
 from tvmconv.emulator.execution import run_with_observer

@@ -19,9 +19,9 @@ from tvmconv.analysis.tir.scopes import (
     Scope,
     execute_scope,
     group_by_warp,
-    needs_execution,
     iterate_parts,
     iterate_statements,
+    needs_execution,
 )
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.emulator.execution import run_with_observer
