@@ -34,6 +34,7 @@ from tvmconv.analysis.memory.footprint import count_dram_bytes
 from tvmconv.analysis.sass.instruction_mix import count_lane_clocks, count_lane_flops, count_matrix_flops
 from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts
 from tvmconv.analysis.tir.accesses import select_middle_block
+from tvmconv.analysis.tir.scopes import has_instructions
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import SassInstruction
 from tvmconv.errors import AnalysisError, CompileError
@@ -138,7 +139,8 @@ def _count_middle_block(kernel: Kernel, lowered_kernel: LoweredKernel) -> _Block
 def _count_mean_block(kernel: Kernel, lowered_kernel: LoweredKernel, middle_work: _BlockWork) -> _BlockWork:
     """Return the mean work of some blocks if blocks differ and could be interpreted, else that of the middle block."""
     w = kernel.workload
-    is_uneven = isinstance(w, InputGradient) and max(w.stride) > 1
+    # Only kernels on tensor cores have tiles of residue classes; the blocks of others multiply zeros or all classes.
+    is_uneven = isinstance(w, InputGradient) and max(w.stride) > 1 and has_instructions(lowered_kernel.function)
     if not is_uneven or count_block_accesses(kernel, lowered_kernel).instruction_counts is None:
         return middle_work
     num_x, num_y, num_z = lowered_kernel.launch.grid
