@@ -96,7 +96,7 @@ def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
 def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
     from_text = count_shared_accesses(kernel)
-    monkeypatch.setattr("tvmconv.analysis.tir.accesses.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.tir.accesses.needs_execution", lambda function: True)
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(

@@ -227,7 +227,7 @@ def test_what_tma_copies_and_wgmma_reads_is_counted():
 def test_the_text_and_an_execution_count_the_same(text, schedule, config, monkeypatch):
     kernel = build(text, schedule, **config)
     from_text = count_traffic(kernel)
-    monkeypatch.setattr("tvmconv.analysis.memory.traffic.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.memory.traffic.needs_execution", lambda function: True)
     assert count_traffic(kernel) == from_text
 
 

@@ -170,6 +170,16 @@ class Result:
 
         Args:
             name: Name of the row.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> from tvmconv.devices import Timing
+            >>> from tvmconv.experiments.results import ResultRow
+            >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+            >>> row = ResultRow("tiling", timing=Timing((2e-6,), "a graph", False))
+            >>> result = tc.Result(w, "cuda:0", "NVIDIA H200", 0, (row,), peak_flops=66.9e12, peak_bandwidth=4.8e12)
+            >>> f"{result.compute_limit_share('tiling'):.1e}"
+            '6.7e-04'
         """
         seconds = self.seconds.get(name)
         return self.limit_seconds / seconds if self.limit_seconds and seconds else None

@@ -15,6 +15,7 @@ from tvmconv.jsonfile import JsonError
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.layer import Layer
 from tvmconv.workloads.networks import SUITES
 from tvmconv.workloads.operators.convolutions import Conv2d
 from tvmconv.workloads.registry import parse
@@ -25,27 +26,6 @@ FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", 
 MAX_NAME_LENGTH = 100
 MAX_COUNT = 10**6  # limit of `Layer.count`
 FILTER_OPTIONS = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A distinct workload of a suite, such as a convolution of a network.
-
-    Attributes:
-        name: Name of the first layer with this workload.
-        workload: The computation of the layer.
-        count: Number of layers of the network with this workload.
-
-    Examples:
-        >>> import tvmconv as tc
-        >>> layer = tc.suite("resnet50")[0]
-        >>> layer.name, layer.count
-        ('conv1.7x7', 1)
-    """
-
-    name: str
-    workload: Workload
-    count: int
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.layer import Layer
 from tvmconv.workloads.registry import operators
-
-if TYPE_CHECKING:
-    from tvmconv.workloads.suites import Layer
 
 DGRAD, WGRAD = "dgrad", "wgrad"
 
