@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SERVED = Path(__file__).with_name("forked_python.py")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?: (?P<mark>\w+))?\n(?P<text>.*?)^```$(?:\n<!-- prints: (?P<prints>.*?) -->$)?",
@@ -89,31 +90,38 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])  # as long as it was, so that places in the text stay
 
 
+def make_commands(folder: Path, server: str | None = None) -> None:
+    """Make the commands `tvmconv` and `python` of a folder's shell, and a home without any cache.
+
+    Args:
+        folder: where the shell runs.
+        server: the socket of a `forked_python` whose processes run them; a new Python runs them by default.
+    """
+    (folder / ".bin").mkdir()
+    (folder / ".home").mkdir()
+    python = [sys.executable, *(["-S", str(SERVED), "call", server] if server else [])]
+    for name, words in (("tvmconv", [*python, "-m", "tvmconv"]), ("python", python)):
+        command = folder / ".bin" / name
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+
+
 def environment(folder: Path, *, as_user: bool) -> dict[str, str]:
     """What a new user's shell has: `tvmconv` on the PATH, and a home without any cache.
 
     Args:
-        folder: where the shell runs.
+        folder: where the shell runs, with its commands.
         as_user: without the variables by which tests have kernels compile faster.
     """
-    command = folder / ".bin/tvmconv"
-    if not command.exists():
-        command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmconv "$@"\n', encoding="utf-8")
-        command.chmod(0o755)
-        python = command.with_name("python")
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
-        python.chmod(0o755)
-        (folder / ".home").mkdir()
     modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}"
     for_tests = {"POCL_EXTRA_BUILD_FLAGS", "TVMCONV_OPENCL_HEADER", "TVMCONV_CACHE", "OMP_NUM_THREADS"}
     kept = {name: value for name, value in os.environ.items() if not (as_user and name in for_tests)}
     return {**kept, "PYTHONPATH": modules, "PATH": path, "HOME": str(folder / ".home")}
 
 
 def execute(block: Block, folder: Path, seconds: float, *, as_user: bool = False) -> str:
-    """Run a block in a fresh process, as a shell would; what it prints, standard error included.
+    """Run a block in a process of its own, as a shell would; what it prints, standard error included.
 
     Raises:
         AssertionError: its exit status is not 0, it takes longer than `seconds`, or it prints an error.
@@ -121,7 +129,7 @@ def execute(block: Block, folder: Path, seconds: float, *, as_user: bool = False
     text = "\n".join(block.commands) if block.language == "console" else block.text
     script = folder / (".block.py" if block.language == "python" else ".block.sh")
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable] if block.language == "python" else ["bash", "-euo", "pipefail"]
+    command = [folder / ".bin/python"] if block.language == "python" else ["bash", "-euo", "pipefail"]
     with subprocess.Popen(
         [*command, script.name],
         cwd=folder,
