@@ -200,7 +200,7 @@ def without_gpu(command: str) -> str | None:
         if skip or word == "--baseline":  # the option and its value
             skip = not skip and word == "--baseline"
             continue
-        small.append(_smaller(word))
+        small.append(smaller_word(word, 64 if "--set" in words else 16))
     if "--cost-model" in words:
         return None  # to train a model takes minutes
     if words[1] == "tune" and "--seconds" in small:  # a busy machine gets nothing done in a second
@@ -219,8 +219,13 @@ def _name_a_schedule(words: list[str]) -> None:
     words[3 : 3 + len(names)] = names[-1:] or (["tiling"] if words[2].startswith("conv2d:") else [])
 
 
-def _smaller(word: str) -> str:
-    """A workload's text with at most 64 input and 16 output channels, 8 pixels an axis, 4,096 samples of a filter."""
+def smaller_word(word: str, max_channels: int = 16) -> str:
+    """A workload's text with at most 16 output channels, 8 pixels an axis, 4,096 samples of a filter.
+
+    Args:
+        word: of a command; one that is no workload stays.
+        max_channels: input channels, at most, which knobs may need.
+    """
     if match := re.fullmatch(r"(filter[12]d:)([\dx]+)(,.*)", word):
         return (
             match[1]
@@ -233,5 +238,5 @@ def _smaller(word: str) -> str:
     o, per_group, *taps = map(int, match[3].split("x"))
     if c != per_group:
         return word
-    sizes = "x".join(map(str, (n, min(c, 64), *(min(size, 8) for size in space))))
-    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, 64), *taps)))}{match[4]}"
+    sizes = "x".join(map(str, (n, min(c, max_channels), *(min(size, 8) for size in space))))
+    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, max_channels), *taps)))}{match[4]}"
