@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import doc_inputs
@@ -18,7 +17,6 @@ from doc_blocks import (
     MARKS,
     PAGES,
     ROOT,
-    SERVED,
     blocks,
     check_printed,
     execute,
@@ -91,16 +89,6 @@ def test_code_block_has_a_mark(block):
     assert block.language not in EXECUTABLE or block.mark in MARKS
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The socket of a server of Python processes in which TVM is loaded."""
-    path = str(tmp_path_factory.mktemp("python") / "server")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
-    with subprocess.Popen([sys.executable, SERVED, "serve", path], **pipes) as process:
-        assert process.stdout.readline() == b"ready\n"
-        yield path
-
-
 @pytest.mark.parametrize("section", marked("run"))
 def test_section_runs_as_printed(section, tmp_path, server):
     for block in prepared(section, tmp_path, server):
@@ -138,7 +126,7 @@ def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, server, m
         }
     ),
 )
-def test_command_parses(command, server):
+def test_command_parses(command, python):
     words = shlex.split(command, comments=True)
     if "--cost-model" in words:  # whose file is not there yet
         place = words.index("--cost-model")
@@ -146,7 +134,6 @@ def test_command_parses(command, server):
     if words[0] == "tvmconv":
         parse_words(words[1:])
     elif words[:1] == ["python"] and words[1].startswith(("scripts/", "docs/")):
-        python = [sys.executable, "-S", SERVED, "call", server]
         called = [*python, *words[1 : 2 + (words[2].isidentifier())], "--help"]
         page = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True)
         for option in filter(re.compile("--?[a-z]").match, words[2:]):
