@@ -38,6 +38,11 @@ settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_
 settings.load_profile("any machine")
 
 
+def pytest_sessionstart():
+    """Modules that tests import, and the tests, are no garbage: to look for some meanwhile takes a second."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)  # after tests are deselected
 def pytest_collection_modifyitems(items):
     """Deal long tests to the starts of the workers' shares, so that none is left at the end of a parallel run."""
@@ -56,8 +61,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """What is there before the first test stays: to go through it again and again takes seconds of each worker."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):

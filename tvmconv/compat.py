@@ -118,11 +118,13 @@ def rename_config(schedule: str, config: Mapping[str, Value]) -> Config:
     if schedule not in KNOBS:
         return dict(config)
     renamed: Config = {}
-    for name, value in config.items():
-        new_name = rename_knob(schedule, name)
+    current_names, current_values = KNOBS[schedule], KNOB_VALUES.get(schedule, {})
+    for name, value in config.items():  # of thousands of records
+        new_name = current_names.get(name, name)
         if new_name in renamed or (new_name != name and new_name in config):
             raise KnobError(f"schedule {schedule}: the config has knob {new_name} twice, once by a former name")
-        renamed[new_name] = rename_value(schedule, new_name, value)
+        is_renamed = isinstance(value, str) and new_name in current_values
+        renamed[new_name] = current_values[new_name].get(value, value) if is_renamed else value
     return renamed
 
 

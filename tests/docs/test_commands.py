@@ -1,4 +1,4 @@
-"""What README and docs print runs as printed: each block in fresh processes, and what it prints is what they say.
+"""What README and docs print runs as printed: each command in a process, and what it prints is what they say.
 
 `pytest -m gpu tests/docs` runs all that needs a GPU, on a machine that has one. Without a GPU the same commands run for
 smaller problems through OpenCL, each once though several blocks have it, and those that cannot are parsed.
@@ -8,12 +8,22 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import doc_inputs
 import pytest
-from doc_blocks import EXECUTABLE, MARKS, PAGES, ROOT, blocks, check_printed, environment, execute, without_gpu
+from doc_blocks import (
+    EXECUTABLE,
+    MARKS,
+    PAGES,
+    ROOT,
+    blocks,
+    check_printed,
+    execute,
+    make_commands,
+    smaller_word,
+    without_gpu,
+)
 
 from tvmconv.cli import parse_words
 
@@ -34,11 +44,35 @@ TAUGHT_PAGES = ("README.md", "docs/guide.md", "docs/tutorials/")
 ALL = [block for page in PAGES for section in blocks(page).values() for block in section]
 SECTIONS = {f"{page.relative_to(ROOT)}: {title}": section for page in PAGES for title, section in blocks(page).items()}
 
+
+def smaller_command(command, mark):
+    """A command of the same options with a smaller problem, unless it reads records of the problem that it names.
+
+    None if it cannot run without a GPU.
+    """
+    if mark == "gpu":
+        return without_gpu(command)
+    if command.startswith("tvmconv report --suite"):
+        return f"{command} --only conv1"
+    explains = re.match("tvmconv (explain|report) conv|python -c .* explain conv", command)
+    if "--device opencl:0" not in command and (not explains or re.search("tuned|--log", command)):
+        return command
+    if command.startswith("python"):
+        return shlex.join(map(smaller_word, shlex.split(command)))
+    return without_gpu(command) or command
+
+
+def as_it_runs(command, mark):
+    """What is the same of two commands that do the same here: all but comments and the name of the log."""
+    words = shlex.split(smaller_command(command, mark) or command, comments=True)
+    return re.sub(r"\b\w+\.jsonl\b", "LOG", shlex.join(words))
+
+
 FIRST: dict[str, int] = {}  # of each shell command, the place of the first block that runs it
 for place, block in sorted(enumerate(ALL), key=lambda item: item[1].page in SLOW_PAGES):
     if block.mark in ("run", "gpu") and block.language == "sh":
         for command in block.commands:
-            FIRST.setdefault(shlex.join(shlex.split(command, comments=True)), place)
+            FIRST.setdefault(as_it_runs(command, block.mark), place)
 
 
 def marked(*marks, is_slow=lambda page: page in SLOW_PAGES):
@@ -56,8 +90,8 @@ def test_code_block_has_a_mark(block):
 
 
 @pytest.mark.parametrize("section", marked("run"))
-def test_section_runs_as_printed(section, tmp_path):
-    for block in prepared(section, tmp_path):
+def test_section_runs_as_printed(section, tmp_path, server):
+    for block in prepared(section, tmp_path, server):
         if block.mark == "run":
             small = smaller(block)
             check_printed(small, execute(small, tmp_path, CPU_SECONDS), numbers=True)
@@ -72,9 +106,9 @@ def test_section_runs_as_printed_on_a_gpu(section, tmp_path):
 
 
 @pytest.mark.parametrize("section", marked("gpu", is_slow=lambda page: not page.startswith(TAUGHT_PAGES)))
-def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypatch):
+def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, server, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is a GPU
-    for block in prepared(section, tmp_path):
+    for block in prepared(section, tmp_path, server):
         if block.mark == "gpu" and block.language != "python":
             commands = [small for command in first_here(block) if (small := without_gpu(command))]
             if commands:
@@ -92,7 +126,7 @@ def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypat
         }
     ),
 )
-def test_command_parses(command):
+def test_command_parses(command, python):
     words = shlex.split(command, comments=True)
     if "--cost-model" in words:  # whose file is not there yet
         place = words.index("--cost-model")
@@ -100,44 +134,31 @@ def test_command_parses(command):
     if words[0] == "tvmconv":
         parse_words(words[1:])
     elif words[:1] == ["python"] and words[1].startswith(("scripts/", "docs/")):
-        page = subprocess.run(
-            [sys.executable, *words[1 : 2 + (words[2].isidentifier())], "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        called = [*python, *words[1 : 2 + (words[2].isidentifier())], "--help"]
+        page = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True)
         for option in filter(re.compile("--?[a-z]").match, words[2:]):
             assert re.search(rf"(^|[\s,\[|]){option}\b", page.stdout), f"{words[1]} has no {option}"
 
 
 def first_here(block):
-    """The commands of a block that no block before it runs with the same words."""
+    """The commands of a block that no block before it runs."""
     if block.language != "sh":
         return block.commands
-    words = {command: shlex.join(shlex.split(command, comments=True)) for command in block.commands}
-    return [command for command in block.commands if ALL[FIRST[words[command]]] == block]
+    return [command for command in block.commands if ALL[FIRST[as_it_runs(command, block.mark)]] == block]
 
 
 def smaller(block):
     """The block with smaller problems in those of its shell commands that run by OpenCL or explain a kernel."""
     if block.language != "sh":
         return block
-    return replace(block, text="\n".join(map(smaller_command, first_here(block))))
+    return replace(block, text="\n".join(smaller_command(command, "run") for command in first_here(block)))
 
 
-def smaller_command(command):
-    """A command of the same options with a smaller problem, unless it reads records of the problem that it names."""
-    if command.startswith("tvmconv report --suite"):
-        return f"{command} --only conv1"
-    explains = re.match("tvmconv (explain|report) conv", command) and not re.search("tuned|--log", command)
-    if "--device opencl:0" in command or explains:
-        return without_gpu(command) or command
-    return command
+def prepared(section, folder, server=None):
+    """The section's blocks, when the files and folders that they speak of are there.
 
-
-def prepared(section, folder):
-    """The section's blocks, when the files and folders that they speak of are there."""
+    A new Python runs README's commands, those of a GPU and those of PyTorch, and others a process of the server.
+    """
     files = [block for block in section if block.mark == "file"]
     adds_module = any(doc_inputs.path_of(block.text).parts[0] in PACKAGES for block in files)
     if adds_module or any(block.text.startswith("sed -i") for block in section):  # never in the project itself
@@ -147,7 +168,8 @@ def prepared(section, folder):
         if any(name in block.text for block in section):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(ROOT / name)
-    environment(folder, as_user=False)
+    takes_new_python = section[0].page == "README.md" or any("torch" in block.text for block in section)
+    make_commands(folder, None if takes_new_python else server)
     for block in section:
         doc_inputs.make(block, folder)
         if block.mark == "file":

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 from cubins import needs_nvrtc
@@ -66,15 +65,15 @@ def test_excerpts_are_as_in_their_file(page):
         assert any(excerpt in source for source in sources), excerpt
 
 
-def test_pictures_of_the_pipeline_are_as_their_script_draws_them(tmp_path):
-    subprocess.run([sys.executable, ROOT / "docs/kernels_pictures.py", tmp_path], check=True)
+def test_pictures_of_the_pipeline_are_as_their_script_draws_them(tmp_path, python):
+    subprocess.run([*python, ROOT / "docs/kernels_pictures.py", tmp_path], check=True)
     for picture in ("kernels-timeline.svg", "kernels-swizzle.svg"):
         assert (tmp_path / picture).read_text(encoding="utf-8") == (ROOT / "docs" / picture).read_text(encoding="utf-8")
 
 
 @needs_nvrtc
-def test_steps_of_the_convolution_keep_accumulators_in_registers():
-    command = [sys.executable, "docs/kernels_steps.py", "--resources"]
+def test_steps_of_the_convolution_keep_accumulators_in_registers(python):
+    command = [*python, "docs/kernels_steps.py", "--resources"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     header, *lines = (re.split(r"\s{2,}", line) for line in printed.splitlines())
     assert len(lines) == 14  # seven kernels of two layers

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SERVED = Path(__file__).with_name("forked_python.py")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^```(?P<language>\w+)(?: (?P<mark>\w+))?\n(?P<text>.*?)^```$(?:\n<!-- prints: (?P<prints>.*?) -->$)?",
@@ -89,31 +90,38 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])  # as long as it was, so that places in the text stay
 
 
+def make_commands(folder: Path, server: str | None = None) -> None:
+    """Make the commands `tvmconv` and `python` of a folder's shell, and a home without any cache.
+
+    Args:
+        folder: where the shell runs.
+        server: the socket of a `forked_python` whose processes run them; a new Python runs them by default.
+    """
+    (folder / ".bin").mkdir()
+    (folder / ".home").mkdir()
+    python = [sys.executable, *(["-S", str(SERVED), "call", server] if server else [])]
+    for name, words in (("tvmconv", [*python, "-m", "tvmconv"]), ("python", python)):
+        command = folder / ".bin" / name
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+
+
 def environment(folder: Path, *, as_user: bool) -> dict[str, str]:
     """What a new user's shell has: `tvmconv` on the PATH, and a home without any cache.
 
     Args:
-        folder: where the shell runs.
+        folder: where the shell runs, with its commands.
         as_user: without the variables by which tests have kernels compile faster.
     """
-    command = folder / ".bin/tvmconv"
-    if not command.exists():
-        command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmconv "$@"\n', encoding="utf-8")
-        command.chmod(0o755)
-        python = command.with_name("python")
-        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
-        python.chmod(0o755)
-        (folder / ".home").mkdir()
     modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}"
     for_tests = {"POCL_EXTRA_BUILD_FLAGS", "TVMCONV_OPENCL_HEADER", "TVMCONV_CACHE", "OMP_NUM_THREADS"}
     kept = {name: value for name, value in os.environ.items() if not (as_user and name in for_tests)}
     return {**kept, "PYTHONPATH": modules, "PATH": path, "HOME": str(folder / ".home")}
 
 
 def execute(block: Block, folder: Path, seconds: float, *, as_user: bool = False) -> str:
-    """Run a block in a fresh process, as a shell would; what it prints, standard error included.
+    """Run a block in a process of its own, as a shell would; what it prints, standard error included.
 
     Raises:
         AssertionError: its exit status is not 0, it takes longer than `seconds`, or it prints an error.
@@ -121,7 +129,7 @@ def execute(block: Block, folder: Path, seconds: float, *, as_user: bool = False
     text = "\n".join(block.commands) if block.language == "console" else block.text
     script = folder / (".block.py" if block.language == "python" else ".block.sh")
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable] if block.language == "python" else ["bash", "-euo", "pipefail"]
+    command = [folder / ".bin/python"] if block.language == "python" else ["bash", "-euo", "pipefail"]
     with subprocess.Popen(
         [*command, script.name],
         cwd=folder,
@@ -192,7 +200,7 @@ def without_gpu(command: str) -> str | None:
         if skip or word == "--baseline":  # the option and its value
             skip = not skip and word == "--baseline"
             continue
-        small.append(_smaller(word))
+        small.append(smaller_word(word, 64 if "--set" in words else 16))
     if "--cost-model" in words:
         return None  # to train a model takes minutes
     if words[1] == "tune" and "--seconds" in small:  # a busy machine gets nothing done in a second
@@ -211,8 +219,13 @@ def _name_a_schedule(words: list[str]) -> None:
     words[3 : 3 + len(names)] = names[-1:] or (["tiling"] if words[2].startswith("conv2d:") else [])
 
 
-def _smaller(word: str) -> str:
-    """A workload's text with at most 64 input and 16 output channels, 8 pixels an axis, 4,096 samples of a filter."""
+def smaller_word(word: str, max_channels: int = 16) -> str:
+    """A workload's text with at most 16 output channels, 8 pixels an axis, 4,096 samples of a filter.
+
+    Args:
+        word: of a command; one that is no workload stays.
+        max_channels: input channels, at most, which knobs may need.
+    """
     if match := re.fullmatch(r"(filter[12]d:)([\dx]+)(,.*)", word):
         return (
             match[1]
@@ -225,5 +238,5 @@ def _smaller(word: str) -> str:
     o, per_group, *taps = map(int, match[3].split("x"))
     if c != per_group:
         return word
-    sizes = "x".join(map(str, (n, min(c, 64), *(min(size, 8) for size in space))))
-    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, 64), *taps)))}{match[4]}"
+    sizes = "x".join(map(str, (n, min(c, max_channels), *(min(size, 8) for size in space))))
+    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 16), min(c, max_channels), *taps)))}{match[4]}"

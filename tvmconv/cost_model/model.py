@@ -35,6 +35,7 @@ from tvmconv.workloads.conv_operator import ConvOperator
 VERSION = 2
 MAX_BYTES = 1 << 28  # maximum size of a decompressed file; the file of the package has 6 MB
 PACKAGED_MODEL = Path(__file__).with_name("h200.npz")
+_MAX_INT64 = (1 << 63) - 1
 _HEADER_FIELDS = ("schedule", "knobs", "kinds", "names", "portfolio")
 _TREE_ARRAYS = ("feature", "threshold", "left", "roots")
 
@@ -206,6 +207,8 @@ def _parse_config(data: Mapping[str, Any]) -> Config:
     """Return a config from JSON, where its tuples are lists; its integers fit in int64."""
 
     def parse_integer(value: Any) -> int:
+        if type(value) is int and abs(value) <= _MAX_INT64:  # nearly all, of tens of thousands
+            return value
         return int(np.int64(operator.index(value)))
 
     def parse_value(value: Any) -> Value:

@@ -13,7 +13,7 @@ import numpy as np
 from tvmconv import baselines as libraries
 from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
-from tvmconv.devices import Device, Timing
+from tvmconv.devices import Arch, Device, Timing
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
@@ -132,9 +132,12 @@ def run_schedules(
         ScheduleError: There is no such schedule for this workload, or it does not support the device.
         KnobError: No schedule has such a knob, or accepts the value.
         WorkloadError: The arrays do not fit in the host's memory, or there is no such value of `verify`.
+        DeviceError: The device is an architecture, for which kernels are compiled but not run.
         UnsupportedDeviceError: A library does not support the device.
         Error: All schedules fail for the same reason.
     """
+    if isinstance(device, Arch):
+        device.load()  # raises the error before kernels are built
     experiment = prepared or PreparedExperiment(
         workload,
         schedules,

@@ -2,20 +2,19 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cubins import needs_nvrtc
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs/notebooks").glob("*.py"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
-def test_notebook_runs(notebook, tmp_path):
+def test_notebook_runs(notebook, tmp_path, python):
     environment = {**os.environ, "MPLBACKEND": "agg"}
-    subprocess.run([sys.executable, notebook], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    subprocess.run([*python, notebook], cwd=tmp_path, env=environment, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
