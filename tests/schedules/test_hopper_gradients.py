@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from small_tiles import SMALL, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.hopper import strided_dgrad
 
 import tvmconv as tc
 from tvmconv.errors import ScheduleError
+from tvmconv.target import H200
 
 DGRADS = [
     ("conv2d_dgrad:2x32x9x8,48x32x3x3,s1,p1,f16,nhwc", {}),
@@ -93,6 +95,20 @@ def test_defaults_and_random_configs_are_right(text):
 )
 def test_defaults_compile_without_spills(text):
     check_spills(tc.parse(text), "hopper", "sm_90")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d_dgrad:32x512x14x14,512x512x3x3,s2,p1,f16,nhwc",
+        "conv2d_transpose:128x256x8x8,256x128x4x4,s2,p1,f16,nhwc",
+    ],
+)
+def test_estimates_of_strided_gradients_are_above_the_roofline(text):
+    w = tc.parse(text)
+    product = strided_dgrad.make_product(w)
+    best_us = strided_dgrad.estimate_us(strided_dgrad.select_default(product), product)
+    assert best_us * 1e-6 > w.flops / H200.get_peak_flops(w.dtype)
 
 
 @pytest.mark.parametrize(

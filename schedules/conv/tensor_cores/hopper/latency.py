@@ -22,7 +22,7 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None, k_tiles: Any = None) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv, *, waves: Any = None, k_tiles: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its

@@ -134,7 +134,7 @@ def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
     num_ctas = config.num_tiles(shape) * config.split_k
     waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * config.ctas_per_sm(product)))
     taps = np.maximum(residues.total_taps / residues.count, residues.max_taps / waves)
-    return estimate_latency_us(config, product, taps * config.k_tiles_per_tap(shape) / config.split_k)
+    return estimate_latency_us(config, product, k_tiles=taps * config.k_tiles_per_tap(shape) / config.split_k)
 
 
 def constraints(product: Conv) -> list[Rule]:
