@@ -216,7 +216,12 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilo
         multiply(k_range)
         if order:
             state.stage.skip(plan.k_range(cta.split, tile.next_residue).count)
-        if epilogue:
+        if isinstance(epilogue, ResidueEpilogue) and epilogue.stores_zeros:
+            with if_(k_range.count > 0):
+                epilogue.store(accumulators, tile, state.epilogue_stage, thread, warpgroup)
+            with if_(k_range.count == 0):
+                epilogue.store_zeros(tile, thread, warpgroup)
+        elif epilogue:
             epilogue.store(mainloop.sums(accumulators, k_range), tile, state.epilogue_stage, thread, warpgroup)
     if last_wave := state.last_wave:
         turn = state.tiles.tiles_per_cta % order.num_warpgroups if order else None
