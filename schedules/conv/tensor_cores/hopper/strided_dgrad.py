@@ -3,7 +3,8 @@
 The taps that reach a pixel of dX depend on its position modulo stride, so pixels are divided into residue classes, and
 each class is a convolution of dY of stride 1 with the taps that it has. A work tile belongs to one class, and its
 reduction runs over the taps of this class alone. Nothing is multiplied by the zeros between the elements of dY. Tiles
-of classes without taps, as three of the four of a 1×1 filter of stride 2, store zeros or the epilogue of zeros.
+of classes without taps, as three of the four of a 1×1 filter of stride 2, store zeros or the epilogue of zeros. Zeros
+need no accumulators and no shared memory: warps store them as vectors.
 
 One tensor map serves all classes: TMA copies dY in im2col mode at stride 1, and where a class starts is a part of the
 offsets. Pixels of a class are not contiguous in dX, so warps store vectors of channels in place of TMA.
