@@ -6,7 +6,6 @@ The kernel uses a config of numbers; search limits, latency estimates and defaul
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,7 +40,11 @@ class TileConfig:
 
     def select_meeting(self: Config, rules: Iterable[Rule]) -> Config:
         """Return the configs that meet all rules."""
-        return self.filter(functools.reduce(np.logical_and, (predicate(self) for _, predicate in rules)))
+        configs = self
+        for _, predicate in rules:  # one after another, so that each rule is evaluated for those that are left
+            is_met = predicate(configs)
+            configs = configs.filter(is_met) if np.ndim(is_met) else configs
+        return configs
 
     def row(self: Config, index: int) -> Config:
         """Return one config."""

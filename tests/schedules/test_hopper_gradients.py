@@ -5,9 +5,14 @@ import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from small_tiles import SMALL, built, few_multiprocessors
+from tvm import tirx
+from tvmconv.builtin.conv.tensor_cores.hopper import strided_dgrad
 
 import tvmconv as tc
+from tvmconv.compiler.tir_nodes import collect_nodes
 from tvmconv.errors import ScheduleError
+from tvmconv.registry import find_schedule
+from tvmconv.target import H200
 
 DGRADS = [
     ("conv2d_dgrad:2x32x9x8,48x32x3x3,s1,p1,f16,nhwc", {}),
@@ -94,6 +99,27 @@ def test_defaults_and_random_configs_are_right(text, num_configs):
 )
 def test_defaults_compile_without_spills(text):
     check_spills(tc.parse(text), "hopper", "sm_90")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d_dgrad:32x512x14x14,512x512x3x3,s2,p1,f16,nhwc",
+        "conv2d_transpose:128x256x8x8,256x128x4x4,s2,p1,f16,nhwc",
+    ],
+)
+def test_estimates_of_strided_gradients_are_above_the_roofline(text):
+    w = tc.parse(text)
+    product = strided_dgrad.make_product(w)
+    best_us = strided_dgrad.estimate_us(strided_dgrad.select_default(product), product)
+    assert best_us * 1e-6 > w.flops / H200.get_peak_flops(w.dtype)
+
+
+def test_conditions_of_strided_gradients_are_short():
+    """TVM takes seconds to simplify conditions in which taps are expressions of the index of a tile."""
+    w = tc.parse("conv2d_dgrad:32x64x28x28,64x64x3x3,s2,p1,f16,nhwc")
+    body = find_schedule(w, "hopper").apply(w, {"kernel_schedule": "pingpong", "warpgroups": 2})[0].mod["main"].body
+    assert max(len(str(node.condition)) for node in collect_nodes(body, tirx.IfThenElse)) < 200
 
 
 @pytest.mark.parametrize(

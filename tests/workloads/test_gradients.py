@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cubins import space_of
 from random_gradients import draw_text
 
 import tvmconv as tc
@@ -94,6 +95,13 @@ def test_schedules_compute_gradients_on_opencl(text, name):
 )
 def test_tiling_computes_gradients_on_opencl(text):
     assert tc.build(text, "tiling", device="opencl:0").verify().ok
+
+
+def test_searched_tiles_of_gradients_fit_a_block():
+    w = tc.parse("conv2d_dgrad:2x256x14x14,256x256x3x3,s2,p1,f16,nhwc")
+    space = space_of(w, "tiling")
+    for point in space.sample_legal(4, np.random.default_rng(0)):
+        tc.build(w, "tiling", arch="sm_90", config=space.config_from_point(point))
 
 
 @pytest.mark.parametrize("text", TEXTS[:24])

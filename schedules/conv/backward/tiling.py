@@ -6,16 +6,18 @@ of K to shared memory. In a wgrad, rows and columns of the result are those of t
 images, rows and columns of dY.
 """
 
-from typing import cast
+import math
+from typing import Any, cast
 
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.space import Knobs
+from tvmconv.space import Columns, Knobs
+from tvmconv.target import MAX_THREADS_PER_BLOCK, MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.conv_gradient import DerivedConv
 
-from ..axis_tiles import declare_tile_knobs
+from ..axis_tiles import compute_staged_bytes, declare_tile_knobs
 from ..reduction import DTYPES
 from ..tiling import OUTPUT_FACTORS, REDUCTION_FACTORS, tile_convolution
 
@@ -24,4 +26,26 @@ from ..tiling import OUTPUT_FACTORS, REDUCTION_FACTORS, tile_convolution
 def tiling(s: Schedule, w: DerivedConv, k: Knobs) -> None:
     """Tile results as (block, thread, local) and reductions as (step, substep, tap)."""
     conv = cast(Conv2d, w.as_convolution)
-    tile_convolution(s, conv, declare_tile_knobs(k, conv, OUTPUT_FACTORS, REDUCTION_FACTORS))
+    tiles = declare_tile_knobs(k, conv, OUTPUT_FACTORS, REDUCTION_FACTORS)
+    _prune_large_tiles(k, conv)
+    tile_convolution(s, conv, tiles)
+
+
+def _prune_large_tiles(k: Knobs, conv: Conv2d) -> None:
+    """Leave out of searches the tiles whose threads or operands exceed a block."""
+
+    def count_threads(columns: Columns) -> Any:
+        return math.prod(columns[f"tile_{axis}"][:, 1] for axis in OUTPUT_FACTORS)
+
+    def count_bytes(columns: Columns) -> Any:
+        axes = (*OUTPUT_FACTORS, *REDUCTION_FACTORS)
+        return compute_staged_bytes(conv, {axis: tuple(columns[f"tile_{axis}"][:, 1:].T) for axis in axes})
+
+    k.prune(
+        f"at most {MAX_THREADS_PER_BLOCK} threads per block, and {MAX_THREADS_Z} along the channels",
+        lambda c: (count_threads(c) <= MAX_THREADS_PER_BLOCK) & (c["tile_c"][:, 1] <= MAX_THREADS_Z),
+    )
+    k.prune(
+        f"at most {STATIC_SHARED_BYTES} bytes of shared memory per block",
+        lambda c: count_bytes(c) <= STATIC_SHARED_BYTES,
+    )

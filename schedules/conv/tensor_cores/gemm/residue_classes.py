@@ -23,6 +23,15 @@ from tvmconv.workloads import Conv
 from ....tir_builder import Expr, logical_and
 
 
+def divide(number: Expr, divisor: int) -> Expr:
+    """Return the quotient of a number that is not negative, rounded down.
+
+    TVM does not know the signs of registers, and its code for `//` also serves negative numbers.
+    """
+    is_shift = divisor & (divisor - 1) == 0
+    return number // divisor if is_shift or isinstance(number, int) else T.truncdiv(number, divisor)
+
+
 @dataclass(frozen=True)
 class ResidueAxis:
     """The residue classes along one spatial axis. Methods accept the number of a class, or an expression of it.
@@ -189,13 +198,22 @@ class ResidueClasses:
         Returns:
             The pixel, and whether it exists.
         """
-        sizes = [axis.positions for axis in self.axes]
-        pixel, conditions = row // math.prod(sizes), [row < self.rows]
-        for i, (axis, part) in enumerate(self._axes_of(residue)):
-            along_axis = axis.pixel(part, row // math.prod(sizes[i + 1 :]) % sizes[i])
+        pixel, *positions = self.split_row(row)
+        conditions = [row < self.rows]
+        for (axis, part), position in zip(self._axes_of(residue), positions, strict=True):
+            along_axis = axis.pixel(part, position)
             conditions.append(True if axis.is_exact else along_axis < axis.pixels)
             pixel = pixel * axis.pixels + along_axis
         return pixel, logical_and(*conditions)
+
+    def split_row(self, row: Expr) -> list[Expr]:
+        """Return the image of a row of the product of a class, and its position along each axis."""
+        positions: list[Expr] = []
+        for axis in reversed(self.axes):
+            quotient = divide(row, axis.positions)
+            positions.append(row - quotient * axis.positions)
+            row = quotient
+        return [row, *reversed(positions)]
 
     def _axes_of(self, residue: Expr) -> Iterable[tuple[ResidueAxis, Expr]]:
         return zip(self.axes, self.split(residue), strict=True)

@@ -69,10 +69,12 @@ class ResidueEpilogue(TmaEpilogue):
         self._output, *self._residual_arrays = arrays
         self._residues, self._is_exact = residues, is_exact
         self._columns, self._row_columns = shape.n, shape.groups * shape.n
-        self._passes = WARP_ROWS * tile.layout.row_bytes // (CHUNK_BYTES * WARP_SIZE)
-        self._pixels = allocate("pixels", self._passes, "int32")  # -1: beyond the output
+        self._chunks = tile.layout.row_bytes // CHUNK_BYTES
+        self._passes = WARP_ROWS * self._chunks // WARP_SIZE
+        self._indices = allocate("first_element", self._passes, "int32")  # -1: the pixel is beyond the output
         self._vectors = [allocate(f"vector_{i}", CHUNK_BYTES // 4, "uint32") for i in range(self._passes)]
         self._vector_columns = CHUNK_BYTES // get_itemsize(tile.dtype)
+        self.stores_zeros = not residues.have_taps and not ops.ops  # of classes without taps, in place of their sums
 
     def store(
         self,
@@ -86,46 +88,68 @@ class ResidueEpilogue(TmaEpilogue):
         epilogue_tile = self._tile
         self.channels.wait(thread)
         buffer = self._pipeline.stage_address(thread.warpgroup * epilogue_tile.stages)
-        chunks = epilogue_tile.layout.row_bytes // CHUNK_BYTES
-        lane_row, chunk = thread.lane // chunks, thread.lane % chunks
-        rows = [
-            thread.warpgroup_thread // WARP_SIZE * WARP_ROWS + i * (WARP_SIZE // chunks) + lane_row
-            for i in range(self._passes)
-        ]
+        rows, chunk = self._list_rows(thread)
         addresses = [buffer + epilogue_tile.layout.swizzled_offset(row, chunk) for row in rows]
         for m_atom in range(epilogue_tile.m_atoms):
-            for i, row in enumerate(rows):
-                first_row = epilogue_tile.row(tile, warpgroup, m_atom)
-                pixel, exists = self._residues.locate_pixel(tile.residue, first_row + row)
-                store(self._pixels, i, T.Select(exists, pixel, -1))
+            self._locate_rows(tile, thread, warpgroup, m_atom)
             for n_idx in range(epilogue_tile.subtiles_n):
-                column = tile.n + n_idx * epilogue_tile.n + chunk * self._vector_columns
-                is_column = True if self._is_exact else column < self._columns
-                indices = [
-                    self._pixels[i] * self._row_columns + tile.group * self._columns + column
-                    for i in range(self._passes)
-                ]
-                are_inside = [logical_and(is_column, self._pixels[i] >= 0) for i in range(self._passes)]
-                vectors = list(zip(self._vectors, addresses, indices, are_inside, strict=True))
+                accesses = list(zip(self._vectors, addresses, self._list_vectors(tile, thread, n_idx), strict=True))
                 _sync_warp()
                 if self._residual is not None:
-                    for vector, _, index, is_inside in vectors:
+                    for vector, _, (index, is_inside) in accesses:
                         with if_(is_inside):
                             load_global(vector, self._residual_arrays[0], index, self._vector_columns)
-                    for vector, address, _, is_inside in vectors:
+                    for vector, address, (_, is_inside) in accesses:
                         with if_(is_inside):
                             store_shared(address, vector, CHUNK_BYTES)
                     _sync_warp()
                 self._copy_to_smem(accumulators, m_atom, n_idx, buffer, thread)
                 _sync_warp()
-                for vector, address, _, _ in vectors:
+                for vector, address, _ in accesses:
                     load_shared(vector, address, CHUNK_BYTES)
-                for vector, _, index, is_inside in vectors:
+                for vector, _, (index, is_inside) in accesses:
                     with if_(is_inside):
                         store_global(self._output, index, vector, self._vector_columns)
 
     def finish(self, thread: ThreadPosition) -> None:
         """Do nothing, as TMA reads no shared memory."""
+
+    def store_zeros(self, tile: WorkTile, thread: ThreadPosition, warpgroup: Expr) -> None:
+        """Store zeros to a warpgroup's part of a work tile, whose class has no taps; there are no operations."""
+        vector = self._vectors[0]
+        for e in range(CHUNK_BYTES // 4):
+            store(vector, e, T.uint32(0))
+        for m_atom in range(self._tile.m_atoms):
+            self._locate_rows(tile, thread, warpgroup, m_atom)
+            vectors = [self._list_vectors(tile, thread, n_idx) for n_idx in range(self._tile.subtiles_n)]
+            for row_vectors in zip(*vectors, strict=True):  # those of a pixel follow one another
+                for index, is_inside in row_vectors:
+                    with if_(is_inside):
+                        store_global(self._output, index, vector, self._vector_columns)
+
+    def _list_rows(self, thread: ThreadPosition) -> tuple[list[Expr], Expr]:
+        """Return the rows of a subtile of which a thread stores a vector, and the index of the vector in these rows."""
+        first_row = thread.warpgroup_thread // WARP_SIZE * WARP_ROWS + thread.lane // self._chunks
+        return [first_row + i * (WARP_SIZE // self._chunks) for i in range(self._passes)], thread.lane % self._chunks
+
+    def _locate_rows(self, tile: WorkTile, thread: ThreadPosition, warpgroup: Expr, m_atom: int) -> None:
+        """Compute the index of the first element that a thread stores of each of its rows, in registers."""
+        rows, chunk = self._list_rows(thread)
+        first_column = tile.group * self._columns + tile.n + chunk * self._vector_columns
+        for i, row in enumerate(rows):
+            first_row = self._tile.row(tile, warpgroup, m_atom)
+            pixel, exists = self._residues.locate_pixel(tile.residue, first_row + row)
+            store(self._indices, i, T.Select(exists, pixel * self._row_columns + first_column, -1))
+
+    def _list_vectors(self, tile: WorkTile, thread: ThreadPosition, n_idx: int) -> list[tuple[Expr, Expr]]:
+        """Return the index of a thread's vector in each of its rows of a subtile, and whether it is in the output."""
+        first_column = n_idx * self._tile.n
+        column = tile.n + first_column + thread.lane % self._chunks * self._vector_columns
+        is_column = True if self._is_exact else column < self._columns
+        return [
+            (self._indices[i] + first_column, logical_and(is_column, self._indices[i] >= 0))
+            for i in range(self._passes)
+        ]
 
 
 def _sync_warp() -> None:

@@ -217,11 +217,14 @@ class TileScheduler:
         if self.raster_order == "m":
             row, column = index % clusters_m, index // clusters_m % clusters_n
         product = index // (clusters_n * clusters_m)
+        residue, group = 0, product
+        if self.residues > 1:
+            residue, group = (product, 0) if self.groups == 1 else (product // self.groups, product % self.groups)
         return WorkTile(
             m=(row * cluster.m + cluster.rank_m) * self.tile_m,
             n=(column * cluster.n + cluster.rank_n) * self.tile_n,
-            group=product % self.groups if self.residues > 1 else product,
-            residue=product // self.groups if self.residues > 1 else 0,
+            group=group,
+            residue=residue,
         )
 
     def tile_of_round(self, cta_idx: Expr, tile_round: Expr) -> tuple[Expr, WorkTile]:

@@ -223,13 +223,12 @@ class ResidueImage:
 
     def locate(self, row: Expr, name: str) -> Position:
         """Return the element of dY at the lowest offset of a row, from the innermost axis, and its image."""
-        axes, registers = self.residues.axes, []
-        sizes = [axis.positions for axis in axes]
-        for i, axis in enumerate(axes):
-            position = row // math.prod(sizes[i + 1 :]) % sizes[i]
-            registers.append(Register(f"{name}_{i}", value=position + axis.lower_corner))
-        image = Register(f"{name}_image", value=row // math.prod(sizes))
-        return [*(register.value for register in reversed(registers)), image.value]
+        image, *positions = self.residues.split_row(row)
+        registers = [
+            Register(f"{name}_{i}", value=position + axis.lower_corner)
+            for i, (axis, position) in enumerate(zip(self.residues.axes, positions, strict=True))
+        ]
+        return [*(register.value for register in reversed(registers)), Register(f"{name}_image", value=image).value]
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy the elements under one tap; after the channel and the tap, `k` has the offset along each axis."""

@@ -24,12 +24,11 @@ def select_best(
 
     Boxes as wide as the widest swizzle are preferred to narrow ones, whose cost the estimate does not know.
     """
-    legal = HopperTileConfig.from_options(options, **fixed).select_meeting(rules)
-    has_wide_boxes = legal.block_n % WIDE_BOX == 0
-    if np.any(has_wide_boxes):
-        legal = legal.filter(has_wide_boxes)
-    if not np.size(legal.block_n):
-        return None, math.inf
-    estimates = estimate(legal)
-    index = int(np.argmin(estimates))
-    return legal.row(index), float(estimates[index])
+    wide = [block_n for block_n in options["block_n"] if block_n % WIDE_BOX == 0]
+    for widths in (wide, options["block_n"]):
+        legal = HopperTileConfig.from_options({**options, "block_n": widths}, **fixed).select_meeting(rules)
+        if np.size(legal.block_n):
+            estimates = estimate(legal)
+            index = int(np.argmin(estimates))
+            return legal.row(index), float(estimates[index])
+    return None, math.inf

@@ -84,7 +84,7 @@ def select_default(conv: Conv) -> HopperTileConfig:
     usage=compute_gradient_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
     search_if=is_gradient_promising,
-    supersedes=("implicit_gemm",),
+    supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )

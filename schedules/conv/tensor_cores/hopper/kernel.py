@@ -202,6 +202,7 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilo
     mainloop, cta, thread, order = plan.mainloop, state.cta, state.cta.thread, state.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
     first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
+    zeros_epilogue = epilogue if isinstance(epilogue, ResidueEpilogue) and epilogue.stores_zeros else None
 
     def multiply(k_range: KRange | ResidueKRange) -> None:
         mainloop.consume(accumulators, descriptors, k_range, state.pipeline, state.stage, thread, warpgroup, order)
@@ -213,10 +214,16 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilo
         if epilogue:
             epilogue.channels.prefetch(tile, thread)
         k_range = plan.k_range(cta.split, tile.residue)
+        if zeros_epilogue:
+            with if_(k_range.count == 0):  # before this warpgroup's turn, while the other one multiplies
+                zeros_epilogue.store_zeros(tile, thread, warpgroup)
         multiply(k_range)
         if order:
             state.stage.skip(plan.k_range(cta.split, tile.next_residue).count)
-        if epilogue:
+        if zeros_epilogue:
+            with if_(k_range.count > 0):
+                zeros_epilogue.store(accumulators, tile, state.epilogue_stage, thread, warpgroup)
+        elif epilogue:
             epilogue.store(mainloop.sums(accumulators, k_range), tile, state.epilogue_stage, thread, warpgroup)
     if last_wave := state.last_wave:
         turn = state.tiles.tiles_per_cta % order.num_warpgroups if order else None

@@ -22,7 +22,9 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None, k_tiles: Any = None) -> Any:
+def estimate_latency_us(
+    config: HopperTileConfig, w: Conv, *, waves: Any = None, k_tiles: Any = None, other_us: Any = 0.0
+) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
@@ -35,9 +37,11 @@ def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None, k_
         w: The convolution, as TMA views it.
         waves: Number of waves; by default that of the config. A fraction is the share of the last wave that counts.
         k_tiles: Mean number of k-tiles per tile of the slowest CTA; None if all tiles have the same number.
+        other_us: Time of this CTA's other work in microseconds.
     """
     gemm = ImplicitGemmShape.from_workload(w)
-    return bound_by_memory(_estimate_unbounded_us(config, w, gemm, waves, k_tiles), gemm, H200_FIT.hopper)
+    launch_us = _estimate_unbounded_us(config, w, gemm, waves, k_tiles) + other_us
+    return bound_by_memory(launch_us, gemm, H200_FIT.hopper)
 
 
 def _estimate_unbounded_us(

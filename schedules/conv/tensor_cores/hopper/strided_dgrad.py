@@ -3,7 +3,8 @@
 The taps that reach a pixel of dX depend on its position modulo stride, so pixels are divided into residue classes, and
 each class is a convolution of dY of stride 1 with the taps that it has. A work tile belongs to one class, and its
 reduction runs over the taps of this class alone. Nothing is multiplied by the zeros between the elements of dY. Tiles
-of classes without taps, as three of the four of a 1×1 filter of stride 2, store zeros or the epilogue of zeros.
+of classes without taps, as three of the four of a 1×1 filter of stride 2, store zeros or the epilogue of zeros. Zeros
+need no accumulators and no shared memory: warps store them as vectors.
 
 One tensor map serves all classes: TMA copies dY in im2col mode at stride 1, and where a class starts is a part of the
 offsets. Pixels of a class are not contiguous in dX, so warps store vectors of channels in place of TMA.
@@ -14,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import ceil_div
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
@@ -119,22 +121,63 @@ def is_promising(w: InputGradient) -> bool:
     return can_load_by_tma(w) and shape.channels_per_group * shape.itemsize >= WGMMA_K_BYTES and shape.n >= 16
 
 
+def _get_residues(product: Conv) -> ResidueClasses:
+    return cast("ResidueProduct", product).residues
+
+
 def make_product(w: InputGradient) -> Conv:
     """Return the products, as `hopper` reads them."""
     return cast("Conv", ResidueProduct.from_workload(w))
 
 
 def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
-    """Return the estimated latency in microseconds.
+    """Return the estimated latency in microseconds, which is that of the CTA whose tiles have most taps.
 
-    CTAs take tiles of all classes in turn, those with most taps first. The slowest CTA has the mean work, or that of
-    one tile of the first class if this is more.
+    CTAs take tiles of all classes in turn, those with most taps first. Tiles without taps are only stored.
     """
-    shape, residues = ImplicitGemmShape.from_workload(product), cast("ResidueProduct", product).residues
+    shape, residues, params = ImplicitGemmShape.from_workload(product), _get_residues(product), H200_FIT.hopper
     num_ctas = config.num_tiles(shape) * config.split_k
-    waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * config.ctas_per_sm(product)))
-    taps = np.maximum(residues.total_taps / residues.count, residues.max_taps / waves)
-    return estimate_latency_us(config, product, taps * config.k_tiles_per_tap(shape) / config.split_k)
+    num_ctas = np.minimum(num_ctas, config.max_active_ctas * config.ctas_per_sm(product)) // config.split_k
+    taps = tuple(residues.num_taps(residue) for residue in range(residues.count))
+    work = _find_longest_work(taps, config.num_tiles(shape) // residues.count, num_ctas)
+    store_us = params.tile_start_us + params.epilogue_us_per_accumulator * config.num_accumulators
+    return estimate_latency_us(
+        config,
+        product,
+        waves=work.tiles,
+        k_tiles=work.taps / work.tiles * config.k_tiles_per_tap(shape) / config.split_k,
+        other_us=work.empty_tiles * store_us / (1 + config.is_pingpong),
+    )
+
+
+class CtaWork(NamedTuple):
+    """The tiles of a CTA: those with taps, the taps of all of them, and those without taps."""
+
+    tiles: Any
+    taps: Any
+    empty_tiles: Any
+
+
+def _find_longest_work(taps: tuple[int, ...], tiles_per_class: Any, num_ctas: Any) -> CtaWork:
+    """Return the work of the CTA whose tiles have most taps, for each number of tiles and of CTAs."""
+    tiles_per_class, num_ctas = np.broadcast_arrays(tiles_per_class, num_ctas)
+    pairs, index = np.unique(np.stack([tiles_per_class.ravel(), num_ctas.ravel()]), axis=1, return_inverse=True)
+    work = np.reshape([_find_longest_work_once(taps, *pair) for pair in pairs.T.tolist()], (-1, 3))
+    return CtaWork(*(column[index].reshape(np.shape(num_ctas)) for column in work.T))
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_longest_work_once(taps: tuple[int, ...], tiles_per_class: int, num_ctas: int) -> CtaWork:
+    """Return the work of the CTA whose tiles have most taps; CTAs take them as `TileScheduler` distributes them."""
+    num_tiles = tiles_per_class * len(taps)
+    tile_taps = np.full(ceil_div(num_tiles, num_ctas) * num_ctas, -1)  # -1: there is no tile
+    tile_taps[:num_tiles] = np.repeat(taps, tiles_per_class)
+    rounds = tile_taps.reshape(-1, num_ctas)
+    if len(set(taps)) > 1:
+        rounds[1::2] = rounds[1::2, ::-1]
+    totals, tiles = np.sum(np.maximum(rounds, 0), axis=0), np.sum(rounds > 0, axis=0)
+    slowest = int(np.lexsort((tiles, totals))[-1])
+    return CtaWork(int(tiles[slowest]), int(totals[slowest]), int(np.sum(rounds[:, slowest] == 0)))
 
 
 def constraints(product: Conv) -> list[Rule]:
