@@ -61,7 +61,7 @@ def estimate_gains(w: Conv) -> list[float]:
     tiles = tiles.filter(tiles.cluster_size == 1)
     waves, num_ctas = tiles.num_tiles(gemm) / tiles.max_active_ctas, tiles.max_active_ctas
     tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / latency.WORKSPACE_BYTES_PER_US
-    free_us = latency.estimate_latency_us(tiles, w, waves)
+    free_us = latency.estimate_latency_us(tiles, w, waves=waves)
     stream_k_us = free_us + (waves % 1 > 0) * (num_ctas * tile_us + FLAGS_US)
     split_us = np.min(latency.estimate_latency_us(split, w), initial=best_us)
     return [max(1.0, float(best_us / np.min(each))) for each in (free_us, stream_k_us, split_us)]

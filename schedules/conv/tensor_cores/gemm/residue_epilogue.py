@@ -16,6 +16,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ....tir_builder import (
     Buffer,
     Expr,
+    Register,
     allocate,
     emit_ptx,
     if_,
@@ -93,10 +94,11 @@ class ResidueEpilogue(TmaEpilogue):
             for i in range(self._passes)
         ]
         addresses = [buffer + epilogue_tile.layout.swizzled_offset(row, chunk) for row in rows]
+        output_row = Register("output_row")
         for m_atom in range(epilogue_tile.m_atoms):
             for i, row in enumerate(rows):
-                first_row = epilogue_tile.row(tile, warpgroup, m_atom)
-                pixel, exists = self._residues.locate_pixel(tile.residue, first_row + row)
+                output_row.set(epilogue_tile.row(tile, warpgroup, m_atom) + row)
+                pixel, exists = self._residues.locate_pixel(tile.residue, output_row.value)
                 store(self._pixels, i, T.Select(exists, pixel, -1))
             for n_idx in range(epilogue_tile.subtiles_n):
                 column = tile.n + n_idx * epilogue_tile.n + chunk * self._vector_columns

@@ -11,6 +11,7 @@ The gradients of other strides are several such convolutions, which `strided_dgr
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from tvm.s_tir import Schedule
 
@@ -31,7 +32,7 @@ from . import strided_dgrad
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs
+from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
 from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
@@ -73,9 +74,18 @@ def select_default(conv: Conv) -> HopperTileConfig:
     """Return the config with the best estimate."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(conv)}
     rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
-    config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), halo_width=compute_halo_width(conv))
+    fixed = {"halo_width": compute_halo_width(conv), "prefers_wide_boxes": True}
+    config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), **fixed)
     assert config is not None, "the narrowest tiles are always legal"
     return config
+
+
+def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts; see `list_starting_configs`."""
+    conv = w.direct_convolution
+    if conv is None:
+        return strided_dgrad.list_strided_starting_configs(w)
+    return list_starting_configs(conv, select_default(conv), rules=[slices_are_whole(conv)])
 
 
 @schedule(
@@ -84,14 +94,15 @@ def select_default(conv: Conv) -> HopperTileConfig:
     usage=compute_gradient_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
     search_if=is_gradient_promising,
+    starting_configs=list_gradient_starting_configs,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY with transposed filters, one for each residue class of the stride."""
-    (dy, filters), result = w.OPERANDS, w.RESULT
-    roles = {dy: "X", filters: "K", result: "Y"}
+    dy, filters = w.OPERANDS
+    roles = {dy: "X", filters: "K", w.RESULT: "Y"}
     conv = w.direct_convolution
     if conv is None:
         config = strided_dgrad.declare_strided_knobs(w, k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
+from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
@@ -22,7 +22,7 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 
-def estimate_latency_us(config: HopperTileConfig, w: Conv, waves: Any = None, k_tiles: Any = None) -> Any:
+def estimate_latency_us(config: HopperTileConfig, w: Conv, *, waves: Any = None, k_tiles: Any = None) -> Any:
     """Return the estimated latency of a launch in microseconds, which selects defaults and prunes searches.
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
@@ -123,12 +123,9 @@ def min_latency_us(w: Conv) -> float:
 def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
-    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w), kernel_schedule=kernel_schedule)
-    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w)])
+    rules = [*isa_constraints(w), *resource_constraints(w)]
     if kernel_schedule == PINGPONG:
-        tiles = tiles.filter(tiles.computes_several_tiles(ImplicitGemmShape.from_workload(w)))
-    if not np.size(tiles.warpgroups):
-        return None, math.inf
-    latencies_us = estimate_latency_us(tiles, w)
-    index = int(np.argmin(latencies_us))
-    return tiles.row(index), float(latencies_us[index])
+        gemm = ImplicitGemmShape.from_workload(w)
+        rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(gemm)))
+    fixed = {"halo_width": compute_halo_width(w), "kernel_schedule": kernel_schedule}
+    return select_best(options, rules, lambda t: estimate_latency_us(t, w), **fixed)

@@ -34,7 +34,7 @@ from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .kernel import emit_kernel
-from .knobs import can_compute_several_tiles, compute_usage, declare_knobs
+from .knobs import can_compute_several_tiles, compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
 from .tile_config import (
     DATA_PARALLEL,
@@ -134,7 +134,7 @@ def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
     num_ctas = config.num_tiles(shape) * config.split_k
     waves = ceil_div(num_ctas, np.minimum(num_ctas, config.max_active_ctas * config.ctas_per_sm(product)))
     taps = np.maximum(residues.total_taps / residues.count, residues.max_taps / waves)
-    return estimate_latency_us(config, product, taps * config.k_tiles_per_tap(shape) / config.split_k)
+    return estimate_latency_us(config, product, k_tiles=taps * config.k_tiles_per_tap(shape) / config.split_k)
 
 
 def constraints(product: Conv) -> list[Rule]:
@@ -156,7 +156,7 @@ def select_default(product: Conv) -> HopperTileConfig:
     if can_compute_several_tiles(product):
         options |= {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES, "kernel_schedule": KERNEL_SCHEDULES}
     rules = [*isa_constraints(product), *resource_constraints(product), *constraints(product)]
-    config, _ = select_best(options, rules, lambda t: estimate_us(t, product))
+    config, _ = select_best(options, rules, lambda t: estimate_us(t, product), prefers_wide_boxes=True)
     assert config is not None, "the narrowest tiles are always legal"
     return config
 
@@ -177,6 +177,12 @@ def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
     config = declare_knobs(product, k, select_default(product), estimate_us)
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product))
     return config
+
+
+def list_strided_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts; see `list_starting_configs`."""
+    product = make_product(w)
+    return list_starting_configs(product, select_default(product), estimate_us, constraints(product))
 
 
 def emit_strided_dgrad(w: InputGradient, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
