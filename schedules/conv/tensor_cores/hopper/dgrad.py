@@ -25,12 +25,11 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from ....primitives import keep_allocated_sizes
 from ....tir_builder import build_schedule
 from ...gradient_operators import DGRAD, TRANSPOSE
-from ...tile_config import Rule
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
 from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
@@ -38,7 +37,6 @@ from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 def can_load_gradient_by_tma(w: InputGradient) -> bool:
@@ -62,20 +60,13 @@ def is_gradient_promising(w: InputGradient) -> bool:
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
-def slices_are_whole(conv: Conv) -> Rule:
-    """Return the constraint on the slices that the CTAs of a cluster load of the filters."""
-    itemsize = ImplicitGemmShape.from_workload(conv).itemsize
-    description = "the slices of shared filters are whole swizzle atoms"
-    return description, lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m
-
-
 @functools.lru_cache(maxsize=256)
 def select_default(conv: Conv) -> HopperTileConfig:
     """Return the config with the best estimate."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(conv)}
-    rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
-    fixed = {"halo_width": compute_halo_width(conv), "prefers_wide_boxes": True}
-    config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), **fixed)
+    rules = [*isa_constraints(conv), *resource_constraints(conv), require_whole_slices(conv.storage)]
+    estimate, halo_width = functools.partial(estimate_latency_us, w=conv), compute_halo_width(conv)
+    config, _ = select_best(options, rules, estimate, prefers_wide_boxes=True, halo_width=halo_width)
     assert config is not None, "the narrowest tiles are always legal"
     return config
 
@@ -85,7 +76,7 @@ def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     conv = w.direct_convolution
     if conv is None:
         return strided_dgrad.list_strided_starting_configs(w)
-    return list_starting_configs(conv, select_default(conv), rules=[slices_are_whole(conv)])
+    return list_starting_configs(conv, select_default(conv), rules=[require_whole_slices(conv.storage)])
 
 
 @schedule(
@@ -109,7 +100,7 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         emit = functools.partial(strided_dgrad.emit_strided_dgrad, w, config)
     else:
         config = declare_knobs(conv, k, select_default(conv))
-        description, predicate = slices_are_whole(conv)
+        description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
     s = build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))

@@ -127,5 +127,6 @@ def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None
     if kernel_schedule == PINGPONG:
         gemm = ImplicitGemmShape.from_workload(w)
         rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(gemm)))
-    fixed = {"halo_width": compute_halo_width(w), "kernel_schedule": kernel_schedule}
-    return select_best(options, rules, lambda t: estimate_latency_us(t, w), **fixed)
+    halo_width = compute_halo_width(w)
+    estimate = functools.partial(estimate_latency_us, w=w)
+    return select_best(options, rules, estimate, halo_width=halo_width, kernel_schedule=kernel_schedule)

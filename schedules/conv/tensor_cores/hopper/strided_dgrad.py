@@ -32,7 +32,7 @@ from ..gemm.problem import make_strided_dgrad
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
 from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
 from .knobs import can_compute_several_tiles, compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
@@ -44,8 +44,6 @@ from .tile_config import (
     HopperTileConfig,
 )
 from .tma_requirements import WGMMA_K_BYTES
-
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +137,8 @@ def estimate_us(config: HopperTileConfig, product: Conv) -> Any:
 
 def constraints(product: Conv) -> list[Rule]:
     """Return the constraints on tile configs besides those of `hopper`."""
-    itemsize = ImplicitGemmShape.from_workload(product).itemsize
     return [
-        (
-            "the slices of shared filters are whole swizzle atoms",
-            lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m,
-        ),
+        require_whole_slices(cast("ResidueProduct", product).forward.storage),
         ("CTAs do not divide tiles of the last wave, whose classes differ", lambda t: t.decomposition == DATA_PARALLEL),
     ]
 
