@@ -89,6 +89,30 @@ def test_defaults_and_random_configs_are_right(text, num_configs):
         check(text, space.config_from_point(point))
 
 
+@pytest.mark.parametrize(
+    ("text", "num_tiles"),
+    [
+        ("conv2d_dgrad:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc", 5),
+        ("conv2d_dgrad:32x128x56x56,128x128x3x3,s2,p1,f16,nhwc", 5),
+        ("conv2d_dgrad:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc", 4),
+        ("conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,f16,nhwc", 4),
+    ],
+)
+def test_searches_start_with_the_best_estimates(text, num_tiles):
+    w = tc.parse(text)
+    space, configs = space_of(w, "hopper"), find_schedule(w, "hopper").list_starting_configs(w)
+    estimates = space.compute_usage(np.stack([space.project(config) for config in [{}, *configs]])).estimate
+    assert len(configs) >= num_tiles
+    assert space.is_legal(space.project(configs[0])[None]).all()
+    assert max(estimates[1:3]) <= 1.3 * estimates[0]
+
+
+def test_defaults_of_many_tiles_do_not_split_the_reduction():
+    """Their estimate is that of the K tiles of all residue classes."""
+    default = space_of(tc.parse("conv2d_dgrad:32x128x56x56,128x128x3x3,s2,p1,f16,nhwc"), "hopper").default
+    assert (default["split_k"], default["block_n"]) == (1, 128)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(
     "text",

@@ -19,25 +19,12 @@ from dataclasses import dataclass
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
 
-from ....tir_builder import (
-    Buffer,
-    Expr,
-    allocate,
-    emit_ptx,
-    fill_zeros,
-    if_,
-    load_global,
-    logical_and,
-    store,
-    store_global,
-    thread_axis,
-    unpack,
-    unrolled_loop,
-)
+from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, is_below, logical_and, store
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .atoms import ThreadPosition, WgmmaAtom
-from .epilogue_ops import EpilogueOps, apply_to_vector
+from .epilogue_ops import EpilogueOps
 from .tile_scheduler import KRange, TileScheduler, WorkTile
+from .workspace_reduction import OutputVector, WorkspaceReduction
 
 REDUCTION_THREADS = 128  # threads per CTA of the second kernel
 
@@ -133,29 +120,20 @@ class SplitLastWave:
         tile_m, tile_n = self.tiles.tile_m, self.tiles.tile_n
         vector = math.gcd(math.gcd(shape.n, tile_n), VECTOR_BYTES // shape.itemsize)
         vectors_per_tile = tile_m * tile_n // vector
-        num_vectors = self.num_tiles * vectors_per_tile
-        totals, words = allocate("total", 8, "float32"), allocate("words", 8, "uint32")
-        grid = thread_axis(ceil_div(num_vectors, REDUCTION_THREADS), "blockIdx.x")
-        with grid as cta, thread_axis(REDUCTION_THREADS, "threadIdx.x") as thread:
-            emit_ptx("griddepcontrol.wait")
-            emit_ptx("griddepcontrol.launch_dependents")
-            index = cta * REDUCTION_THREADS + thread
-            number, element = index // vectors_per_tile, index % vectors_per_tile * vector
+
+        def locate(item: Expr) -> OutputVector:
+            number, element = item // vectors_per_tile, item % vectors_per_tile * vector
             tile = self.tiles.tile_at(self.first_tile + number)
             m, channel = tile.m + element // tile_n, tile.n + element % tile_n
-            is_inside = logical_and(
-                True if num_vectors % REDUCTION_THREADS == 0 else index < num_vectors,
-                True if shape.m % tile_m == 0 else m < shape.m,
-                True if shape.n % tile_n == 0 else channel < shape.n,
+            is_inside = logical_and(is_below(m, shape.m, tile_m), is_below(channel, shape.n, tile_n))
+            channel = tile.group * shape.n + channel
+            return OutputVector(
+                channel,
+                m * (shape.groups * shape.n) + channel,
+                lambda part: (number * self.parts + part) * (tile_m * tile_n) + element,
+                is_inside,
             )
-            with if_(is_inside):
-                fill_zeros(totals, vector)
-                with unrolled_loop(self.parts, "part") as part:
-                    offset = (number * self.parts + part) * (tile_m * tile_n) + element
-                    load_global(words, self.workspace, offset, vector, is_constant=False)
-                    for e, value in enumerate(unpack(words, vector, "float32")):
-                        store(totals, e, totals[e] + value)
-                channel = tile.group * shape.n + channel
-                output_index = m * (shape.groups * shape.n) + channel
-                apply_to_vector(ops, arguments, channel, output_index, vector, totals, words)
-                store_global(arguments["Y"], output_index, words, vector)
+
+        num_vectors = self.num_tiles * vectors_per_tile
+        reduction = WorkspaceReduction(num_vectors, vector, self.parts, locate, REDUCTION_THREADS, uses_pdl=True)
+        reduction.emit(self.workspace, ops, arguments, "Y")

@@ -9,6 +9,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
@@ -26,6 +27,7 @@ SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, ove
 RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 def isa_constraints(w: Conv) -> list[Rule]:
@@ -81,6 +83,18 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: t.k_tiles_per_cta(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),
         ),
     ]
+
+
+def require_whole_slices(storage: str, *, a_is_mn_major: bool = False) -> Rule:
+    """Return the constraint on the channels that the CTAs of a cluster load of an MN-major operand B, or of both."""
+    itemsize = get_itemsize(storage)
+    return (
+        "the slices of shared MN-major operands are whole swizzle atoms",
+        lambda t: (
+            t.block_k(itemsize)
+            >= SWIZZLE_ROWS * (np.maximum(t.cluster_m, t.cluster_n) if a_is_mn_major else t.cluster_m)
+        ),
+    )
 
 
 def resource_constraints(w: Conv) -> list[Rule]:

@@ -11,6 +11,7 @@ The gradients of other strides are several such convolutions, which `strided_dgr
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from tvm.s_tir import Schedule
 
@@ -24,20 +25,18 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from ....primitives import keep_allocated_sizes
 from ....tir_builder import build_schedule
 from ...gradient_operators import DGRAD, TRANSPOSE
-from ...tile_config import Rule
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
 from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs
+from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
 from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 def can_load_gradient_by_tma(w: InputGradient) -> bool:
@@ -61,21 +60,23 @@ def is_gradient_promising(w: InputGradient) -> bool:
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
-def slices_are_whole(conv: Conv) -> Rule:
-    """Return the constraint on the slices that the CTAs of a cluster load of the filters."""
-    itemsize = ImplicitGemmShape.from_workload(conv).itemsize
-    description = "the slices of shared filters are whole swizzle atoms"
-    return description, lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m
-
-
 @functools.lru_cache(maxsize=256)
 def select_default(conv: Conv) -> HopperTileConfig:
     """Return the config with the best estimate."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(conv)}
-    rules = [*isa_constraints(conv), *resource_constraints(conv), slices_are_whole(conv)]
-    config, _ = select_best(options, rules, lambda t: estimate_latency_us(t, conv), halo_width=compute_halo_width(conv))
+    rules = [*isa_constraints(conv), *resource_constraints(conv), require_whole_slices(conv.storage)]
+    estimate, halo_width = functools.partial(estimate_latency_us, w=conv), compute_halo_width(conv)
+    config, _ = select_best(options, rules, estimate, prefers_wide_boxes=True, halo_width=halo_width)
     assert config is not None, "the narrowest tiles are always legal"
     return config
+
+
+def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts; see `list_starting_configs`."""
+    conv = w.direct_convolution
+    if conv is None:
+        return strided_dgrad.list_strided_starting_configs(w)
+    return list_starting_configs(conv, select_default(conv), rules=[require_whole_slices(conv.storage)])
 
 
 @schedule(
@@ -84,21 +85,22 @@ def select_default(conv: Conv) -> HopperTileConfig:
     usage=compute_gradient_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
     search_if=is_gradient_promising,
+    starting_configs=list_gradient_starting_configs,
     supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY with transposed filters, one for each residue class of the stride."""
-    (dy, filters), result = w.OPERANDS, w.RESULT
-    roles = {dy: "X", filters: "K", result: "Y"}
+    dy, filters = w.OPERANDS
+    roles = {dy: "X", filters: "K", w.RESULT: "Y"}
     conv = w.direct_convolution
     if conv is None:
         config = strided_dgrad.declare_strided_knobs(w, k)
         emit = functools.partial(strided_dgrad.emit_strided_dgrad, w, config)
     else:
         config = declare_knobs(conv, k, select_default(conv))
-        description, predicate = slices_are_whole(conv)
+        description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
     s = build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))

@@ -71,9 +71,9 @@ def emit_kernel(
         plan.roles.emit_producers(cta.thread, loaders)
 
         if plan.reduction:
-            tile = state.tiles.tile_at(cta.index)
-            sums = plan.mainloop.sums(accumulators, plan.k_range(cta.split, tile.residue))
-            plan.reduction.reduce_and_store(sums, tile, cta.split, cta.thread, state.smem, plan.ops, arguments)
+            with state.tiles.work_tiles(cta.index) as tile:  # each CTA has one
+                sums = plan.mainloop.sums(accumulators, plan.k_range(cta.split, tile.residue))
+                plan.reduction.reduce_and_store(sums, tile, cta.split, cta.thread, state.smem, plan.ops, arguments)
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             emit_call(T.cuda.cluster_sync())
     if last_wave:

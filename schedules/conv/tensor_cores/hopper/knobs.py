@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
+from .candidates import list_best
 from .constraints import count_equal_registers, isa_constraints, resource_constraints
 from .latency import estimate_latency_us, min_latency_us, select_default_config, select_kernel_schedule
 from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
-    DATA_PARALLEL,
     DECOMPOSITIONS,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
@@ -40,6 +40,7 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 # Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
 # that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
 STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
+STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
@@ -117,44 +118,54 @@ def can_compute_several_tiles(w: Conv) -> bool:
     return gemm.m * gemm.n * gemm.num_products > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
 
 
-def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
+def list_starting_configs(
+    w: Conv,
+    default: HopperTileConfig | None = None,
+    estimate: Estimate = estimate_latency_us,
+    rules: Sequence[Rule] = (),
+) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
-    The last one divides the last wave, if an estimate is lower with it. There are none where the kernel schedule is no
-    knob.
+    The last one divides the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
+    the best estimates of several tiles for a gradient, and none for a convolution, for which the cost model has some.
+
+    Args:
+        w: The convolution, as TMA views it, or the product of a gradient.
+        default: Config with the best estimate of a gradient, whose operand B is MN-major; None for a convolution.
+        estimate: Function that returns the latencies of configs in microseconds.
+        rules: Rules of a gradient besides those of a convolution.
     """
+    rules = [*isa_constraints(w), *resource_constraints(w), *rules]
+    rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
+
+    def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
+        fixed["halo_width"] = compute_halo_width(w)
+        is_gradient = default is not None
+        return list_best(options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=is_gradient, **fixed)
+
     if not can_compute_several_tiles(w):
-        return []
+        ranked = list_tiles(STARTING_TILES) if default else []
+        return [_knob_values(config) for config, _ in ranked]
+    options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
     best_tiles = {
-        name: iter(_list_best_tiles(w, name, DATA_PARALLEL, STARTING_KERNEL_SCHEDULES.count(name)))
-        for name in KERNEL_SCHEDULES
+        name: iter(list_tiles(STARTING_KERNEL_SCHEDULES.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES
     }
-    configs = [next(best_tiles[name], None) for name in STARTING_KERNEL_SCHEDULES]
-    ranked = [config for config in configs if config]
-    split = [each for name in (PINGPONG, COOPERATIVE) for each in _list_best_tiles(w, name, SPLIT_LAST_WAVE, 1)]
-    best_split = min(split, key=lambda config: float(estimate_latency_us(config, w)), default=None)
-    if best_split and all(estimate_latency_us(best_split, w) < estimate_latency_us(config, w) for config in ranked):
+    ranked = [entry for name in STARTING_KERNEL_SCHEDULES if (entry := next(best_tiles[name], None))]
+    split = [
+        entry
+        for name in (PINGPONG, COOPERATIVE)
+        for entry in list_tiles(1, kernel_schedule=name, decomposition=SPLIT_LAST_WAVE)
+    ]
+    best_split = min(split, key=lambda entry: entry[1], default=None)
+    if best_split and all(best_split[1] < latency_us for _, latency_us in ranked):
         ranked.append(best_split)
+    return [_knob_values(config) for config, _ in ranked]
+
+
+def _knob_values(config: HopperTileConfig) -> dict[str, Any]:
     names = (*KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
-    return [{name: getattr(config, name) for name in names} for config in ranked]
-
-
-def _list_best_tiles(w: Conv, kernel_schedule: str, decomposition: str, max_tiles: int) -> list[HopperTileConfig]:
-    """Return the configs of a kernel schedule with the best estimates, one for each size of the tile."""
-    options = KNOB_OPTIONS | {
-        "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
-        "taps_per_copy": list_taps_per_copy(w),
-    }
-    fixed = {"halo_width": compute_halo_width(w), "kernel_schedule": kernel_schedule, "decomposition": decomposition}
-    tiles = HopperTileConfig.from_options(options, **fixed)
-    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *pruning_constraints(w)])
-    best: dict[tuple[int, int], HopperTileConfig] = {}
-    for index in np.argsort(estimate_latency_us(tiles, w), kind="stable"):
-        if len(best) == max_tiles:
-            break
-        config = tiles.row(int(index))
-        best.setdefault((config.block_m, config.block_n), config)
-    return list(best.values())
+    return {name: getattr(config, name) for name in names}
 
 
 def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_us: float | None = None) -> list[Rule]:

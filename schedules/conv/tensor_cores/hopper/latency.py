@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
+from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
@@ -127,12 +127,10 @@ def min_latency_us(w: Conv) -> float:
 def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
-    tiles = HopperTileConfig.from_options(options, halo_width=compute_halo_width(w), kernel_schedule=kernel_schedule)
-    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w)])
+    rules = [*isa_constraints(w), *resource_constraints(w)]
     if kernel_schedule == PINGPONG:
-        tiles = tiles.filter(tiles.computes_several_tiles(ImplicitGemmShape.from_workload(w)))
-    if not np.size(tiles.warpgroups):
-        return None, math.inf
-    latencies_us = estimate_latency_us(tiles, w)
-    index = int(np.argmin(latencies_us))
-    return tiles.row(index), float(latencies_us[index])
+        gemm = ImplicitGemmShape.from_workload(w)
+        rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(gemm)))
+    halo_width = compute_halo_width(w)
+    estimate = functools.partial(estimate_latency_us, w=w)
+    return select_best(options, rules, estimate, halo_width=halo_width, kernel_schedule=kernel_schedule)

@@ -34,9 +34,9 @@ from ..gemm.problem import make_strided_dgrad
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
 from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
-from .knobs import can_compute_several_tiles, compute_usage, declare_knobs
+from .knobs import can_compute_several_tiles, compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
 from .tile_config import (
     DATA_PARALLEL,
@@ -46,8 +46,6 @@ from .tile_config import (
     HopperTileConfig,
 )
 from .tma_requirements import WGMMA_K_BYTES
-
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,12 +180,8 @@ def _find_longest_work_once(taps: tuple[int, ...], tiles_per_class: int, num_cta
 
 def constraints(product: Conv) -> list[Rule]:
     """Return the constraints on tile configs besides those of `hopper`."""
-    itemsize = ImplicitGemmShape.from_workload(product).itemsize
     return [
-        (
-            "the slices of shared filters are whole swizzle atoms",
-            lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * t.cluster_m,
-        ),
+        require_whole_slices(cast("ResidueProduct", product).forward.storage),
         ("CTAs do not divide tiles of the last wave, whose classes differ", lambda t: t.decomposition == DATA_PARALLEL),
     ]
 
@@ -199,7 +193,7 @@ def select_default(product: Conv) -> HopperTileConfig:
     if can_compute_several_tiles(product):
         options |= {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES, "kernel_schedule": KERNEL_SCHEDULES}
     rules = [*isa_constraints(product), *resource_constraints(product), *constraints(product)]
-    config, _ = select_best(options, rules, lambda t: estimate_us(t, product))
+    config, _ = select_best(options, rules, lambda t: estimate_us(t, product), prefers_wide_boxes=True)
     assert config is not None, "the narrowest tiles are always legal"
     return config
 
@@ -220,6 +214,12 @@ def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
     config = declare_knobs(product, k, select_default(product), estimate_us)
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product))
     return config
+
+
+def list_strided_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts; see `list_starting_configs`."""
+    product = make_product(w)
+    return list_starting_configs(product, select_default(product), estimate_us, constraints(product))
 
 
 def emit_strided_dgrad(w: InputGradient, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:

@@ -31,7 +31,7 @@ from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
 from .tma_requirements import can_load_by_tma
-from .wgrad_product import choose_columns_per_tap, declare_knobs, make_family
+from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
 REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels per thread, of the sum of parts
@@ -55,6 +55,7 @@ def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     usage=compute_wgrad_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, can_load_wgrad_by_tma),
     search_if=can_load_wgrad_by_tma,
+    starting_configs=lambda w: [config for config, _ in list_best_configs(w)[1:]],
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
     exact_arch=90,

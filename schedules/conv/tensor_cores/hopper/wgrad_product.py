@@ -17,13 +17,12 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
-from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
-from .knobs import MAX_LATENCY_RATIO
+from .candidates import list_best
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
+from .knobs import MAX_LATENCY_RATIO, STARTING_TILES
 from .product_family import ProductFamily
 from .tile_config import KNOB_OPTIONS, STAGES_CHOICES, HopperTileConfig
 
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 PART_PIXELS = 128  # parts are whole K tiles of any size
 PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
 COLUMN_UNITS = (64, 32, 16)  # channels per box
@@ -96,15 +95,11 @@ def make_family(w: WeightGradient) -> ProductFamily:
 def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
     """Return the constraints on tile configs for a number of parts."""
     product = make_family(w).products[num_parts]
-    itemsize, columns = ImplicitGemmShape.from_workload(product).itemsize, choose_columns_per_tap(w.forward)
-    box = math.gcd(columns, COLUMN_UNITS[0])
+    box = math.gcd(choose_columns_per_tap(w.forward), COLUMN_UNITS[0])
     return [
         *isa_constraints(product),
         *resource_constraints(product),
-        (
-            "the slices of a shared operand are whole swizzle atoms",
-            lambda t: t.block_k(itemsize) >= SWIZZLE_ROWS * np.maximum(t.cluster_m, t.cluster_n),
-        ),
+        require_whole_slices(product.storage, a_is_mn_major=True),
         ("boxes are at least a narrow swizzle wide", lambda t: np.gcd(t.block_n, box) >= COLUMN_UNITS[-1]),
     ]
 
@@ -128,18 +123,30 @@ def pruning_constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
 
 
 @functools.lru_cache(maxsize=64)
-def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
-    """Return the knob values with the best estimate, and that estimate in microseconds."""
-    family, best = make_family(w), (dict[str, int](), math.inf)
+def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
+    """Return the knob values with the best estimates of several tiles, and these estimates, the best first.
+
+    Each tile has the number of parts that suits it.
+    """
+    family, best = make_family(w), dict[tuple[int, int], tuple[dict[str, int], float]]()
     for parts in family.products:
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
             return family.estimate_us(config, parts)
 
-        config, latency_us = select_best(TILE_OPTIONS, constraints(w, parts), estimate, **UNSPLIT)
-        if config and latency_us < best[1]:
-            best = {**{name: getattr(config, name) for name in TILE_OPTIONS}, "parts": parts}, latency_us
-    return best
+        rules = constraints(w, parts)
+        for config, latency_us in list_best(
+            TILE_OPTIONS, rules, estimate, STARTING_TILES + 1, prefers_wide_boxes=True, **UNSPLIT
+        ):
+            tile = config.block_m, config.block_n
+            if tile not in best or latency_us < best[tile][1]:
+                best[tile] = {**{name: getattr(config, name) for name in TILE_OPTIONS}, "parts": parts}, latency_us
+    return sorted(best.values(), key=lambda entry: entry[1])[: STARTING_TILES + 1]
+
+
+def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
+    """Return the knob values with the best estimate, and that estimate in microseconds."""
+    return list_best_configs(w)[0]
 
 
 def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
