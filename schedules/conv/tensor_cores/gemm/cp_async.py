@@ -53,6 +53,22 @@ def cp_async(
     emit_ptx(mnemonic, destination, source.access_ptr("r", offset=index), nbytes, *source_bytes)
 
 
+def copy_elements(
+    destination: Expr, source: Buffer, index: Expr, nbytes: int, is_inside: Expr, register: Buffer
+) -> None:
+    """Copy 2, 4, 8 or 16 bytes of contiguous elements to shared memory, or zeros if not `is_inside`.
+
+    cp.async copies at least 4 bytes; an element of 16 bits passes through `register`, an array of uint32.
+    """
+    if nbytes >= MIN_COPY_BYTES:
+        cp_async(destination, source, index, nbytes, is_inside)
+        return
+    store(register, 0, T.uint32(0))
+    with if_(is_inside):
+        load_global(register, source, index, 1)
+    emit_ptx("st.shared.b16", destination, T.Cast("uint16", register[0]))
+
+
 @dataclass(frozen=True)
 class CopyThreads:
     """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row.
@@ -141,15 +157,9 @@ class _GatherLoader:
 
     def _copy_piece(self, destination: Expr, element: int, index: Expr, is_inside: Expr) -> None:
         """Copy contiguous elements to shared memory, or zeros if not `is_inside`."""
-        nbytes = self._contiguous * self._itemsize
         destination = destination + to_uint32(element * self._itemsize)
-        if nbytes >= MIN_COPY_BYTES:
-            cp_async(destination, self._source, index, nbytes, is_inside)
-            return
-        store(self._half, 0, T.uint32(0))
-        with if_(is_inside):
-            load_global(self._half, self._source, index, 1)
-        emit_ptx("st.shared.b16", destination, T.Cast("uint16", self._half[0]))
+        nbytes = self._contiguous * self._itemsize
+        copy_elements(destination, self._source, index, nbytes, is_inside, self._half)
 
 
 class ImageGather(_GatherLoader):

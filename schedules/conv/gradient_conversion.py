@@ -1,0 +1,47 @@
+"""Channels-first gradients by channels-last kernels: arrays are transposed by launches of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm.s_tir import Schedule
+
+from tvmconv.workloads.conv_gradient import DerivedConv
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+from ..primitives import disable_buffer_reuse
+from ..tir_builder import Buffer, allocate, build_schedule
+from .layout_conversion import emit_transpose
+
+
+def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[str, Buffer]], None]) -> Schedule:
+    """Return the schedule of kernels that compute a gradient channels last, with conversions if it is channels first.
+
+    Each array (first, second, space) becomes (first, space, second), and the result is transposed back. Arrays with
+    one second axis or one position in space are the same in both layouts.
+
+    Args:
+        w: The gradient or transposed convolution.
+        emit_kernels: Function that emits the kernels; it receives buffers by name, all of them channels last.
+    """
+    if w.layout == CHANNELS_LAST:
+        return build_schedule(w, emit_kernels)
+    shapes = dict(zip(w.argument_names, w.argument_shapes, strict=True))
+
+    def emit(arguments: dict[str, Buffer]) -> None:
+        converted, result = dict(arguments), list(arguments)[-1]
+        for name, shape in shapes.items():
+            if len(shape) < 3 or min(shape[1], math.prod(shape[2:])) == 1:
+                continue
+            converted[name] = allocate(f"{name}_last", math.prod(shape), str(arguments[name].dtype), "global")
+            if name != result:
+                emit_transpose(arguments[name], converted[name], shape[0], shape[1], math.prod(shape[2:]))
+        emit_kernels(converted)
+        if converted[result] is not arguments[result]:
+            images, channels, *space = shapes[result]
+            emit_transpose(converted[result], arguments[result], images, math.prod(space), channels)
+
+    schedule = build_schedule(w, emit)
+    disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
+    return schedule
