@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from tvm.s_tir import Schedule
 
-from tvmconv.workloads.conv_gradient import DerivedConv
+from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-from ..primitives import disable_buffer_reuse
+from ..primitives import disable_buffer_reuse, mark_constant_args
 from ..tir_builder import Buffer, allocate, build_schedule
 from .layout_conversion import emit_transpose
 
@@ -25,13 +25,11 @@ def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[st
         w: The gradient or transposed convolution.
         emit_kernels: Function that emits the kernels; it receives buffers by name, all of them channels last.
     """
-    if w.layout == CHANNELS_LAST:
-        return build_schedule(w, emit_kernels)
     shapes = dict(zip(w.argument_names, w.argument_shapes, strict=True))
 
     def emit(arguments: dict[str, Buffer]) -> None:
         converted, result = dict(arguments), list(arguments)[-1]
-        for name, shape in shapes.items():
+        for name, shape in shapes.items() if w.layout != CHANNELS_LAST else ():
             if len(shape) < 3 or min(shape[1], math.prod(shape[2:])) == 1:
                 continue
             converted[name] = allocate(f"{name}_last", math.prod(shape), str(arguments[name].dtype), "global")
@@ -43,5 +41,7 @@ def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[st
             emit_transpose(converted[result], arguments[result], images, math.prod(space), channels)
 
     schedule = build_schedule(w, emit)
+    if isinstance(w, TransposedConv):
+        mark_constant_args(schedule, "K")  # kernels that transpose the weight run once
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
     return schedule

@@ -3,7 +3,8 @@
 The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
 output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
 the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
-as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`. wgmma does not transpose TF32
+operands, so a launch of its own transposes the weight for them.
 
 The gradients of other strides are several such convolutions, which `strided_dgrad` computes in one launch.
 """
@@ -19,14 +20,16 @@ from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.conv_gradient import InputGradient, TransposedConv
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ....primitives import keep_allocated_sizes
-from ....tir_builder import build_schedule
+from ....primitives import disable_buffer_reuse, keep_allocated_sizes, mark_constant_args
+from ....tir_builder import Buffer, build_schedule
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ...tile_config import Rule
+from ..filter_transposition import emit_transposed_filters
 from ..gemm.problem import make_dgrad
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
 from .candidates import select_best
 from .constraints import isa_constraints, resource_constraints
@@ -36,7 +39,7 @@ from .latency import estimate_latency_us
 from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
-DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
+DTYPES = ("float16", "bfloat16", "tf32")
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
@@ -101,7 +104,17 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         description, predicate = slices_are_whole(conv)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
-    s = build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))
+
+    def emit_launches(arguments: dict[str, Buffer]) -> None:
+        arguments = {roles.get(name, name): each for name, each in arguments.items()}
+        if get_itemsize(w.storage) == ACCUMULATOR_BYTES:
+            arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
+        emit(arguments)
+
+    built = build_schedule(w, emit_launches)
+    if isinstance(w, TransposedConv):
+        mark_constant_args(built, "K")
+    disable_buffer_reuse(built)  # TVM does not see what TMA reads of the transposed weight
     if conv is None:
-        keep_allocated_sizes(s)
-    return s
+        keep_allocated_sizes(built)
+    return built
