@@ -18,6 +18,7 @@ DESCRIPTIONS = {
     "block_m": "GEMM M tile of a CTA: output pixels.",
     "block_n": "GEMM N tile of a CTA: output channels.",
     "block_p": "Output rows per tile of a CTA.",
+    "block_q": "Output columns per tile of a CTA.",
     "channels_per_exchange": "Channels per thread whose products are in shared memory at a time, before the output "
     "transform.",
     "cluster_m": "CTAs of a cluster along the pixels: they share the weights, and each multicasts a slice of them.",

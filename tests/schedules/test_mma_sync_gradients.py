@@ -15,7 +15,7 @@ WGRADS = [
 ]
 
 DGRADS = [
-    ("conv2d_dgrad:2x24x9x8,40x24x3x2,s1,p1,f16,nhwc,add", {"split_k": 2}),
+    ("conv2d_dgrad:2x24x9x8,40x24x3x2,s1,p1,f16,nhwc,add", {"split_k": 2, "block_k": 32}),
     ("conv2d_dgrad:2x20x9x8,36x10x3x3,s1,p1,g2,tf32,drelu", {"block_k": 32, "warps_k": 2}),
     ("conv2d_transpose:2x18x9x8,18x14x3x3,s1,p1,d2,bf16,bias,relu", {"block_n": 32, "warps_n": 2}),
 ]

@@ -10,7 +10,7 @@ Sources: PTX ISA, "mma.sync.m16n8k8 with .tf32", "ldmatrix"; CUTLASS,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -20,7 +20,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer, Expr, allocate, emit_ptx, logical_and, store, to_uint32, unrolled_loop
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .atoms import ldmatrix_x4
+from .atoms import MmaSyncAtom, ldmatrix_x4
 from .cp_async import CopyThreads, copy_elements
 from .mma_sync_mainloop import MmaSyncMainloop
 from .smem_layout import CHUNK_BYTES, MAX_SWIZZLE_BYTES, SmemLayout
@@ -168,49 +168,79 @@ class MnMajorMainloop(MmaSyncMainloop):
 
     def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         """Load this warp's operands of one step along K into one of two register sets."""
-        atom_k = self.tiling.atom.k_bytes // self.tiling.atom.itemsize
-        first_k = (self.tiling.warp_k * self.tiling.mmas_k + mma_k) * atom_k
-        address = self._stage(stage)
-        if self.tiling.atom.itemsize == WORD_BYTES:
-            self._load_words(address, first_k, fragment_set)
-        else:
-            self._load_transposed(address, first_k, fragment_set)
-
-    def _load_words(self, stage: Expr, first_k: Expr, fragment_set: int) -> None:
-        """Load fragments of 32-bit elements: element (lane / 4, lane mod 4) of each 8 × 4 matrix."""
-        tiling, lane = self.tiling, self.tiling.thread.lane
-
-        def load(register: Expr, layout: SmemLayout, operand: Expr, first_column: Expr, half_k: int) -> None:
-            # Rows that are four apart have the same mask, and first_k is a multiple of eight.
-            chunk = first_column * WORD_BYTES // CHUNK_BYTES + lane // 16
-            offset = to_uint32((chunk ^ layout.swizzle_mask(lane % 4)) * CHUNK_BYTES + lane // 4 % 4 * WORD_BYTES)
-            row = first_k + half_k * 4 + lane % 4
-            emit_ptx("ld.shared.b32", register, operand + offset + to_uint32(row * layout.row_bytes))
-
-        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
-            for e, register in enumerate(self._a_fragment(fragment_set, mma_m)):
-                column = tiling.first_row + mma_m * tiling.atom.m + e % 2 * 8
-                load(register, self.a_layout, stage, column, e // 2)
-        b_operand = stage + to_uint32(self.a_layout.nbytes)
-        with unrolled_loop(tiling.mmas_n, "j") as mma_n:
-            for e, register in enumerate(self._b_fragment(fragment_set, mma_n)):
-                load(register, self.b_layout, b_operand, tiling.first_column + mma_n * tiling.atom.n, e)
-
-    def _load_transposed(self, stage: Expr, first_k: Expr, fragment_set: int) -> None:
-        """Load fragments of 16-bit elements: `ldmatrix` transposes four matrices of 8 rows × 16 bytes."""
         tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
-
-        def address_of(layout: SmemLayout, operand: Expr, row: Expr, chunk: Expr) -> Expr:
-            chunk = chunk ^ layout.swizzle_mask(lane % 8)  # matrices begin at multiples of 8 rows
-            return operand + to_uint32((first_k + row) * layout.row_bytes) + to_uint32(chunk * CHUNK_BYTES)
-
-        elements = CHUNK_BYTES // atom.itemsize
+        atom_k = atom.k_bytes // atom.itemsize
+        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * atom_k
+        a_operand = self._stage(stage)
+        b_operand = a_operand + to_uint32(self.a_layout.nbytes)
         with unrolled_loop(tiling.mmas_m, "i") as mma_m:
-            chunk = (tiling.first_row + mma_m * atom.m) // elements + lane // 8 % 2
-            address = address_of(self.a_layout, stage, lane % 8 + lane // 16 * 8, chunk)
-            ldmatrix_x4(self._a_fragment(fragment_set, mma_m), address, transposed=True)
-        b_operand = stage + to_uint32(self.a_layout.nbytes)
+            registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
+            load_a_fragment(registers, atom, self.a_layout, a_operand, first_k, column, lane)
         with unrolled_loop(tiling.mmas_n // 2, "j") as pair:
-            chunk = (tiling.first_column + pair * (2 * atom.n)) // elements + lane // 16
-            address = address_of(self.b_layout, b_operand, lane % 8 + lane // 8 % 2 * 8, chunk)
-            ldmatrix_x4(self._b_fragment(fragment_set, pair * 2, 2), address, transposed=True)
+            registers, column = self._b_fragment(fragment_set, pair * 2, 2), tiling.first_column + pair * (2 * atom.n)
+            load_b_fragments(registers, atom, self.b_layout, b_operand, first_k, column, lane)
+
+
+def load_a_fragment(
+    registers: Sequence[Expr],
+    atom: MmaSyncAtom,
+    layout: SmemLayout,
+    operand: Expr,
+    first_k: Expr,
+    first_column: Expr,
+    lane: Expr,
+) -> None:
+    """Load the fragment of operand A of one mma.
+
+    Args:
+        registers: The four registers of the fragment.
+        atom: The mma.
+        layout: Layout of the operand in shared memory.
+        operand: Its shared-memory address.
+        first_k: First row of shared memory, a multiple of the mma's K.
+        first_column: First column of shared memory, a multiple of 16.
+        lane: Index of the thread in its warp.
+    """
+    if atom.itemsize == WORD_BYTES:
+        for e, register in enumerate(registers):
+            _load_word(register, layout, operand, first_k + e // 2 * 4, first_column + e % 2 * 8, lane)
+        return
+    chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 8 % 2
+    _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 16 * 8), chunk, lane)
+
+
+def load_b_fragments(
+    registers: Sequence[Expr],
+    atom: MmaSyncAtom,
+    layout: SmemLayout,
+    operand: Expr,
+    first_k: Expr,
+    first_column: Expr,
+    lane: Expr,
+) -> None:
+    """Load the fragments of operand B of two neighbouring mmas; the arguments are those of `load_a_fragment`."""
+    if atom.itemsize == WORD_BYTES:
+        for e, register in enumerate(registers):
+            _load_word(register, layout, operand, first_k + e % 2 * 4, first_column + e // 2 * atom.n, lane)
+        return
+    chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 16
+    _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 8 % 2 * 8), chunk, lane)
+
+
+def _load_word(
+    register: Expr, layout: SmemLayout, operand: Expr, first_k: Expr, first_column: Expr, lane: Expr
+) -> None:
+    """Load element (lane mod 4, lane / 4) of a matrix of 4 rows × 8 columns of 32 bits."""
+    # Rows that are four apart have the same mask, and first_k is a multiple of four.
+    chunk = (first_column * WORD_BYTES // CHUNK_BYTES + lane // 16) ^ layout.swizzle_mask(lane % 4)
+    offset = to_uint32(chunk * CHUNK_BYTES + lane // 4 % 4 * WORD_BYTES)
+    emit_ptx("ld.shared.b32", register, operand + offset + to_uint32((first_k + lane % 4) * layout.row_bytes))
+
+
+def _load_transposed(
+    registers: Sequence[Expr], layout: SmemLayout, operand: Expr, row: Expr, chunk: Expr, lane: Expr
+) -> None:
+    """Load four matrices of 8 rows × 16 bytes, transposed; matrices begin at multiples of 8 rows."""
+    chunk = chunk ^ layout.swizzle_mask(lane % 8)
+    address = operand + to_uint32(row * layout.row_bytes) + to_uint32(chunk * CHUNK_BYTES)
+    ldmatrix_x4(registers, address, transposed=True)

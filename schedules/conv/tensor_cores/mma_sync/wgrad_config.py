@@ -19,7 +19,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule, add_rules, declare_choices
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .latency import estimate_latency_us
 from .tile_config import (
     BLOCK_K_BYTES_CHOICES,
@@ -89,8 +89,8 @@ def list_wgrad_requirements(shape: ImplicitGemmShape) -> list[Rule]:
             lambda t: t.block_k * shape.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
         ),
         (
-            "the threads copy at least 8 pixels at a time",
-            lambda t: t.num_threads * VECTOR_BYTES >= 8 * np.maximum(t.block_m, t.block_n) * shape.itemsize,
+            "the threads copy the rows that a swizzle permutes, 8 of 16 bits or 4 of 32 bits, at a time",
+            lambda t: t.num_threads >= np.maximum(t.block_m, t.block_n),
         ),
         ("each part of the reduction has a k-tile", lambda t: t.has_k_tile_in_each_part(shape)),
     ]
@@ -134,7 +134,7 @@ def _list_wgrad_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfi
     return configs.filter(
         configs.is_warp_tile_exact
         & (block_k_bytes % (2 * MMA_K_BYTES * configs.warps_k) == 0)
-        & (configs.num_threads * VECTOR_BYTES >= 8 * np.maximum(configs.block_m, configs.block_n) * itemsize)
+        & (configs.num_threads >= np.maximum(configs.block_m, configs.block_n))
         & (configs.num_threads >= 2 * WARP_SIZE)
         & (configs.num_threads <= MAX_DEFAULT_WARPS * WARP_SIZE)
         & (configs.num_accumulators <= MAX_ACCUMULATORS)
