@@ -50,6 +50,7 @@ DESCRIPTIONS = {
     "the other operand in the L2 cache.",
     "residual_add": 'When a residual is added: in the "epilogue", or as "accumulator_init", before the first product.',
     "rows_per_thread": "Output rows per thread.",
+    "rows_per_warp": "Rows of 16 positions that a warp computes.",
     "sliced_k": "Groups of threads that share the reduction of an output, each with a slice of every k-tile.",
     "split_k": "CTAs that share the reduction of a tile, each with a part of the k-tiles; 1 does not split it.",
     "split_k_reduction": 'Where partial sums of split_k meet: in a "workspace" in global memory, or in the shared '
@@ -94,6 +95,7 @@ DESCRIPTIONS = {
     "warps_pixels": "Warps of a CTA along the pixels of a tile.",
     "warps_taps": "Warps of a CTA along the taps of the filter.",
     "warps_x": "Warps of a CTA along a row.",
+    "warps_y": "Warps of a CTA along a column.",
     "weight_layout": 'Order of the weight in shared memory: "oihw" as in global memory, or "ihwo" with output channels '
     "innermost, which a thread then loads as one vector.",
     "weight_pad": "Words by which rows of the weight are padded in shared memory, against bank conflicts.",

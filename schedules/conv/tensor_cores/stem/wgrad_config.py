@@ -43,7 +43,7 @@ REGISTERS_PER_SM = 65536
 SM_SHARED_BYTES = 227 << 10
 PIXEL_UNIT = 16  # widths of tiles are multiples of it
 ITEM_INSTRUCTIONS = 20  # of a copy, with its address and guards
-TILE_CYCLES = 200  # of the barrier and the addresses of a tile
+TILE_CYCLES, STEP_CYCLES = 200, 40  # of the barrier and the addresses of a tile, and of the loads of a step
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 1500  # of the second kernel
 L2_BYTES_PER_CYCLE = 32  # of an SM
 
@@ -228,10 +228,7 @@ def list_required(w: WeightGradient) -> list[Rule]:
     return [
         (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
         (f"at most {MAX_WARPS} warps", lambda t: t.warps_n * t.warps_k <= MAX_WARPS),
-        (
-            f"at most {PORTABLE_SHARED_BYTES} bytes of shared memory",
-            lambda t: t.smem_bytes <= PORTABLE_SHARED_BYTES,
-        ),
+        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
         ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
     ]
 
@@ -253,14 +250,16 @@ def _list_legal(w: WeightGradient) -> tuple[StemWgradConfig, Any]:
 
 def can_fit_registers(w: WeightGradient) -> bool:
     """Whether the sums of all taps and the rows below a tile fit a CTA."""
-    return bool(np.any(_list_legal(w)[1]))
+    configs, is_legal = _list_legal(w)
+    return bool(np.any(is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)))
 
 
 @functools.lru_cache(maxsize=64)
 def select_default(w: WeightGradient) -> StemWgradConfig:
-    """Return the config with the lowest estimate."""
+    """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
     configs, is_legal = _list_legal(w)
-    return select_cheapest(configs, is_legal, list_pruned(w), configs.estimated_cycles)
+    is_portable = is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
+    return select_cheapest(configs, is_portable, list_pruned(w), configs.estimated_cycles)
 
 
 def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
