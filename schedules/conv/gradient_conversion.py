@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from tvm.s_tir import Schedule
 
@@ -11,8 +13,15 @@ from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
-from ..tir_builder import Buffer, allocate, build_schedule
+from ..tir_builder import Buffer, allocate_tensor, build_schedule
 from .layout_conversion import emit_transpose
+
+Gradient = TypeVar("Gradient", bound=DerivedConv)
+
+
+def view_channels_last(w: Gradient) -> Gradient:
+    """Return a gradient with the same sizes, channels last."""
+    return dataclasses.replace(w, layout=CHANNELS_LAST)  # type: ignore[type-var]
 
 
 def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[str, Buffer]], None]) -> Schedule:
@@ -32,9 +41,11 @@ def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[st
         for name, shape in shapes.items() if w.layout != CHANNELS_LAST else ():
             if len(shape) < 3 or min(shape[1], math.prod(shape[2:])) == 1:
                 continue
-            converted[name] = allocate(f"{name}_last", math.prod(shape), str(arguments[name].dtype), "global")
+            first, second, *space = shape
+            dtype = str(arguments[name].dtype)
+            converted[name] = allocate_tensor(f"{name}_last", (first, *space, second), dtype, "global")
             if name != result:
-                emit_transpose(arguments[name], converted[name], shape[0], shape[1], math.prod(shape[2:]))
+                emit_transpose(arguments[name], converted[name], first, second, math.prod(space))
         emit_kernels(converted)
         if converted[result] is not arguments[result]:
             images, channels, *space = shapes[result]

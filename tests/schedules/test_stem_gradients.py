@@ -8,7 +8,7 @@ import tvmconv as tc
 WGRADS = [
     ("conv2d_wgrad:3x3x33x41,40x3x7x7,s2,p3,f16,nhwc,add", {"block_m": 32, "warps_n": 4, "warps_k": 2}),
     ("conv2d_wgrad:2x1x20x23,24x1x5x5,s1x2,p2x1x0x3,d2x1,tf32,nhwc", {"block_p": 2, "warps_n": 2}),
-    ("conv2d_wgrad:2x7x20x19,19x7x3x5,s4,p1,bf16,nhwc,out-f32", {"stages": 3, "warps_n": 4}),
+    ("conv2d_wgrad:2x7x20x19,19x7x3x5,s4,p1,bf16,out-f32,add", {"stages": 3, "warps_n": 4}),
 ]
 
 DGRADS = [

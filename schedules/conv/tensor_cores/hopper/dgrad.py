@@ -16,15 +16,15 @@ import functools
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.conv_gradient import InputGradient, TransposedConv
+from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ....primitives import disable_buffer_reuse, keep_allocated_sizes, mark_constant_args
-from ....tir_builder import Buffer, build_schedule
+from ....primitives import keep_allocated_sizes
+from ....tir_builder import Buffer
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ...tile_config import Rule
 from ..filter_transposition import emit_transposed_filters
@@ -45,7 +45,7 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 def can_load_gradient_by_tma(w: InputGradient) -> bool:
     """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and offsets are in its range."""
-    conv = w.direct_convolution
+    conv = view_channels_last(w).direct_convolution
     if conv is None:
         return strided_dgrad.can_load_by_tma(w)
     shape = ImplicitGemmShape.from_workload(conv)
@@ -54,13 +54,14 @@ def can_load_gradient_by_tma(w: InputGradient) -> bool:
 
 def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
+    w = view_channels_last(w)
     conv = w.direct_convolution
     return compute_usage(conv, columns) if conv else strided_dgrad.compute_strided_usage(w, columns)
 
 
 def is_gradient_promising(w: InputGradient) -> bool:
     """Return whether each group has enough input and output channels for wgmma."""
-    conv = w.direct_convolution
+    conv = view_channels_last(w).direct_convolution
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
@@ -85,7 +86,7 @@ def select_default(conv: Conv) -> HopperTileConfig:
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
     usage=compute_gradient_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
+    condition=can_load_gradient_by_tma,
     search_if=is_gradient_promising,
     supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
@@ -95,10 +96,11 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY with transposed filters, one for each residue class of the stride."""
     (dy, filters), result = w.OPERANDS, w.RESULT
     roles = {dy: "X", filters: "K", result: "Y"}
-    conv = w.direct_convolution
+    viewed = view_channels_last(w)
+    conv = viewed.direct_convolution
     if conv is None:
-        config = strided_dgrad.declare_strided_knobs(w, k)
-        emit = functools.partial(strided_dgrad.emit_strided_dgrad, w, config)
+        config = strided_dgrad.declare_strided_knobs(viewed, k)
+        emit = functools.partial(strided_dgrad.emit_strided_dgrad, viewed, config)
     else:
         config = declare_knobs(conv, k, select_default(conv))
         description, predicate = slices_are_whole(conv)
@@ -111,10 +113,7 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
             arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
         emit(arguments)
 
-    built = build_schedule(w, emit_launches)
-    if isinstance(w, TransposedConv):
-        mark_constant_args(built, "K")
-    disable_buffer_reuse(built)  # TVM does not see what TMA reads of the transposed weight
+    built = build_channels_last_gradient(w, emit_launches)
     if conv is None:
         keep_allocated_sizes(built)
     return built

@@ -20,7 +20,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, ONE_GROUP, Requirement, all_of
+from tvmconv.requirements import ONE_GROUP, Requirement, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
@@ -30,7 +30,6 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
-    build_schedule,
     emit_call,
     emit_ptx,
     fill_zeros,
@@ -44,6 +43,7 @@ from ....tir_builder import (
     thread_axis,
     to_uint32,
 )
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem
@@ -65,7 +65,7 @@ FEW_RESULT_CHANNELS = Requirement(
     *("conv2d_dgrad", "conv2d_transpose"),
     dtypes=DTYPES,
     usage=compute_dgrad_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
+    condition=all_of(ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
     search_if=lambda w: w.forward.C < MAX_CHANNELS,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
@@ -73,7 +73,7 @@ FEW_RESULT_CHANNELS = Requirement(
 )
 def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply a window of dY in shared memory by the filters of all residue classes."""
-    config = declare_dgrad_knobs(w, k)
+    config = declare_dgrad_knobs(view_channels_last(w), k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         grid, block = thread_axis(int(config.num_blocks), "blockIdx.x"), thread_axis(config.num_threads, "threadIdx.x")
@@ -81,7 +81,7 @@ def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
             smem = allocate_smem(int(config.smem_bytes))
             StemDgradKernel(config, arguments, cta, ThreadPosition(thread), smem).emit()
 
-    return build_schedule(w, emit)
+    return build_channels_last_gradient(w, emit)
 
 
 class StemDgradKernel:

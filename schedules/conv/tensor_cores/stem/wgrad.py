@@ -18,7 +18,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, ONE_GROUP, all_of
+from tvmconv.requirements import ONE_GROUP, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
@@ -28,7 +28,6 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
-    build_schedule,
     emit_ptx,
     fill_zeros,
     if_,
@@ -39,6 +38,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem, open_cta
@@ -59,7 +59,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, dec
     "conv2d_wgrad",
     dtypes=DTYPES,
     usage=compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, FEW_CHANNELS, can_fit_registers),
+    condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
@@ -67,7 +67,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, dec
 )
 def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply tiles of pixels in shared memory, whose columns are offsets, and add the sums of all parts."""
-    config = declare_wgrad_knobs(w, k)
+    config = declare_wgrad_knobs(view_channels_last(w), k)
     shape, num_parts = config.shape, int(config.num_parts)
 
     def emit(arguments: dict[str, Buffer]) -> None:
@@ -80,7 +80,7 @@ def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         reduction = make_reduction(shape, num_parts)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
-    return build_schedule(w, emit)
+    return build_channels_last_gradient(w, emit)
 
 
 class StemWgradKernel:
