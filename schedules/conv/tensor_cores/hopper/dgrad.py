@@ -88,7 +88,7 @@ def select_default(conv: Conv) -> HopperTileConfig:
     usage=compute_gradient_usage,
     condition=can_load_gradient_by_tma,
     search_if=is_gradient_promising,
-    supersedes=("implicit_gemm", "tiling"),
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )

@@ -10,8 +10,6 @@ in every run.
 
 from __future__ import annotations
 
-import math
-
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -30,13 +28,12 @@ from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import KRange, TileScheduler
-from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from ..gemm.workspace_reduction import store_partial_sums
+from ..implicit_gemm_shape import ImplicitGemmShape
+from ..wgrad_sums import make_wgrad_reduction, make_wgrad_shape
 from .schedule import DTYPES
 from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
-from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs, make_wgrad_shape
-
-REDUCTION_THREADS = 64  # threads per CTA of the sum of parts
+from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs
 
 
 def has_enough_channels(w: WeightGradient) -> bool:
@@ -61,7 +58,7 @@ def mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         num_sums = shape.groups * shape.m * shape.n
         workspace = allocate("partial_sums", config.split_k * num_sums, ACCUMULATOR, "global")
         emit_partial_sums(w, config, shape, arguments, workspace)
-        reduction = make_reduction(shape, config.split_k)
+        reduction = make_wgrad_reduction(shape, config.split_k)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
     return build_channels_last_gradient(w, emit)
@@ -140,18 +137,3 @@ def make_wgrad_mainloop(
         a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * tiling.atom.a_registers, "uint32"),
         b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * tiling.atom.b_registers, "uint32"),
     )
-
-
-def make_reduction(shape: ImplicitGemmShape, num_parts: int) -> WorkspaceReduction:
-    """Return the sum of the parts, whose filters are ordered by groups in dK."""
-    vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
-
-    def locate(item: Expr) -> OutputVector:
-        index, column = item * vector, item % (shape.n // vector) * vector
-        output = item // (shape.n // vector)
-        row, group = output % shape.m, output // shape.m
-        first = row * (shape.groups * shape.n) + group * shape.n + column
-        return OutputVector(column, index, lambda part: part * (shape.groups * shape.m * shape.n) + first)
-
-    num_vectors = shape.groups * shape.m * shape.n // vector
-    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS, uses_pdl=False)

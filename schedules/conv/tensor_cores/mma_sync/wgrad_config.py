@@ -6,7 +6,6 @@ The estimate is that of the forward kernel on the product of the wgrad: its k-ti
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +15,10 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import PORTABLE_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
+from ..wgrad_sums import make_wgrad_shape
 from .latency import estimate_latency_us
 from .tile_config import (
     BLOCK_K_BYTES_CHOICES,
@@ -37,22 +36,6 @@ MAX_LATENCY_RATIO = 2.0  # maximum estimated latency of a searched config relati
 MAX_DEFAULT_WARPS = 8
 # A CTA has one output tile, and its sums go to a workspace.
 FIXED_KNOBS = {"split_k_reduction": "workspace", "tiles_per_block": 1}
-
-
-def make_wgrad_shape(w: WeightGradient) -> ImplicitGemmShape:
-    """Return the product of a wgrad: filters × (tap, channel), summed over the pixels of the batch."""
-    forward, channels = w.forward, w.C // w.groups
-    pixels = forward.N * math.prod(forward.output_size)
-    return ImplicitGemmShape(
-        m=w.O // w.groups,
-        n=channels * math.prod(w.kernel),
-        k=pixels,
-        channels_per_group=pixels,
-        groups=w.groups,
-        itemsize=get_itemsize(w.storage),
-        min_bytes=w.min_bytes,
-        spatial_ndim=w.spatial_ndim,
-    )
 
 
 def make_wgrad_config(columns: Mapping[str, Any]) -> MmaSyncTileConfig:

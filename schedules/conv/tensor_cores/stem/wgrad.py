@@ -49,7 +49,7 @@ from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import WorkTile
 from ..gemm.workspace_reduction import store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES
-from ..mma_sync.wgrad import make_reduction
+from ..wgrad_sums import make_wgrad_reduction
 from .cta import join_halves
 from .schedule import DTYPES, FEW_CHANNELS, MAX_CHANNELS
 from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, declare_wgrad_knobs
@@ -61,7 +61,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, dec
     usage=compute_usage,
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
-    supersedes=("implicit_gemm",),
+    supersedes=("mma_sync", "implicit_gemm"),
     device_kinds=("cuda",),
     min_arch=80,
 )
@@ -77,7 +77,7 @@ def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         ) as position:
             smem = allocate_smem(int(config.smem_bytes))
             StemWgradKernel(config, arguments, position.index, position.split, position.thread, smem).emit(workspace)
-        reduction = make_reduction(shape, num_parts)
+        reduction = make_wgrad_reduction(shape, num_parts)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
     return build_channels_last_gradient(w, emit)

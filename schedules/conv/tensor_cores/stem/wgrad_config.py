@@ -27,7 +27,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
 from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from ..mma_sync.wgrad_config import make_wgrad_shape
+from ..wgrad_sums import make_wgrad_shape
 from .row_window import RowWindow
 
 BLOCK_M_CHOICES = (16, 32, 64)
