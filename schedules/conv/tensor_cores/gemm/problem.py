@@ -157,7 +157,8 @@ def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
     """
     residues = ResidueClasses.from_workload(w)
     channels = shape.channels_per_group
-    filters, major = TransposedFilters(w.storage, w.O, w.kernel, shape.n), Major.MN
+    filters: TmaLoader = TransposedFilters(w.storage, w.O, w.kernel, shape.n)
+    major = Major.MN
     if shape.itemsize == ACCUMULATOR_BYTES:
         filters, major = TapMatrices(w.storage, shape.n, w.kernel, w.O), Major.K
     return ConvProblem(
