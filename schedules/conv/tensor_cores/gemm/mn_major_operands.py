@@ -18,7 +18,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ....tir_builder import Buffer, Expr, allocate, emit_ptx, logical_and, store, to_uint32, unrolled_loop
+from ....tir_builder import Buffer, Expr, Register, allocate, emit_ptx, logical_and, store, to_uint32, unrolled_loop
 from ..implicit_gemm_shape import VECTOR_BYTES
 from .atoms import MmaSyncAtom, ldmatrix_x4
 from .cp_async import CopyThreads, copy_elements
@@ -81,6 +81,9 @@ class PixelGather:
 class WindowGather:
     """Operand of pixels × (tap, channel): X of a wgrad, at the pixels under the taps of the forward convolution.
 
+    K tiles are copied one after another. From one row of a thread to the next, also across K tiles, coordinates advance
+    by additions with carries, because divisions would take longer than the products.
+
     Args:
         w: The forward convolution.
         source: The image.
@@ -97,6 +100,8 @@ class WindowGather:
         self._column = allocate("x_column", 1, "int32")
         self._offset = allocate("x_offset", count, "int32")  # of each piece, from the pixel under the first tap
         self._steps = [allocate(f"tap_step_{axis}", count, "int32") for axis in range(w.spatial_ndim)]
+        self._image, self._carry, self._is_started = Register("x_image"), Register("carry"), False
+        self._positions = [Register(f"position_{axis}") for axis in range(w.spatial_ndim)]
 
     def locate(self, first_column: Expr, group: Expr) -> None:
         """Compute the taps and channels of a work tile that this thread copies."""
@@ -112,22 +117,42 @@ class WindowGather:
             store(self._offset, piece, offset)
 
     def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
-        """Start the copies of a K tile to an offset in a stage."""
+        """Start the copies of the next K tile to an offset in a stage."""
         w, columns = self._w, math.prod(self._w.kernel) * self._channels
-        pixels = math.prod(w.output_size)
+        if not self._is_started:
+            self._seek(first_k + self._copy.row)
+        self._is_started = True
 
-        def locate_piece(pixel: Expr, element: int) -> tuple[Expr, Expr]:
+        def locate_piece(_pixel: Expr, element: int) -> tuple[Expr, Expr]:
             piece = self._pieces.first_elements.index(element)
-            index = pixel // pixels * self._strides[0] + self._offset[piece]
-            checks = [pixel < w.N * pixels, self._column[0] + element < columns]
-            for axis, size in enumerate(w.output_size):
-                position = pixel // math.prod(w.output_size[axis + 1 :]) % size * w.stride[axis]
-                index = index + position * self._strides[1 + axis]
-                coordinate = T.Cast("uint32", position + self._steps[axis][piece])
-                checks.append(coordinate < T.uint32(w.input_size[axis]))
+            index = self._image.value * self._strides[0] + self._offset[piece]
+            checks = [self._image.value < w.N, self._column[0] + element < columns]
+            for axis, position in enumerate(self._positions):
+                coordinate = position.value * w.stride[axis]
+                index = index + coordinate * self._strides[1 + axis]
+                checks.append(T.Cast("uint32", coordinate + self._steps[axis][piece]) < T.uint32(w.input_size[axis]))
             return index, logical_and(*checks)
 
-        self._pieces.load(self._source, self._copy.destination(stage, offset), first_k, locate_piece)
+        destination = self._copy.destination(stage, offset)
+        self._pieces.load(self._source, destination, first_k, locate_piece, self._advance)
+
+    def _seek(self, pixel: Expr) -> None:
+        """Compute the image and the position of a pixel."""
+        sizes = self._w.output_size
+        self._image.set(pixel // math.prod(sizes))
+        for axis, position in enumerate(self._positions):
+            position.set(pixel // math.prod(sizes[axis + 1 :]) % sizes[axis])
+
+    def _advance(self) -> None:
+        """Move to the next row of this thread; its rows are evenly spaced, also across K tiles."""
+        step, carry = min(self._copy.rows_per_pass, self._copy.layout.rows), 0
+        for size, position in zip(self._w.output_size[::-1], self._positions[::-1], strict=True):
+            step, digit = divmod(step, size)
+            position.set(position.value + (digit + carry))
+            self._carry.set(T.Select(position.value >= size, 1, 0))
+            position.set(position.value - self._carry.value * size)
+            carry = self._carry.value
+        self._image.set(self._image.value + (step + carry))
 
 
 class _Pieces:
@@ -141,7 +166,12 @@ class _Pieces:
         self._half = allocate("gathered", 1, "uint32")
 
     def load(
-        self, source: Buffer, destination: Expr, first_k: Expr, locate: Callable[[Expr, int], tuple[Expr, Expr]]
+        self,
+        source: Buffer,
+        destination: Expr,
+        first_k: Expr,
+        locate: Callable[[Expr, int], tuple[Expr, Expr]],
+        advance: Callable[[], None] | None = None,
     ) -> None:
         """Start the copies of this thread's chunk of each of its rows.
 
@@ -151,6 +181,7 @@ class _Pieces:
             first_k: First row.
             locate: Function from a row and the first element of a piece to the index in the tensor, and whether to
                 copy it; otherwise it becomes zeros.
+            advance: Function that is called after each row.
         """
         copy, nbytes = self._copy, self._contiguous * self._itemsize
         with copy.rows_loop() as i:
@@ -160,6 +191,8 @@ class _Pieces:
                 index, is_inside = locate(row, element)
                 piece = address + to_uint32(element * self._itemsize)
                 copy_elements(piece, source, T.Select(is_inside, index, 0), nbytes, is_inside, self._half)
+            if advance:
+                advance()
 
 
 @dataclass(frozen=True)
