@@ -28,7 +28,7 @@ from ..transposed_view import TransposedView
     usage=depthwise_dgrad.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, depthwise_dgrad.has_gradient_per_channel, depthwise_dgrad.SMALL_STRIDE),
     search_if=depthwise_dgrad.has_gradient_per_channel,
-    supersedes=("implicit_gemm",),
+    supersedes=("implicit_gemm", "tiling"),
 )
 def depthwise(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Compute a strip of pixels of dX per thread, of one channel; tiles count steps of the stride."""

@@ -25,7 +25,7 @@ from ..reduction import DTYPES, has_filter_per_channel
     usage=compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_filter_per_channel),
     search_if=has_filter_per_channel,
-    supersedes=("implicit_gemm",),
+    supersedes=("implicit_gemm", "tiling"),
 )
 def depthwise(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Sum products of dY and X in registers, over the threads of a CTA, and over parts of the pixels."""

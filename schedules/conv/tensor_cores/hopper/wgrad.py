@@ -55,7 +55,7 @@ def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     usage=compute_wgrad_usage,
     condition=all_of(ONE_GROUP, can_load_wgrad_by_tma),
     search_if=can_load_wgrad_by_tma,
-    supersedes=("mma_sync", "implicit_gemm"),
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )

@@ -48,7 +48,7 @@ def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     usage=compute_gradient_usage,
     condition=is_direct_convolution,
     search_if=lambda w: is_direct_convolution(w) and is_promising(view_as_convolution(w)),
-    supersedes=("implicit_gemm",),
+    supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,
 )

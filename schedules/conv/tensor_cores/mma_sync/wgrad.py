@@ -46,7 +46,7 @@ def has_enough_channels(w: WeightGradient) -> bool:
     dtypes=DTYPES,
     usage=compute_wgrad_usage,
     search_if=has_enough_channels,
-    supersedes=("implicit_gemm",),
+    supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,
 )

@@ -67,7 +67,7 @@ FEW_RESULT_CHANNELS = Requirement(
     usage=compute_dgrad_usage,
     condition=all_of(ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
     search_if=lambda w: w.forward.C < MAX_CHANNELS,
-    supersedes=("mma_sync", "implicit_gemm"),
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,
 )

@@ -61,7 +61,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, dec
     usage=compute_usage,
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
-    supersedes=("mma_sync", "implicit_gemm"),
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,
 )
