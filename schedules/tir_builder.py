@@ -64,7 +64,12 @@ def allocate(name: str, extent: int, dtype: str, scope: str = "local") -> Buffer
         dtype: Dtype of an element.
         scope: `local` (registers), `shared`, `shared.dyn` (dynamic shared memory) or `global` (workspace).
     """
-    return IRBuilder.name(name, ir.sblock_alloc_buffer((extent,), dtype, scope=scope))
+    return allocate_tensor(name, (extent,), dtype, scope)
+
+
+def allocate_tensor(name: str, shape: Sequence[int], dtype: str, scope: str) -> Buffer:
+    """Allocate an array of several axes; the other arguments are those of `allocate`."""
+    return IRBuilder.name(name, ir.sblock_alloc_buffer(tuple(shape), dtype, scope=scope))
 
 
 def declare_tensor_map(name: str, array: Buffer, tensor_map: TensorMap) -> Expr:

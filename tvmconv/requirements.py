@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.text import join_sizes
 
 WorkloadCondition = Callable[[Any], bool]
@@ -65,6 +65,11 @@ def describe_unmet(condition: WorkloadCondition, w: Any) -> str:
 
 CHANNELS_LAST_LAYOUT = Requirement(f"layout {CHANNELS_LAST}", lambda w: w.layout == CHANNELS_LAST, lambda w: w.layout)
 """The channel axis is the innermost one in memory."""
+
+CHANNELS_FIRST_LAYOUT = Requirement(
+    f"layout {CHANNELS_FIRST}", lambda w: w.layout == CHANNELS_FIRST, lambda w: w.layout
+)
+"""The columns of a row are the innermost axis in memory."""
 
 ONE_GROUP = Requirement("one group", lambda w: w.groups == 1, lambda w: f"{w.groups} groups")
 """Each output channel reads all input channels."""

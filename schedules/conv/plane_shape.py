@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.workloads import Conv
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from .transposed_view import TransposedView
 
@@ -139,6 +140,15 @@ class PlaneShape:
         plane, row, column = tap
         return (plane * num_rows + row) * num_columns + column
 
-    def array_index(self, first_index: Any, spatial_index: Sequence[Any], last_index: Any) -> tuple[Any, ...]:
-        """Return the index of an element in a channels-last array; `spatial_index` is its plane, row and column."""
-        return (first_index, *spatial_index[PLANE_NDIM - self.w.spatial_ndim :], last_index)
+    def array_index(self, first_index: Any, spatial_index: Sequence[Any], channel: Any) -> tuple[Any, ...]:
+        """Return the index of an element of an array of the workload.
+
+        Args:
+            first_index: Index along the first axis: the image or the filter.
+            spatial_index: Plane, row and column.
+            channel: Channel, the last axis in memory unless the layout is channels first.
+        """
+        space = spatial_index[PLANE_NDIM - self.w.spatial_ndim :]
+        if self.w.layout == CHANNELS_FIRST:
+            return (first_index, channel, *space)
+        return (first_index, *space, channel)

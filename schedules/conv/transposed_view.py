@@ -77,6 +77,11 @@ class TransposedView:
         return len(self.kernel)
 
     @property
+    def layout(self) -> str:
+        """Order of the axes of all arrays in memory."""
+        return self.gradient.layout
+
+    @property
     def argument_roles(self) -> dict[str, str]:
         """Names of the arguments in a direct convolution: X and K are its operands, and Y is its result."""
         image, filters = self.gradient.OPERANDS

@@ -37,6 +37,9 @@ WORKLOADS = [
     "conv2d_dgrad:2x8x9x7,24x1x3x3,s2,p1,g8,nhwc",  # one channel of dX for three of dY
     "conv2d_wgrad:2x8x8x9,12x2x3x3,s1,p1,g4,nhwc",
     "conv2d_wgrad:3x16x8x9,16x4x3x3,s2,p1,g4,bf16,nhwc",
+    "conv2d_dgrad:1x6x10x11,6x1x5x4,s2x3,p2x1,d1x2,g6,bf16,add,drelu",
+    "conv2d_wgrad:3x6x9x11,12x1x3x3,s2,p1x0x0x2,g6,add",
+    "conv1d_transpose:2x8x13,8x1x5,s4,p2,op1,g8,bias",
 ]
 NUM_CONFIGS = 1
 LAYERS = [
@@ -51,7 +54,7 @@ LAYERS = [
 
 def find(w):
     names = [s.name for s in tc.schedules(w)]
-    return next(name for name in ("depthwise_nhwc", "grouped_nhwc") if name in names)
+    return next(name for name in ("depthwise_nhwc", "grouped_nhwc", "depthwise") if name in names)
 
 
 @functools.cache

@@ -25,6 +25,8 @@ DGRADS = [
     ("conv1d_dgrad:1x48x150,32x48x3,s1,p1,f16,nhwc", {"split_k": 2}),
     ("conv3d_dgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48, "cluster_n": 2}),
     ("conv2d_transpose:2x32x9x8,32x24x3x3,s1,p1,f16,nhwc,bias,relu", {}),
+    ("conv2d_dgrad:2x40x9x8,72x40x3x2,s1,p1x0,tf32,nhwc,add", {"block_n": 48, "cluster_m": 2, "block_k_bytes": 128}),
+    ("conv2d_dgrad:2x64x9x8,64x32x3x3,s1,p1,g2,tf32,nhwc,drelu", {"block_n": 32}),
 ]
 
 STRIDED = [
@@ -42,6 +44,8 @@ STRIDED = [
     ("conv1d_transpose:1x64x50,64x32x4,s2,p1,op1,f16,nhwc,bias,add,relu", {"split_k": 2}),
     ("conv3d_transpose:1x32x3x5x4,32x24x2x2x2,s2,p0,bf16,nhwc,bias", {}),
     ("conv3d_dgrad:2x24x5x4x5,32x24x3x3x3,s2,p1,bf16,nhwc", {"block_k_bytes": 32}),
+    ("conv2d_dgrad:2x40x9x8,72x40x3x2,s2x3,p1x0,tf32,nhwc,add", {"block_n": 48, "cluster_m": 2, "block_k_bytes": 128}),
+    ("conv2d_transpose:2x32x9x8,32x24x4x4,s2,p1,tf32,bias,add,relu", {"block_n": 32}),
 ]
 
 WGRADS = [
@@ -55,6 +59,7 @@ WGRADS = [
     ("conv2d_wgrad:2x64x8x8,48x64x1x1,s2,p0,f16,nhwc", {}),
     ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,out-f32,f16,nhwc,add", {"parts": 4}),
     ("conv3d_wgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48}),
+    ("conv2d_wgrad:2x32x9x8,64x32x3x3,s2,p1,f16,out-f32,add", {"block_n": 32}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
@@ -149,8 +154,7 @@ def test_conditions_of_strided_gradients_are_short():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("conv2d_dgrad:1x64x8x8,64x64x3x3,s1,p1,f16", "with layout nhwc; this workload has nchw"),
-        ("conv2d_dgrad:1x64x8x8,64x64x3x3,s1,p1,tf32,nhwc", "in float16, bfloat16; this workload has tf32"),
+        ("conv2d_wgrad:1x64x8x8,64x64x3x3,s1,p1,tf32,nhwc", "in float16, bfloat16; this workload has tf32"),
         ("conv2d_dgrad:1x60x8x8,64x60x3x3,s1,p1,f16,nhwc", "fill 16-byte chunks"),
         ("conv2d_dgrad:1x60x8x8,64x60x3x3,s2,p1,f16,nhwc", "fill 16-byte chunks"),
         ("conv3d_dgrad:1x16x8x8x70,16x16x1x1x40,s1x1x2,p0,f16,nhwc", "offsets are in its range"),

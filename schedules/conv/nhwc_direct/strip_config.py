@@ -29,6 +29,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import H200, LINE_BYTES, MAX_THREADS_Z, SCHEDULERS, SECTOR_BYTES, STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
@@ -195,6 +196,7 @@ class StripConfig(ABC):
             vector
             for vector in VECTOR_CHOICES
             if vector * get_itemsize(w.storage) <= MAX_LOAD_BYTES
+            and (vector == 1 or w.layout != CHANNELS_FIRST)
             and w.O % vector == 0
             and cls.is_vector_allowed(w, vector)
         )
@@ -334,6 +336,8 @@ class StripConfig(ABC):
         lanes = np.minimum(WARP_SIZE, self.channels.thread)
         wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / LINE_BYTES)
         l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / fit.l1_lines_per_cycle)
+        if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
+            l1_lines = np.maximum(1, self.columns.local * strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
         read_cycles = warps * (
             self.loaded_vectors * l1_lines
             + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
@@ -342,6 +346,8 @@ class StripConfig(ABC):
         )
         input_spacing = math.prod(shape.upsampling)
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
+        if self.w.layout == CHANNELS_FIRST:
+            contiguous_bytes = itemsize
         num_elements = (
             self.rows.size
             * self.columns.size
@@ -431,7 +437,12 @@ def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
 
 
 def list_threads_c_choices(w: Conv | TransposedView) -> tuple[int, ...]:
-    """Return the options for threads per block along the channels: powers of two, and divisors of the channels."""
+    """Return the options for threads per block along the channels: powers of two, and divisors of the channels.
+
+    If channels come first, neighbouring threads compute neighbouring columns.
+    """
+    if w.layout == CHANNELS_FIRST:
+        return (1,)
     return tuple(sorted({*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}))
 
 

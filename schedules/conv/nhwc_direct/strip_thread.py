@@ -337,10 +337,9 @@ class StripEpilogue:
         for name in self._argument_regs:
             if name not in self._channel_arguments:
                 with unrolled_loop(config.columns.local, "j") as j:
-                    *pixel, channel = output_index(j, first_channel)
                     emit_guarded(
                         list_bounds_checks(j),
-                        lambda: self._load_argument(name, (j,), lambda lane: (*pixel, channel + lane)),  # noqa: B023
+                        lambda: self._load_argument(name, (j,), lambda lane: output_index(j, first_channel + lane)),  # noqa: B023
                     )
         with unrolled_loop(config.columns.local, "j") as j:
             with unrolled_loop(config.vector, "channel") as lane:

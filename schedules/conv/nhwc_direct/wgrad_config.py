@@ -34,6 +34,7 @@ from tvmconv.target import (
 )
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..plane_shape import PlaneShape
 from ..tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
@@ -50,6 +51,7 @@ from .strip_config import (
 
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
 THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)
+ROW_THREADS_CHOICES = (4, 8, 16, 32, 64)  # if channels are first
 DEFAULT_THREADS_PIXELS_CHOICES = (1, 4, 8, 16, 32)
 PIXELS_Y_CHOICES = (1, 2, 4)
 PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
@@ -250,6 +252,9 @@ class WgradConfig(TileConfig):
             count_l1_lines(threads, vector * itemsize, fit.l1_lines_per_cycle)
             for threads, vector in ((self.threads_c, self.vector), (self.threads_c, self.loaded_inputs))
         )
+        if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
+            lines_of_gradient = np.maximum(1, self.pixels_x * itemsize * WARP_SIZE / LINE_BYTES)
+            lines_of_inputs = np.maximum(1, self.pixels_x * shape.strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
         loads = self.pixels_y * self.pixels_x * lines_of_gradient + inside * rows * columns * lines_of_inputs
         read_cycles = warps * self.iterations * loads
         latency_cycles = self.iterations * 2 * L2_CLOCKS * ceil_div(warps, resident_warps)
@@ -263,6 +268,8 @@ class WgradConfig(TileConfig):
         gradient_bytes, input_bytes = (
             np.maximum(SECTOR_BYTES, self.threads_c * vector * itemsize) for vector in (self.vector, self.loaded_inputs)
         )
+        if self.w.layout == CHANNELS_FIRST:
+            gradient_bytes = input_bytes = itemsize
         tile_bytes = math.prod(sizes) * gradient_bytes + inputs * input_bytes
         memory_cycles = blocks_per_sm * self.iterations * tile_bytes / fit.l2_bytes_per_cycle
         terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles, latency_cycles))
@@ -297,6 +304,8 @@ def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
     outputs, inputs = w.O // w.groups, w.C // w.groups
 
     def list_vectors(channels: int) -> tuple[int, ...]:
+        if w.layout == CHANNELS_FIRST:
+            return (1,)
         return tuple(v for v in VECTOR_CHOICES if v * itemsize <= MAX_LOAD_BYTES and channels % v == 0)
 
     vectors = list_vectors(outputs)
@@ -316,9 +325,9 @@ def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
     return {
         "vector": vectors,
         "vector_in": list_vectors(inputs),
-        "threads_c": sorted(threads_c),
+        "threads_c": (1,) if w.layout == CHANNELS_FIRST else sorted(threads_c),
         "threads_taps": threads_taps,
-        "threads_pixels": THREADS_PIXELS_CHOICES,
+        "threads_pixels": ROW_THREADS_CHOICES if w.layout == CHANNELS_FIRST else THREADS_PIXELS_CHOICES,
         "taps_y": taps_y,
         "taps_x": taps_x,
         "pixels_y": pixels[0],
@@ -363,7 +372,9 @@ def select_default(w: WeightGradient) -> WgradConfig:
     itemsize, wanted = get_itemsize(w.storage), options["vector"]
     # Loading half a word takes as long as a whole word.
     options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
-    options |= {"threads_pixels": DEFAULT_THREADS_PIXELS_CHOICES, "parts": (1,)}
+    if w.layout != CHANNELS_FIRST:
+        options["threads_pixels"] = DEFAULT_THREADS_PIXELS_CHOICES
+    options["parts"] = (1,)
     _, rows, columns = PlaneShape.from_workload(w.forward).output_size
     rules = [predicate for _, predicate in (*list_required(w), *list_pruned(w))]
     preferences: list[Callable[[WgradConfig], Any]] = [

@@ -87,6 +87,11 @@ class MmaSyncAtom:
     a_registers: ClassVar[int] = 4
     b_registers: ClassVar[int] = 2
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of an operand in shared memory."""
+        return DTYPES[self.a_dtype].itemsize
+
     def emit(self, accumulators: Sequence[Expr], a_fragment: Sequence[Expr], b_fragment: Sequence[Expr]) -> None:
         """Issue the instruction D = A B + D."""
         a, b = DTYPES[self.a_dtype], DTYPES[self.b_dtype]

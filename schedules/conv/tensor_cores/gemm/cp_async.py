@@ -53,6 +53,22 @@ def cp_async(
     emit_ptx(mnemonic, destination, source.access_ptr("r", offset=index), nbytes, *source_bytes)
 
 
+def copy_elements(
+    destination: Expr, source: Buffer, index: Expr, nbytes: int, is_inside: Expr, register: Buffer
+) -> None:
+    """Copy 2, 4, 8 or 16 bytes of contiguous elements to shared memory, or zeros if not `is_inside`.
+
+    cp.async copies at least 4 bytes; an element of 16 bits passes through `register`, an array of uint32.
+    """
+    if nbytes >= MIN_COPY_BYTES:
+        cp_async(destination, source, index, nbytes, is_inside)
+        return
+    store(register, 0, T.uint32(0))
+    with if_(is_inside):
+        load_global(register, source, index, 1)
+    emit_ptx("st.shared.b16", destination, T.Cast("uint16", register[0]))
+
+
 @dataclass(frozen=True)
 class CopyThreads:
     """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row.
@@ -141,15 +157,9 @@ class _GatherLoader:
 
     def _copy_piece(self, destination: Expr, element: int, index: Expr, is_inside: Expr) -> None:
         """Copy contiguous elements to shared memory, or zeros if not `is_inside`."""
-        nbytes = self._contiguous * self._itemsize
         destination = destination + to_uint32(element * self._itemsize)
-        if nbytes >= MIN_COPY_BYTES:
-            cp_async(destination, self._source, index, nbytes, is_inside)
-            return
-        store(self._half, 0, T.uint32(0))
-        with if_(is_inside):
-            load_global(self._half, self._source, index, 1)
-        emit_ptx("st.shared.b16", destination, T.Cast("uint16", self._half[0]))
+        nbytes = self._contiguous * self._itemsize
+        copy_elements(destination, self._source, index, nbytes, is_inside, self._half)
 
 
 class ImageGather(_GatherLoader):
@@ -234,7 +244,7 @@ class FilterGather(_GatherLoader):
         shape, copy = self._shape, self._copy
         with unrolled_loop(copy.passes, "i") as i:
             row = T.min(first_row + copy.row + i * copy.rows_per_pass, shape.n - 1)
-            store(self._offset, i, (group * shape.n + row) * shape.k)
+            store(self._offset, i, self._row_offset(row, group))
 
     def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
         """Start the copies of a K tile to an offset in a stage."""
@@ -242,7 +252,30 @@ class FilterGather(_GatherLoader):
         for element, k in self._pieces(first_k):
             with self._copy.rows_loop() as i:
                 address = self._row_address(destination, i)
-                self._copy_piece(address, element, self._offset[i] + k, self._is_valid_k(k))
+                self._copy_piece(address, element, self._offset[i] + self._k_offset(k), self._is_valid_k(k))
+
+    def _row_offset(self, row: Expr, group: Expr) -> Expr:
+        """Return the index of a filter of a group."""
+        return (group * self._shape.n + row) * self._shape.k
+
+    def _k_offset(self, k: Expr) -> Expr:
+        """Return the distance of an element of the reduction from the first one of its row."""
+        return k
+
+
+class TransposedFilterGather(FilterGather):
+    """The filters of a dgrad from a transposed weight (taps, channels of a group, filters of all groups).
+
+    Rows are channels, and the reduction runs over flipped taps and the filters of a group.
+    """
+
+    def _row_offset(self, row: Expr, group: Expr) -> Expr:
+        return row * (self._shape.groups * self._channels) + group * self._channels
+
+    def _k_offset(self, k: Expr) -> Expr:
+        # Beyond the last tap nothing is read, and the index only has to stay inside.
+        tap = T.max(self._shape.k // self._channels - 1 - k // self._channels, 0)
+        return tap * (self._shape.n * self._shape.groups * self._channels) + k % self._channels
 
 
 def _has_border(w: Conv, axis: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -27,7 +28,6 @@ from ....tir_builder import (
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
-from .cp_async import FilterGather, ImageGather
 from .pipelines import CpAsyncPipeline
 from .smem_layout import SmemLayout
 from .tile_scheduler import KRange, WorkTile
@@ -127,6 +127,16 @@ class WarpTiling:
         return tile.n + (self.warp_n * self.mmas_n + mma_n) * self.atom.n + self.thread.lane % 4 * 2
 
 
+class OperandLoader(Protocol):
+    """How the threads of a CTA copy K tiles of an operand to shared memory."""
+
+    def locate(self, first_row: Expr, group: Expr) -> None:
+        """Compute what the following copies of a work tile read; `first_row` is its first row along M or N."""
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of a K tile to an offset in a stage."""
+
+
 @dataclass(frozen=True)
 class MmaSyncMainloop:
     """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles.
@@ -148,8 +158,8 @@ class MmaSyncMainloop:
     tiling: WarpTiling
     a_layout: SmemLayout
     b_layout: SmemLayout
-    a: ImageGather
-    b: FilterGather
+    a: OperandLoader
+    b: OperandLoader
     block_k: int
     k_range: KRange
     pipeline: CpAsyncPipeline

@@ -7,6 +7,8 @@
 | strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
+wgmma does not transpose operands of 32 bits, so the filters of TF32 gradients are transposed first, and are K-major.
+
 The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)
 """
@@ -19,7 +21,7 @@ from dataclasses import dataclass, replace
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import Major
 from .residue_classes import ResidueClasses
 from .tma_loaders import (
@@ -34,6 +36,7 @@ from .tma_loaders import (
     ResidueImage,
     ResidueTapIterator,
     TapIterator,
+    TapMatrices,
     TmaLoader,
     TransposedFilters,
 )
@@ -132,10 +135,14 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
 def make_dgrad(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box_pixels: int = 0) -> ConvProblem:
     """Return the product of a dgrad of stride 1, which is a convolution of dY with transposed and flipped filters.
 
-    The arguments are those of `make_fprop` for the convolution of dY, whose filters are read from the weight as it is.
+    The arguments are those of `make_fprop` for the convolution of dY, whose filters are read from the weight as it is,
+    or from the transposed one if elements have 32 bits.
     """
     problem = make_fprop(w, rows_per_copy, shares_taps, input_box_pixels)
     shape = problem.shape
+    if shape.itemsize == ACCUMULATOR_BYTES:
+        matrices = TapMatrices(w.storage, shape.n, w.kernel, w.C, flips_taps=True)
+        return replace(problem, b=Operand("K", w.dtype, matrices, channels_per_group=shape.channels_per_group))
     filters = FlippedFilters(w.storage, w.C, w.kernel, shape.n)
     b = Operand("K", w.dtype, filters, Major.MN, channels_per_group=shape.channels_per_group)
     return replace(problem, b=b)
@@ -149,11 +156,15 @@ def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
         shape: The extents of the class that has most taps.
     """
     residues = ResidueClasses.from_workload(w)
-    filters, channels = TransposedFilters(w.storage, w.O, w.kernel, shape.n), shape.channels_per_group
+    channels = shape.channels_per_group
+    filters: TmaLoader = TransposedFilters(w.storage, w.O, w.kernel, shape.n)
+    major = Major.MN
+    if shape.itemsize == ACCUMULATOR_BYTES:
+        filters, major = TapMatrices(w.storage, shape.n, w.kernel, w.O), Major.K
     return ConvProblem(
         shape,
         a=Operand("X", w.dtype, ResidueImage(w, residues), channels_per_group=channels),
-        b=Operand("K", w.dtype, filters, Major.MN, channels_per_group=channels),
+        b=Operand("K", w.dtype, filters, major, channels_per_group=channels),
         c="Y",
         taps=w.kernel,
         residues=residues,

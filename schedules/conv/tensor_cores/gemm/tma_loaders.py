@@ -389,6 +389,32 @@ class FlippedFilters(TransposedFilters):
 
 
 @dataclass(frozen=True)
+class TapMatrices(FilterMatrix):
+    """A transposed weight (taps, channels, filters) for operands of 32 bits, which wgmma does not transpose.
+
+    Rows are the second axis, and what the base class calls channels is the last one.
+
+    Attributes:
+        flips_taps: Whether the taps of the product are those of the weight in the opposite order.
+    """
+
+    flips_taps: bool = False
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of rows × channels of one tap."""
+        extents, box = (self.channels, self.filters, math.prod(self.kernel)), (box_channels, box_rows, 1)
+        strides, itemsize = (self.channels, self.channels * self.filters), get_itemsize(self.dtype)
+        return maps.make_tiled_map(self.dtype, itemsize, extents, strides, box, swizzle_bytes)
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy channels of one tap of neighbouring rows."""
+        channel, taps, tap_idx = k[0], k[1 : 1 + len(self.kernel)], 0
+        for size, tap in zip(self.kernel, taps, strict=True):
+            tap_idx = tap_idx * size + (size - 1 - tap if self.flips_taps else tap)
+        copy.issue(destination, (channel, *position, tap_idx))
+
+
+@dataclass(frozen=True)
 class ChannelsFirstPixels:
     """Channels-first images (N, channels, pixels) for filters of one tap: neighbouring pixels are contiguous.
 

@@ -21,7 +21,6 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
@@ -32,7 +31,6 @@ from ....tir_builder import (
     Register,
     allocate,
     block_axes,
-    build_schedule,
     emit_call,
     emit_ptx,
     fill_zeros,
@@ -46,6 +44,7 @@ from ....tir_builder import (
     thread_axis,
     to_uint32,
 )
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..stem.cta import join_halves
@@ -65,7 +64,7 @@ from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, for_each_element, wait_f
     *(*DGRAD, *TRANSPOSE),
     dtypes=("float16", "bfloat16"),
     usage=compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_form_gradient_units),
+    condition=can_form_gradient_units,
     search_if=can_form_gradient_units,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
@@ -73,8 +72,8 @@ from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, for_each_element, wait_f
 )
 def grouped_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of dY, in shared memory, by filters that stay in registers."""
-    config = declare_knobs(w, k)
-    return build_schedule(w, lambda arguments: GroupedDgradKernel(config, arguments).emit())
+    config = declare_knobs(view_channels_last(w), k)
+    return build_channels_last_gradient(w, lambda arguments: GroupedDgradKernel(config, arguments).emit())
 
 
 class GroupedDgradKernel:

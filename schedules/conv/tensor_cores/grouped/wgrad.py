@@ -20,20 +20,17 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ....primitives import disable_buffer_reuse
 from ....tir_builder import (
     Buffer,
     Expr,
     Register,
     allocate,
     block_axes,
-    build_schedule,
     emit_call,
     emit_ptx,
     fill_zeros,
@@ -45,6 +42,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import WGRAD
 from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
@@ -62,7 +60,7 @@ from .wgrad_config import (
     *WGRAD,
     dtypes=("float16", "bfloat16"),
     usage=compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_form_units),
+    condition=can_form_units,
     search_if=can_form_units,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
@@ -70,16 +68,17 @@ from .wgrad_config import (
 )
 def grouped_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of X and dY over tiles of pixels in shared memory, and add parts in order."""
-    config = declare_knobs(w, k)
-    num_sums = _count_elements(w.argument_shapes[-1])
+    config = declare_knobs(view_channels_last(w), k)
+    result_shape = config.w.argument_shapes[-1]
+    num_sums = _count_elements(result_shape)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", config.num_partial_sums * num_sums, ACCUMULATOR, "global")
         GroupedWgradKernel(config, arguments, workspace).emit()
-        shape, result = w.argument_shapes[-1], arguments[w.RESULT]
+        result = arguments[w.RESULT]
 
         def store_result(number: Expr, value: Expr) -> None:
-            index = _split_index(number, shape)
+            index = _split_index(number, result_shape)
             rounded = epilogue.apply_to_expression(
                 w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
             )
@@ -87,9 +86,7 @@ def grouped_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
         emit_sum_of_parts(config.num_partial_sums, num_sums, workspace, store_result)
 
-    built = build_schedule(w, emit)
-    disable_buffer_reuse(built)
-    return built
+    return build_channels_last_gradient(w, emit)
 
 
 class GroupedWgradKernel:

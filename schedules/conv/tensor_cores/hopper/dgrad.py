@@ -3,7 +3,8 @@
 The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
 output channels are the weight's channels, and taps are flipped. No filter is transposed in memory. TMA copies a box of
 the weight as it is, channels × filters of the flipped tap, and `wgmma` reads it as an MN-major operand. All else, such
-as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`.
+as clusters, split reductions, taps that share a copy, and epilogues, is that of `hopper`. wgmma does not transpose TF32
+operands, so a launch of its own transposes the weight for them.
 
 The gradients of other strides are several such convolutions, which `strided_dgrad` computes in one launch.
 """
@@ -16,17 +17,19 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....primitives import keep_allocated_sizes
-from ....tir_builder import build_schedule
+from ....tir_builder import Buffer
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
+from ..filter_transposition import emit_transposed_filters
 from ..gemm.problem import make_dgrad
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
@@ -36,12 +39,12 @@ from .latency import estimate_latency_us
 from .tile_config import KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
 
-DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
+DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def can_load_gradient_by_tma(w: InputGradient) -> bool:
     """Whether TMA can copy both operands: channels of a group fill 16-byte chunks, and offsets are in its range."""
-    conv = w.direct_convolution
+    conv = view_channels_last(w).direct_convolution
     if conv is None:
         return strided_dgrad.can_load_by_tma(w)
     shape = ImplicitGemmShape.from_workload(conv)
@@ -50,13 +53,14 @@ def can_load_gradient_by_tma(w: InputGradient) -> bool:
 
 def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
+    w = view_channels_last(w)
     conv = w.direct_convolution
     return compute_usage(conv, columns) if conv else strided_dgrad.compute_strided_usage(w, columns)
 
 
 def is_gradient_promising(w: InputGradient) -> bool:
     """Return whether each group has enough input and output channels for wgmma."""
-    conv = w.direct_convolution
+    conv = view_channels_last(w).direct_convolution
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
@@ -73,6 +77,7 @@ def select_default(conv: Conv) -> HopperTileConfig:
 
 def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts; see `list_starting_configs`."""
+    w = view_channels_last(w)
     conv = w.direct_convolution
     if conv is None:
         return strided_dgrad.list_strided_starting_configs(w)
@@ -83,10 +88,10 @@ def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
     usage=compute_gradient_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_gradient_by_tma),
+    condition=can_load_gradient_by_tma,
     search_if=is_gradient_promising,
     starting_configs=list_gradient_starting_configs,
-    supersedes=("implicit_gemm", "tiling"),
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
@@ -94,16 +99,24 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY with transposed filters, one for each residue class of the stride."""
     dy, filters = w.OPERANDS
     roles = {dy: "X", filters: "K", w.RESULT: "Y"}
-    conv = w.direct_convolution
+    viewed = view_channels_last(w)
+    conv = viewed.direct_convolution
     if conv is None:
-        config = strided_dgrad.declare_strided_knobs(w, k)
-        emit = functools.partial(strided_dgrad.emit_strided_dgrad, w, config)
+        config = strided_dgrad.declare_strided_knobs(viewed, k)
+        emit = functools.partial(strided_dgrad.emit_strided_dgrad, viewed, config)
     else:
         config = declare_knobs(conv, k, select_default(conv))
         description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
-    s = build_schedule(w, lambda arguments: emit({roles.get(name, name): each for name, each in arguments.items()}))
+
+    def emit_launches(arguments: dict[str, Buffer]) -> None:
+        arguments = {roles.get(name, name): each for name, each in arguments.items()}
+        if get_itemsize(w.storage) == ACCUMULATOR_BYTES:
+            arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
+        emit(arguments)
+
+    built = build_channels_last_gradient(w, emit_launches)
     if conv is None:
-        keep_allocated_sizes(s)
-    return s
+        keep_allocated_sizes(built)
+    return built

@@ -16,14 +16,14 @@ import math
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, ONE_GROUP, all_of
+from tvmconv.requirements import ONE_GROUP, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ....primitives import disable_buffer_reuse
-from ....tir_builder import Buffer, Expr, allocate, build_schedule
+from ....tir_builder import Buffer, Expr, allocate
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import WGRAD
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.problem import make_wgrad
@@ -39,43 +39,42 @@ REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels p
 
 def can_load_wgrad_by_tma(w: WeightGradient) -> bool:
     """Whether TMA can copy both operands: channels of X and dY fill 16-byte chunks."""
-    forward = w.forward
+    forward = view_channels_last(w).forward
     itemsize = ImplicitGemmShape.from_workload(forward).itemsize
     return can_load_by_tma(forward) and forward.O * itemsize % VECTOR_BYTES == 0
 
 
 def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    return make_family(w).compute_usage(columns)
+    return make_family(view_channels_last(w)).compute_usage(columns)
 
 
 @schedule(
     *WGRAD,
     dtypes=DTYPES,
     usage=compute_wgrad_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, can_load_wgrad_by_tma),
+    condition=all_of(ONE_GROUP, can_load_wgrad_by_tma),
     search_if=can_load_wgrad_by_tma,
-    starting_configs=lambda w: [config for config, _ in list_best_configs(w)[1:]],
-    supersedes=("implicit_gemm",),
+    starting_configs=lambda w: [config for config, _ in list_best_configs(view_channels_last(w))[1:]],
+    supersedes=("mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def hopper(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the partial products, and the sum of the parts."""
-    config, parts = declare_knobs(w, k)
-    product, columns_per_tap = make_family(w).products[parts], choose_columns_per_tap(w.forward)
+    viewed = view_channels_last(w)
+    config, parts = declare_knobs(viewed, k)
+    product, columns_per_tap = make_family(viewed).products[parts], choose_columns_per_tap(viewed.forward)
     shape = ImplicitGemmShape.from_workload(product)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", shape.m * shape.groups * shape.n, ACCUMULATOR, "global")
-        problem = make_wgrad(w.forward, shape, columns_per_tap)
+        problem = make_wgrad(viewed.forward, shape, columns_per_tap)
         emit_kernel(product, config, {**arguments, "Y": workspace}, make_problem=lambda *_: problem)
         reduction = make_reduction(w, shape, columns_per_tap)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
-    schedule = build_schedule(w, emit)
-    disable_buffer_reuse(schedule)  # TVM does not see what TMA writes to the workspace
-    return schedule
+    return build_channels_last_gradient(w, emit)
 
 
 def make_reduction(w: WeightGradient, shape: ImplicitGemmShape, columns_per_tap: int) -> WorkspaceReduction:

@@ -31,14 +31,26 @@ from .tile_config import MmaSyncTileConfig
 REDUCTION_THREADS = 256  # threads per CTA of the sum of parts
 
 
-def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
+def emit_kernels(
+    w: Conv,
+    config: MmaSyncTileConfig,
+    arguments: dict[str, Buffer],
+    filter_gather: type[FilterGather] = FilterGather,
+) -> None:
+    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace.
+
+    Args:
+        w: The convolution.
+        config: The tile config.
+        arguments: Argument buffers by name.
+        filter_gather: Loader of the filters, for the order in which they are in memory.
+    """
     if not config.uses_workspace_reduction:
-        emit_kernel(w, config, arguments, None)
+        emit_kernel(w, config, arguments, None, filter_gather)
         return
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
-    emit_kernel(w, config, arguments, workspace)
+    emit_kernel(w, config, arguments, workspace, filter_gather)
     vector = math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
 
     def locate(item: Expr) -> OutputVector:
@@ -50,7 +62,13 @@ def emit_kernels(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer
     reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, "Y")
 
 
-def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer], workspace: Buffer | None) -> None:
+def emit_kernel(
+    w: Conv,
+    config: MmaSyncTileConfig,
+    arguments: dict[str, Buffer],
+    workspace: Buffer | None,
+    filter_gather: type[FilterGather] = FilterGather,
+) -> None:
     """Emit the kernel that multiplies.
 
     Args:
@@ -58,6 +76,7 @@ def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]
         config: The tile config.
         arguments: Argument buffers by name.
         workspace: Partial sums of a split reduction; None without a workspace.
+        filter_gather: Loader of the filters.
     """
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
@@ -66,7 +85,7 @@ def emit_kernel(w: Conv, config: MmaSyncTileConfig, arguments: dict[str, Buffer]
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w, config, position.thread)
-        mainloop = make_mainloop(w, config, tiling, arguments, split, smem)
+        mainloop = make_mainloop(w, config, tiling, arguments, split, smem, filter_gather)
         epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
 
@@ -123,7 +142,13 @@ def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> W
 
 
 def make_mainloop(
-    w: Conv, config: MmaSyncTileConfig, tiling: WarpTiling, arguments: Mapping[str, Buffer], split: Expr, smem: Expr
+    w: Conv,
+    config: MmaSyncTileConfig,
+    tiling: WarpTiling,
+    arguments: Mapping[str, Buffer],
+    split: Expr,
+    smem: Expr,
+    filter_gather: type[FilterGather],
 ) -> MmaSyncMainloop:
     """Return the mainloop: layouts and loaders of the operands, fragments and stages."""
     shape, atom = ImplicitGemmShape.from_workload(w), tiling.atom
@@ -137,7 +162,7 @@ def make_mainloop(
         a_layout,
         b_layout,
         ImageGather(w, arguments["X"], config.block_k, k_extent, a_copy),
-        FilterGather(shape, w.storage, arguments["K"], config.block_k, k_extent, b_copy),
+        filter_gather(shape, w.storage, arguments["K"], config.block_k, k_extent, b_copy),
         config.block_k,
         k_range,
         CpAsyncPipeline(config.stages),

@@ -1,3 +1,3 @@
 """`stem`: first layers of a network, which have few input channels."""
 
-from . import schedule  # noqa: F401
+from . import dgrad, schedule, wgrad  # noqa: F401

@@ -1,0 +1,58 @@
+"""Channels-first gradients by channels-last kernels: arrays are transposed by launches of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from tvm.s_tir import Schedule
+
+from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+from ..primitives import disable_buffer_reuse, mark_constant_args
+from ..tir_builder import Buffer, allocate_tensor, build_schedule
+from .layout_conversion import emit_transpose
+
+Gradient = TypeVar("Gradient", bound=DerivedConv)
+
+
+def view_channels_last(w: Gradient) -> Gradient:
+    """Return a gradient with the same sizes, channels last."""
+    return dataclasses.replace(w, layout=CHANNELS_LAST)  # type: ignore[type-var]
+
+
+def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[str, Buffer]], None]) -> Schedule:
+    """Return the schedule of kernels that compute a gradient channels last, with conversions if it is channels first.
+
+    Each array (first, second, space) becomes (first, space, second), and the result is transposed back. Arrays with
+    one second axis or one position in space are the same in both layouts.
+
+    Args:
+        w: The gradient or transposed convolution.
+        emit_kernels: Function that emits the kernels; it receives buffers by name, all of them channels last.
+    """
+    shapes = dict(zip(w.argument_names, w.argument_shapes, strict=True))
+
+    def emit(arguments: dict[str, Buffer]) -> None:
+        converted, result = dict(arguments), list(arguments)[-1]
+        for name, shape in shapes.items() if w.layout != CHANNELS_LAST else ():
+            if len(shape) < 3 or min(shape[1], math.prod(shape[2:])) == 1:
+                continue
+            first, second, *space = shape
+            dtype = str(arguments[name].dtype)
+            converted[name] = allocate_tensor(f"{name}_last", (first, *space, second), dtype, "global")
+            if name != result:
+                emit_transpose(arguments[name], converted[name], first, second, math.prod(space))
+        emit_kernels(converted)
+        if converted[result] is not arguments[result]:
+            images, channels, *space = shapes[result]
+            emit_transpose(converted[result], arguments[result], images, math.prod(space), channels)
+
+    schedule = build_schedule(w, emit)
+    if isinstance(w, TransposedConv):
+        mark_constant_args(schedule, "K")  # kernels that transpose the weight run once
+    disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
+    return schedule

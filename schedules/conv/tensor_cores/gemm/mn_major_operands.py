@@ -1,0 +1,279 @@
+"""Operands of mma.sync whose rows in shared memory are K, as in a wgrad: pixels × channels, channels contiguous.
+
+The mma instruction has fragments with K along their rows. Elements of 16 bits are transposed by `ldmatrix`. Elements of
+32 bits are loaded one by one, by plain loads: a fragment of m16n8k8 has eight neighbouring channels of four pixels.
+
+Sources: PTX ISA, "mma.sync.m16n8k8 with .tf32", "ldmatrix"; CUTLASS,
+`include/cutlass/gemm/warp/mma_tensor_op_tile_iterator.h`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ....tir_builder import Buffer, Expr, Register, allocate, emit_ptx, logical_and, store, to_uint32, unrolled_loop
+from ..implicit_gemm_shape import VECTOR_BYTES
+from .atoms import MmaSyncAtom, ldmatrix_x4
+from .cp_async import CopyThreads, copy_elements
+from .mma_sync_mainloop import MmaSyncMainloop
+from .smem_layout import CHUNK_BYTES, MAX_SWIZZLE_BYTES, SmemLayout
+
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class WordLayout(SmemLayout):
+    """A tile of 32-bit elements of which a warp reads eight neighbours in each of four rows.
+
+    The eight are two chunks of 16 bytes, so pairs of chunks are permuted, and four rows occupy all banks.
+    """
+
+    def swizzle_mask(self, row: Expr) -> Expr:
+        """Return the number with which the index of a 16-byte chunk in a row is XORed; it is even."""
+        rows_per_128_bytes = max(1, MAX_SWIZZLE_BYTES // self.row_bytes)
+        return row // rows_per_128_bytes % (min(self.row_bytes, MAX_SWIZZLE_BYTES) // CHUNK_BYTES // 2) * 2
+
+
+def make_mn_major_layout(block_k: int, block_mn: int, itemsize: int) -> SmemLayout:
+    """Return the layout of a tile of `block_k` rows of `block_mn` contiguous elements."""
+    return (WordLayout if itemsize == WORD_BYTES else SmemLayout)(block_k, block_mn * itemsize)
+
+
+class PixelGather:
+    """Operand of pixels × channels: dY of a wgrad, whose rows along K are contiguous.
+
+    Args:
+        source: The tensor (pixels, groups × channels).
+        num_pixels: Pixels of the batch, beyond which zeros are copied.
+        groups: Groups of channels.
+        channels: Channels per group, beyond which zeros are copied.
+        copy: Division among threads.
+    """
+
+    def __init__(self, source: Buffer, num_pixels: int, groups: int, channels: int, copy: CopyThreads) -> None:
+        self._source, self._num_pixels, self._copy = source, num_pixels, copy
+        self._channels, self._pitch = channels, groups * channels
+        self._pieces = _Pieces(str(source.dtype), channels, copy)
+        self._column, self._first = allocate("dy_column", 1, "int32"), allocate("dy_channel", 1, "int32")
+
+    def locate(self, first_column: Expr, group: Expr) -> None:
+        """Compute the channels of a work tile that this thread copies."""
+        store(self._column, 0, first_column + self._copy.chunk * self._pieces.elements_per_chunk)
+        store(self._first, 0, self._column[0] + group * self._channels)
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of a K tile to an offset in a stage."""
+
+        def locate_piece(pixel: Expr, element: int) -> tuple[Expr, Expr]:
+            index = pixel * self._pitch + self._first[0] + element
+            return index, logical_and(pixel < self._num_pixels, self._column[0] + element < self._channels)
+
+        self._pieces.load(self._source, self._copy.destination(stage, offset), first_k, locate_piece)
+
+
+class WindowGather:
+    """Operand of pixels × (tap, channel): X of a wgrad, at the pixels under the taps of the forward convolution.
+
+    K tiles are copied one after another. From one row of a thread to the next, also across K tiles, coordinates advance
+    by additions with carries, because divisions would take longer than the products.
+
+    Args:
+        w: The forward convolution.
+        source: The image.
+        copy: Division among threads.
+    """
+
+    def __init__(self, w: Conv, source: Buffer, copy: CopyThreads) -> None:
+        self._w, self._source, self._copy = w, source, copy
+        self._channels = w.C // w.groups
+        self._pieces = _Pieces(str(source.dtype), self._channels, copy)
+        shape = (w.N, *w.input_size, w.C)
+        self._strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        count = len(self._pieces.first_elements)
+        self._column = allocate("x_column", 1, "int32")
+        self._offset = allocate("x_offset", count, "int32")  # of each piece, from the pixel under the first tap
+        self._steps = [allocate(f"tap_step_{axis}", count, "int32") for axis in range(w.spatial_ndim)]
+        self._image, self._carry, self._is_started = Register("x_image"), Register("carry"), False
+        self._positions = [Register(f"position_{axis}") for axis in range(w.spatial_ndim)]
+
+    def locate(self, first_column: Expr, group: Expr) -> None:
+        """Compute the taps and channels of a work tile that this thread copies."""
+        w = self._w
+        store(self._column, 0, first_column + self._copy.chunk * self._pieces.elements_per_chunk)
+        for piece, element in enumerate(self._pieces.first_elements):
+            column = self._column[0] + element
+            tap, offset = column // self._channels, column % self._channels + group * self._channels
+            for axis, steps in enumerate(self._steps):
+                tap_along_axis = tap // math.prod(w.kernel[axis + 1 :]) % w.kernel[axis]
+                store(steps, piece, tap_along_axis * w.dilation[axis] - w.pad_low[axis])
+                offset = offset + steps[piece] * self._strides[1 + axis]
+            store(self._offset, piece, offset)
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of the next K tile to an offset in a stage."""
+        w, columns = self._w, math.prod(self._w.kernel) * self._channels
+        if not self._is_started:
+            self._seek(first_k + self._copy.row)
+        self._is_started = True
+
+        def locate_piece(_pixel: Expr, element: int) -> tuple[Expr, Expr]:
+            piece = self._pieces.first_elements.index(element)
+            index = self._image.value * self._strides[0] + self._offset[piece]
+            checks = [self._image.value < w.N, self._column[0] + element < columns]
+            for axis, position in enumerate(self._positions):
+                coordinate = position.value * w.stride[axis]
+                index = index + coordinate * self._strides[1 + axis]
+                checks.append(T.Cast("uint32", coordinate + self._steps[axis][piece]) < T.uint32(w.input_size[axis]))
+            return index, logical_and(*checks)
+
+        destination = self._copy.destination(stage, offset)
+        self._pieces.load(self._source, destination, first_k, locate_piece, self._advance)
+
+    def _seek(self, pixel: Expr) -> None:
+        """Compute the image and the position of a pixel."""
+        sizes = self._w.output_size
+        self._image.set(pixel // math.prod(sizes))
+        for axis, position in enumerate(self._positions):
+            position.set(pixel // math.prod(sizes[axis + 1 :]) % sizes[axis])
+
+    def _advance(self) -> None:
+        """Move to the next row of this thread; its rows are evenly spaced, also across K tiles."""
+        step, carry = min(self._copy.rows_per_pass, self._copy.layout.rows), 0
+        for size, position in zip(self._w.output_size[::-1], self._positions[::-1], strict=True):
+            step, digit = divmod(step, size)
+            position.set(position.value + (digit + carry))
+            self._carry.set(T.Select(position.value >= size, 1, 0))
+            position.set(position.value - self._carry.value * size)
+            carry = self._carry.value
+        self._image.set(self._image.value + (step + carry))
+
+
+class _Pieces:
+    """The pieces of a thread's chunk of 16 bytes whose elements are contiguous in memory, and their copies."""
+
+    def __init__(self, dtype: str, channels: int, copy: CopyThreads) -> None:
+        self._itemsize, self._copy = get_itemsize(dtype), copy
+        self.elements_per_chunk = VECTOR_BYTES // self._itemsize
+        self._contiguous = math.gcd(channels, self.elements_per_chunk)
+        self.first_elements = list(range(0, self.elements_per_chunk, self._contiguous))
+        self._half = allocate("gathered", 1, "uint32")
+
+    def load(
+        self,
+        source: Buffer,
+        destination: Expr,
+        first_k: Expr,
+        locate: Callable[[Expr, int], tuple[Expr, Expr]],
+        advance: Callable[[], None] | None = None,
+    ) -> None:
+        """Start the copies of this thread's chunk of each of its rows.
+
+        Args:
+            source: The tensor.
+            destination: Shared-memory address of the thread's first chunk.
+            first_k: First row.
+            locate: Function from a row and the first element of a piece to the index in the tensor, and whether to
+                copy it; otherwise it becomes zeros.
+            advance: Function that is called after each row.
+        """
+        copy, nbytes = self._copy, self._contiguous * self._itemsize
+        with copy.rows_loop() as i:
+            row = first_k + copy.row + i * copy.rows_per_pass
+            address = destination + to_uint32(i * copy.rows_per_pass * copy.layout.row_bytes)
+            for element in self.first_elements:
+                index, is_inside = locate(row, element)
+                piece = address + to_uint32(element * self._itemsize)
+                copy_elements(piece, source, T.Select(is_inside, index, 0), nbytes, is_inside, self._half)
+            if advance:
+                advance()
+
+
+@dataclass(frozen=True)
+class MnMajorMainloop(MmaSyncMainloop):
+    """The mainloop of operands whose rows in shared memory are K."""
+
+    def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        """Load this warp's operands of one step along K into one of two register sets."""
+        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        atom_k = atom.k_bytes // atom.itemsize
+        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * atom_k
+        a_operand = self._stage(stage)
+        b_operand = a_operand + to_uint32(self.a_layout.nbytes)
+        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
+            registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
+            load_a_fragment(registers, atom, self.a_layout, a_operand, first_k, column, lane)
+        with unrolled_loop(tiling.mmas_n // 2, "j") as pair:
+            registers, column = self._b_fragment(fragment_set, pair * 2, 2), tiling.first_column + pair * (2 * atom.n)
+            load_b_fragments(registers, atom, self.b_layout, b_operand, first_k, column, lane)
+
+
+def load_a_fragment(
+    registers: Sequence[Expr],
+    atom: MmaSyncAtom,
+    layout: SmemLayout,
+    operand: Expr,
+    first_k: Expr,
+    first_column: Expr,
+    lane: Expr,
+) -> None:
+    """Load the fragment of operand A of one mma.
+
+    Args:
+        registers: The four registers of the fragment.
+        atom: The mma.
+        layout: Layout of the operand in shared memory.
+        operand: Its shared-memory address.
+        first_k: First row of shared memory, a multiple of the mma's K.
+        first_column: First column of shared memory, a multiple of 16.
+        lane: Index of the thread in its warp.
+    """
+    if atom.itemsize == WORD_BYTES:
+        for e, register in enumerate(registers):
+            _load_word(register, layout, operand, first_k + e // 2 * 4, first_column + e % 2 * 8, lane)
+        return
+    chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 8 % 2
+    _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 16 * 8), chunk, lane)
+
+
+def load_b_fragments(
+    registers: Sequence[Expr],
+    atom: MmaSyncAtom,
+    layout: SmemLayout,
+    operand: Expr,
+    first_k: Expr,
+    first_column: Expr,
+    lane: Expr,
+) -> None:
+    """Load the fragments of operand B of two neighbouring mmas; the arguments are those of `load_a_fragment`."""
+    if atom.itemsize == WORD_BYTES:
+        for e, register in enumerate(registers):
+            _load_word(register, layout, operand, first_k + e % 2 * 4, first_column + e // 2 * atom.n, lane)
+        return
+    chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 16
+    _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 8 % 2 * 8), chunk, lane)
+
+
+def _load_word(
+    register: Expr, layout: SmemLayout, operand: Expr, first_k: Expr, first_column: Expr, lane: Expr
+) -> None:
+    """Load element (lane mod 4, lane / 4) of a matrix of 4 rows × 8 columns of 32 bits."""
+    # Rows that are four apart have the same mask, and first_k is a multiple of four.
+    chunk = (first_column * WORD_BYTES // CHUNK_BYTES + lane // 16) ^ layout.swizzle_mask(lane % 4)
+    offset = to_uint32(chunk * CHUNK_BYTES + lane // 4 % 4 * WORD_BYTES)
+    emit_ptx("ld.shared.b32", register, operand + offset + to_uint32((first_k + lane % 4) * layout.row_bytes))
+
+
+def _load_transposed(
+    registers: Sequence[Expr], layout: SmemLayout, operand: Expr, row: Expr, chunk: Expr, lane: Expr
+) -> None:
+    """Load four matrices of 8 rows × 16 bytes, transposed; matrices begin at multiples of 8 rows."""
+    chunk = chunk ^ layout.swizzle_mask(lane % 8)
+    address = operand + to_uint32(row * layout.row_bytes) + to_uint32(chunk * CHUNK_BYTES)
+    ldmatrix_x4(registers, address, transposed=True)

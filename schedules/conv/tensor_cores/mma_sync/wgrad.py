@@ -1,0 +1,139 @@
+"""Gradients of weights by mma.sync, in float16, bfloat16 and TF32, for all tensor cores since sm_80.
+
+The product has the filters as rows and (tap, channel) as columns, and its reduction runs over all pixels of the batch.
+cp.async copies tiles of pixels × channels of dY, and of X at the taps of the columns. Their channels are contiguous, so
+fragments are transposed on the way to registers (`..gemm.mn_major_operands`). wgmma has no such TF32 operands.
+
+CTAs share the pixels (`split_k`). A second kernel adds their float32 sums in order, so that results are the same bits
+in every run.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import ACCUMULATOR
+
+from ....tir_builder import Buffer, Expr, allocate, fill_zeros, if_
+from ...gradient_conversion import build_channels_last_gradient
+from ...gradient_operators import WGRAD
+from ..gemm.atoms import MmaSyncAtom, ThreadPosition
+from ..gemm.cp_async import CopyThreads
+from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
+from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
+from ..gemm.pipelines import CpAsyncPipeline
+from ..gemm.tile_scheduler import KRange, TileScheduler
+from ..gemm.workspace_reduction import store_partial_sums
+from ..implicit_gemm_shape import ImplicitGemmShape
+from ..wgrad_sums import make_wgrad_reduction, make_wgrad_shape
+from .schedule import DTYPES
+from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
+from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs
+
+
+def has_enough_channels(w: WeightGradient) -> bool:
+    """Return whether there is one group, or each group fills the rows and columns of an mma."""
+    return w.groups == 1 or (w.O // w.groups >= MMA_M and w.C // w.groups >= MMA_N)
+
+
+@schedule(
+    *WGRAD,
+    dtypes=DTYPES,
+    usage=compute_wgrad_usage,
+    search_if=has_enough_channels,
+    supersedes=("implicit_gemm", "tiling"),
+    device_kinds=("cuda",),
+    min_arch=80,
+)
+def mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
+    """Tile filters × (tap, channel) over CTAs and warps, pipeline tiles of pixels, and add the sums of all parts."""
+    config, shape = declare_wgrad_knobs(w, k), make_wgrad_shape(w)
+
+    def emit(arguments: dict[str, Buffer]) -> None:
+        num_sums = shape.groups * shape.m * shape.n
+        workspace = allocate("partial_sums", config.split_k * num_sums, ACCUMULATOR, "global")
+        emit_partial_sums(w, config, shape, arguments, workspace)
+        reduction = make_wgrad_reduction(shape, config.split_k)
+        reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
+
+    return build_channels_last_gradient(w, emit)
+
+
+def emit_partial_sums(
+    w: WeightGradient,
+    config: MmaSyncTileConfig,
+    shape: ImplicitGemmShape,
+    arguments: dict[str, Buffer],
+    workspace: Buffer,
+) -> None:
+    """Emit the kernel that multiplies; it stores sums to the workspace (parts, filters of a group, groups, columns)."""
+    num_ctas = int(config.num_tiles(shape))
+    tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
+    with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=False) as position:
+        smem = allocate_smem(int(compute_wgrad_smem_bytes(config, shape)))
+        tiling = make_wgrad_tiling(w, config, shape, position.thread)
+        k_range = KRange(position.split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
+        mainloop = make_wgrad_mainloop(w, config, shape, tiling, arguments, k_range, smem)
+        accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
+        tile = tiles.tile_at(position.index)
+        mainloop.locate(tile)
+        mainloop.fill()
+        fill_zeros(accumulators, tiling.num_accumulators)
+        mainloop.start()
+        mainloop.run(accumulators, None, False)
+        mainloop.pipeline.drain()
+        if tiling.warps_k > 1:
+            reduce_sliced_k(accumulators, tiling, smem)
+        with if_(tiling.holds_sums):
+            store_partial_sums(workspace, accumulators, tiling, tile, position.split, shape)
+
+
+def make_wgrad_tiling(
+    w: WeightGradient, config: MmaSyncTileConfig, shape: ImplicitGemmShape, thread: ThreadPosition
+) -> WarpTiling:
+    """Return the division of a tile among warps."""
+    atom = MmaSyncAtom(w.dtype, w.dtype)
+    return WarpTiling(
+        atom,
+        config.warps_m,
+        config.warps_n,
+        config.warps_k,
+        mmas_m=config.block_m // config.warps_m // atom.m,
+        mmas_n=config.block_n // config.warps_n // atom.n,
+        mmas_k=config.block_k * shape.itemsize // atom.k_bytes // config.warps_k,
+        thread=thread,
+    )
+
+
+def make_wgrad_mainloop(
+    w: WeightGradient,
+    config: MmaSyncTileConfig,
+    shape: ImplicitGemmShape,
+    tiling: WarpTiling,
+    arguments: dict[str, Buffer],
+    k_range: KRange,
+    smem: Expr,
+) -> MnMajorMainloop:
+    """Return the mainloop: layouts and loaders of both operands, fragments and stages."""
+    a_layout = make_mn_major_layout(config.block_k, config.block_m, shape.itemsize)
+    b_layout = make_mn_major_layout(config.block_k, config.block_n, shape.itemsize)
+    a_copy, b_copy = (CopyThreads(each, tiling.num_threads, tiling.thread.thread) for each in (a_layout, b_layout))
+    dy, image = (arguments[name] for name in w.OPERANDS)
+    return MnMajorMainloop(
+        tiling,
+        a_layout,
+        b_layout,
+        PixelGather(dy, shape.k, shape.groups, shape.m, a_copy),
+        WindowGather(w.forward, image, b_copy),
+        config.block_k,
+        k_range,
+        CpAsyncPipeline(config.stages),
+        smem,
+        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * tiling.atom.a_registers, "uint32"),
+        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * tiling.atom.b_registers, "uint32"),
+    )

@@ -1,0 +1,310 @@
+"""Configs of `stem` for gradients of inputs: a window of dY in shared memory, and warps along its rows and columns.
+
+The pixels of dX are divided into residue classes, each with taps of its own. All classes of a position read the same
+few elements of dY, so their channels together are the columns of one product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import (
+    CLOCKS_PER_MATRIX_MULTIPLY,
+    H200,
+    L2_CLOCKS,
+    PORTABLE_SHARED_BYTES,
+    SCHEDULERS,
+    WARP_SIZE,
+)
+from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+from ..gemm.atoms import MmaSyncAtom
+from ..gemm.residue_classes import ResidueClasses
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+
+ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
+WARPS_CHOICES = (1, 2, 4, 8)
+MAX_CTAS_CHOICES = (0, 132, 264, 396, 528)
+MAX_WARPS = 16
+MAX_COLUMNS = 64  # of all classes
+MAX_UNION_TAPS = 64  # elements of dY that the classes of a position read
+MAX_ACCUMULATORS = 96
+OVERHEAD_REGISTERS = 48
+REGISTERS_PER_SM = 65536
+SM_SHARED_BYTES = 227 << 10
+COPY_INSTRUCTIONS = 22  # of a copy, with its address and guards
+STORE_INSTRUCTIONS = 14  # of a vector of dX
+TILE_CYCLES = 400  # of the barriers and the addresses of a tile
+L2_BYTES_PER_CYCLE = 32  # of an SM
+
+
+@dataclasses.dataclass(frozen=True)
+class StemDgradConfig(TileConfig):
+    """One config, or many configs as columns.
+
+    Attributes:
+        w: The gradient, or the transposed convolution.
+        rows_per_warp: Rows of 16 positions that a warp computes.
+        warps_x: Warps along a row of positions.
+        warps_y: Warps along the rows.
+        max_ctas: Maximum number of CTAs, which share all tiles; 0 for one CTA per tile.
+    """
+
+    w: InputGradient
+    rows_per_warp: Any
+    warps_x: Any
+    warps_y: Any
+    max_ctas: Any
+
+    @property
+    def residues(self) -> ResidueClasses:
+        """Residue classes of the pixels of dX."""
+        return ResidueClasses.from_workload(self.w.forward)
+
+    @property
+    def classes_with_taps(self) -> tuple[int, ...]:
+        """Classes along each axis that have taps; they come first."""
+        return tuple(min(axis.taps, axis.tap_step) for axis in self.residues.axes)
+
+    @property
+    def union_taps(self) -> tuple[int, ...]:
+        """Elements of dY along each axis that the classes of a position read."""
+        return tuple(axis.max_offset + 1 for axis in self.residues.axes)
+
+    @property
+    def columns(self) -> int:
+        """Channels of dX of all classes with taps."""
+        return math.prod(self.classes_with_taps) * self.w.forward.C
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return get_itemsize(self.w.storage)
+
+    @property
+    def mmas_n(self) -> int:
+        """Instructions along the columns."""
+        return ceil_div(self.columns, MmaSyncAtom.n)
+
+    @property
+    def k_steps(self) -> int:
+        """Instructions along the channels of dY."""
+        return ceil_div(self.w.forward.O * self.itemsize, MmaSyncAtom.k_bytes)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes from a pixel of dY to the next in shared memory: an odd multiple of 16, against bank conflicts."""
+        return self.k_steps * MmaSyncAtom.k_bytes + VECTOR_BYTES
+
+    @property
+    def tile_size(self) -> tuple[Any, Any]:
+        """Positions of a tile along rows and columns."""
+        return self.rows_per_warp * self.warps_y, MmaSyncAtom.m * self.warps_x
+
+    @property
+    def window(self) -> tuple[Any, Any]:
+        """Rows and columns of dY that a tile reads."""
+        rows, columns = (tile + taps - 1 for tile, taps in zip(self.tile_size, self.union_taps, strict=True))
+        return rows, columns
+
+    @property
+    def window_bytes(self) -> Any:
+        """Bytes of the window."""
+        return self.window[0] * self.window[1] * self.pixel_bytes
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of the filters."""
+        return math.prod(self.union_taps) * self.mmas_n * MmaSyncAtom.n * self.pixel_bytes
+
+    @property
+    def result_row_elements(self) -> Any:
+        """Elements of a row of the tile of dX."""
+        return self.tile_size[1] * self.residues.axes[1].stride * self.w.forward.C
+
+    @property
+    def result_rows(self) -> Any:
+        """Rows of the tile of dX."""
+        return self.tile_size[0] * self.residues.axes[0].stride
+
+    @property
+    def result_bytes(self) -> Any:
+        """Bytes of the sums of the tile of dX, which replace the window."""
+        return self.result_rows * self.result_row_elements * ACCUMULATOR_BYTES
+
+    @property
+    def smem_bytes(self) -> Any:
+        """Bytes of shared memory."""
+        return self.filter_bytes + round_up(np.maximum(self.window_bytes, self.result_bytes), VECTOR_BYTES)
+
+    @property
+    def num_warps(self) -> Any:
+        """Warps per CTA."""
+        return self.warps_x * self.warps_y
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads per CTA."""
+        return self.num_warps * WARP_SIZE
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Accumulator registers per thread."""
+        return self.rows_per_warp * self.mmas_n * MmaSyncAtom.num_accumulators
+
+    @property
+    def registers(self) -> Any:
+        """Estimated registers per thread."""
+        filters = self.union_taps[0] * self.mmas_n * MmaSyncAtom.b_registers
+        return self.num_accumulators + filters + 2 * self.mmas_n + OVERHEAD_REGISTERS
+
+    @property
+    def pixel_tiles(self) -> tuple[Any, Any]:
+        """Numbers of tiles of an image along rows and columns."""
+        axes = zip(self.residues.axes, self.tile_size, strict=True)
+        rows, columns = (ceil_div(axis.positions, size) for axis, size in axes)
+        return rows, columns
+
+    @property
+    def num_tiles(self) -> Any:
+        """Tiles of the batch."""
+        return self.w.forward.N * self.pixel_tiles[0] * self.pixel_tiles[1]
+
+    @property
+    def num_blocks(self) -> Any:
+        """CTAs of the grid."""
+        return np.where(self.max_ctas == 0, self.num_tiles, np.minimum(self.num_tiles, self.max_ctas))
+
+    @property
+    def iterations(self) -> Any:
+        """Tiles of a CTA."""
+        return ceil_div(self.num_tiles, self.num_blocks)
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles: the bottleneck of an SM, and what does not overlap."""
+        register_limit = REGISTERS_PER_SM // (self.registers * self.num_threads)
+        resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), register_limit)
+        resident = np.clip(np.minimum(resident, 64 // self.num_warps), 1, None)
+        blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
+        tiles, slices = blocks_per_sm * self.iterations, self.union_taps[1] * self.k_steps
+        rows = self.rows_per_warp + self.union_taps[0] - 1
+        mmas = self.rows_per_warp * self.union_taps[0] * self.mmas_n
+        shared_cycles = 4 * rows + 2 * self.union_taps[0] * self.mmas_n
+        slice_instructions = mmas + rows + self.union_taps[0] * self.mmas_n + 6
+        vectors = self.k_steps * MmaSyncAtom.k_bytes / VECTOR_BYTES
+        copies = self.window[0] * self.window[1] * vectors * COPY_INSTRUCTIONS / WARP_SIZE
+        results = self.result_rows * self.result_row_elements
+        stores = results / self.store_vector * STORE_INSTRUCTIONS / WARP_SIZE
+        filters = self.filter_bytes / self.itemsize / WARP_SIZE * COPY_INSTRUCTIONS
+        overhead = (copies + stores) / self.num_warps + TILE_CYCLES + 3 * L2_CLOCKS
+        warp_cycles = overhead + slices * (40 + 1.5 * slice_instructions)
+        bytes_per_tile = self.window[0] * self.window[1] * vectors * VECTOR_BYTES + results * self.itemsize
+        terms = np.stack(
+            np.broadcast_arrays(
+                tiles * self.num_warps * slices * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
+                tiles * self.num_warps * slices * shared_cycles,
+                (tiles * (self.num_warps * slices * slice_instructions + copies + stores) + blocks_per_sm * filters)
+                / SCHEDULERS,
+                tiles * bytes_per_tile / L2_BYTES_PER_CYCLE,
+                (self.iterations * warp_cycles + filters / self.num_warps) * ceil_div(blocks_per_sm, resident),
+            )
+        )
+        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
+
+    @property
+    def store_vector(self) -> int:
+        """Elements of dX that a thread stores at once; arguments per channel are applied to single elements."""
+        if any(shape == (self.w.forward.C,) for shape in self.w.argument_shapes[2:-1]):
+            return 1
+        return math.gcd(self.w.forward.input_size[1] * self.w.forward.C, VECTOR_BYTES // self.itemsize)
+
+
+@functools.lru_cache(maxsize=64)
+def list_dgrad_options(w: InputGradient) -> dict[str, Any]:
+    """Return the options of all knobs."""
+    rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
+    return {
+        "rows_per_warp": [n for n in ROWS_PER_WARP_CHOICES if n < 2 * rows],
+        "warps_x": [n for n in WARPS_CHOICES if MmaSyncAtom.m * (n - 1) < columns],
+        "warps_y": [n for n in WARPS_CHOICES if n < 2 * rows],
+        "max_ctas": MAX_CTAS_CHOICES,
+    }
+
+
+def list_required(w: InputGradient) -> list[Rule]:
+    """Return the conditions on every config."""
+    return [
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
+        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
+        ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
+    ]
+
+
+def list_pruned(w: InputGradient) -> list[Rule]:
+    """Return the conditions on configs that are worth a search."""
+    return [("there are fewer CTAs than tiles", lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_tiles))]
+
+
+@functools.lru_cache(maxsize=64)
+def _list_legal(w: InputGradient) -> tuple[StemDgradConfig, Any]:
+    configs = StemDgradConfig.from_options(list_dgrad_options(w), w=w)
+    return configs, functools.reduce(np.logical_and, (predicate(configs) for _, predicate in list_required(w)))
+
+
+def can_merge_classes(w: InputGradient) -> bool:
+    """Whether the channels of all residue classes are few, and filters and a window of dY fit shared memory."""
+    config = StemDgradConfig(w, 1, 1, 1, 0)
+    is_small = config.columns <= MAX_COLUMNS and math.prod(config.union_taps) <= MAX_UNION_TAPS
+    if not is_small:
+        return False
+    configs, is_legal = _list_legal(w)
+    return bool(np.any(is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)))
+
+
+@functools.lru_cache(maxsize=64)
+def select_dgrad_default(w: InputGradient) -> StemDgradConfig:
+    """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
+    configs, is_legal = _list_legal(w)
+    is_portable = is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
+    return select_cheapest(configs, is_portable, list_pruned(w), configs.estimated_cycles)
+
+
+def compute_dgrad_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    config = make_dgrad_config(w, columns)
+    return ResourceUsage(
+        threads=config.num_threads,
+        shared_bytes=np.zeros_like(config.smem_bytes),
+        accumulators=config.num_accumulators,
+        blocks=config.num_blocks,
+        dynamic_shared_bytes=config.smem_bytes,
+        all_threads=config.num_blocks * config.num_threads,
+        estimate=config.estimated_cycles,
+    )
+
+
+def make_dgrad_config(w: InputGradient, values: Mapping[str, Any]) -> StemDgradConfig:
+    """Return the config of the knobs' values, or the configs of many."""
+    return StemDgradConfig(w=w, **values)
+
+
+def declare_dgrad_knobs(w: InputGradient, k: Knobs) -> StemDgradConfig:
+    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
+    declare_choices(k, list_dgrad_options(w), select_dgrad_default(w))
+    add_rules(k, functools.partial(make_dgrad_config, w), list_required(w), list_pruned(w))
+    best_estimate = float(select_dgrad_default(w).estimated_cycles)
+    prune_by_estimate(k, functools.partial(make_dgrad_config, w), best_estimate)
+    return make_dgrad_config(w, k.values)

@@ -1,0 +1,289 @@
+"""Configs of `stem` for gradients of weights: tiles of pixels in shared memory, and warps along columns and pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import (
+    CLOCKS_PER_MATRIX_MULTIPLY,
+    H200,
+    L2_CLOCKS,
+    PORTABLE_SHARED_BYTES,
+    SCHEDULERS,
+    WARP_SIZE,
+)
+from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+from ..gemm.atoms import MmaSyncAtom
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from ..wgrad_sums import make_wgrad_shape
+from .row_window import RowWindow
+
+BLOCK_M_CHOICES = (16, 32, 64)
+BLOCK_P_CHOICES = (1, 2, 4)
+BLOCK_Q_CHOICES = (16, 32, 64, 128)
+WARPS_CHOICES = (1, 2, 4, 8)
+STAGES_CHOICES = (2, 3, 4)
+PARTS_CHOICES = (1, 2, 4, 8, 16, 33, 66, 132, 264, 396)
+MAX_WARPS = 16
+MAX_ACCUMULATORS = 128
+OVERHEAD_REGISTERS = 56
+REGISTERS_PER_SM = 65536
+SM_SHARED_BYTES = 227 << 10
+PIXEL_UNIT = 16  # widths of tiles are multiples of it
+ITEM_INSTRUCTIONS = 20  # of a copy, with its address and guards
+TILE_CYCLES, STEP_CYCLES = 200, 40  # of the barrier and the addresses of a tile, and of the loads of a step
+REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 1500  # of the second kernel
+L2_BYTES_PER_CYCLE = 32  # of an SM
+
+
+@dataclasses.dataclass(frozen=True)
+class StemWgradConfig(TileConfig):
+    """One config, or many configs as columns.
+
+    Attributes:
+        w: The gradient.
+        block_m: Filters per CTA.
+        block_p: Output rows per tile.
+        block_q: Output columns per tile.
+        warps_n: Warps along (tap, channel).
+        warps_k: Warps along the pixels of a tile.
+        stages: Tiles in shared memory.
+        parts: CTAs that share the pixels.
+    """
+
+    w: WeightGradient
+    block_m: Any
+    block_p: Any
+    block_q: Any
+    warps_n: Any
+    warps_k: Any
+    stages: Any
+    parts: Any
+
+    @property
+    def forward(self) -> Conv:
+        """The forward convolution."""
+        return self.w.forward
+
+    @property
+    def shape(self) -> ImplicitGemmShape:
+        """The product."""
+        return make_wgrad_shape(self.w)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return get_itemsize(self.w.storage)
+
+    @property
+    def mma_pixels(self) -> int:
+        """Pixels of an mma."""
+        return MmaSyncAtom.k_bytes // self.itemsize
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads per CTA."""
+        return self.warps_n * self.warps_k * WARP_SIZE
+
+    @property
+    def mmas_m(self) -> Any:
+        """Instructions along the filters."""
+        return self.block_m // MmaSyncAtom.m
+
+    @property
+    def mmas_n(self) -> Any:
+        """Instructions of a warp along (tap, channel)."""
+        return ceil_div(ceil_div(self.shape.n, MmaSyncAtom.n), self.warps_n)
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Accumulator registers per thread."""
+        return self.mmas_m * self.mmas_n * MmaSyncAtom.num_accumulators
+
+    @property
+    def registers(self) -> Any:
+        """Estimated registers per thread."""
+        return self.num_accumulators + 4 * self.mmas_m + self.mmas_n + OVERHEAD_REGISTERS
+
+    @property
+    def num_blocks_m(self) -> Any:
+        """CTAs along the filters."""
+        return ceil_div(self.shape.m, self.block_m)
+
+    @property
+    def pixels_per_tile(self) -> Any:
+        """Pixels per tile."""
+        return self.block_p * self.block_q
+
+    @property
+    def window(self) -> RowWindow:
+        """Rows of the image below a tile."""
+        return RowWindow(self.forward, self.block_p, self.block_q)
+
+    @property
+    def gradient_bytes(self) -> Any:
+        """Bytes of a tile of dY in shared memory."""
+        return self.pixels_per_tile * self.block_m * self.itemsize
+
+    @property
+    def stage_bytes(self) -> Any:
+        """Bytes of a stage."""
+        return self.gradient_bytes + self.window.nbytes
+
+    @property
+    def smem_bytes(self) -> Any:
+        """Bytes of shared memory: the stages, which the sums of warps along the pixels replace."""
+        columns = self.warps_n * self.mmas_n * MmaSyncAtom.n
+        sums = self.block_m * columns * ACCUMULATOR_BYTES * (self.warps_k - 1)
+        return round_up(np.maximum(self.stages * self.stage_bytes, sums), VECTOR_BYTES)
+
+    @property
+    def pixel_tiles(self) -> tuple[Any, Any]:
+        """Numbers of tiles of an image along rows and columns."""
+        rows, columns = self.forward.output_size
+        return ceil_div(rows, self.block_p), ceil_div(columns, self.block_q)
+
+    @property
+    def num_tiles(self) -> Any:
+        """Tiles of the batch."""
+        return self.forward.N * self.pixel_tiles[0] * self.pixel_tiles[1]
+
+    @property
+    def iterations(self) -> Any:
+        """Tiles of a CTA."""
+        return ceil_div(self.num_tiles, self.parts)
+
+    @property
+    def num_parts(self) -> Any:
+        """Parts of the pixels that are not empty."""
+        return ceil_div(self.num_tiles, self.iterations)
+
+    @property
+    def num_blocks(self) -> Any:
+        """CTAs of the grid."""
+        return self.num_parts * self.num_blocks_m
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles of both kernels: the bottleneck of an SM, and what does not overlap."""
+        warps, steps = self.warps_n * self.warps_k, ceil_div(self.pixels_per_tile, self.mma_pixels)
+        blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
+        resident = np.minimum(
+            SM_SHARED_BYTES // (self.smem_bytes + 1024), REGISTERS_PER_SM // (self.registers * 32 * warps)
+        )
+        resident = np.clip(np.minimum(resident, 64 // warps), 1, None)
+        tiles = blocks_per_sm * self.iterations
+        loads = VECTOR_BYTES // self.itemsize // 2  # of a fragment of B
+        mmas, step_loads = self.mmas_m * self.mmas_n, 4 * self.mmas_m + (loads + 0.5) * self.mmas_n
+        copies = self.gradient_bytes / VECTOR_BYTES + self.window.num_copies
+        step_instructions = mmas + self.mmas_m + self.mmas_n * (1 + 2 * loads) + 12
+        instructions = steps * self.warps_n * step_instructions + copies / WARP_SIZE * ITEM_INSTRUCTIONS
+        warp_cycles = (
+            TILE_CYCLES + 2 * L2_CLOCKS / self.stages + ceil_div(steps, self.warps_k) * (40 + 1.5 * step_instructions)
+        )
+        terms = np.stack(
+            np.broadcast_arrays(
+                tiles * steps * self.warps_n * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
+                tiles * steps * self.warps_n * step_loads,
+                tiles * instructions / SCHEDULERS,
+                tiles * self.stage_bytes / L2_BYTES_PER_CYCLE,
+                self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
+            )
+        )
+        sums = self.num_parts * self.shape.m * self.shape.n
+        reduction = REDUCTION_CYCLES + 2 * ACCUMULATOR_BYTES * sums / WORKSPACE_BYTES_PER_CYCLE
+        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction
+
+
+@functools.lru_cache(maxsize=64)
+def list_options(w: WeightGradient) -> dict[str, Any]:
+    """Return the options of all knobs."""
+    rows, columns = w.forward.output_size
+    whole_row = [round_up(columns, PIXEL_UNIT)] if columns <= max(BLOCK_Q_CHOICES) else []
+    return {
+        "block_m": [n for n in BLOCK_M_CHOICES if n < 2 * max(w.O, 16)],
+        "block_p": [n for n in BLOCK_P_CHOICES if n < 2 * rows],
+        "block_q": sorted({PIXEL_UNIT, *whole_row, *(n for n in BLOCK_Q_CHOICES if n < columns)}),
+        "warps_n": WARPS_CHOICES,
+        "warps_k": WARPS_CHOICES,
+        "stages": STAGES_CHOICES,
+        "parts": PARTS_CHOICES,
+    }
+
+
+def list_required(w: WeightGradient) -> list[Rule]:
+    """Return the conditions on every config."""
+    return [
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        (f"at most {MAX_WARPS} warps", lambda t: t.warps_n * t.warps_k <= MAX_WARPS),
+        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
+        ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
+    ]
+
+
+def list_pruned(w: WeightGradient) -> list[Rule]:
+    """Return the conditions on configs that are worth a search."""
+    return [
+        ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
+        ("warps along the pixels have steps of their own", lambda t: t.warps_k * t.mma_pixels <= t.pixels_per_tile),
+        ("warps along the columns have columns of their own", lambda t: (t.warps_n - 1) * t.mmas_n * 8 < t.shape.n),
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _list_legal(w: WeightGradient) -> tuple[StemWgradConfig, Any]:
+    configs = StemWgradConfig.from_options(list_options(w), w=w)
+    return configs, functools.reduce(np.logical_and, (predicate(configs) for _, predicate in list_required(w)))
+
+
+def can_fit_registers(w: WeightGradient) -> bool:
+    """Whether the sums of all taps and the rows below a tile fit a CTA."""
+    configs, is_legal = _list_legal(w)
+    return bool(np.any(is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)))
+
+
+@functools.lru_cache(maxsize=64)
+def select_default(w: WeightGradient) -> StemWgradConfig:
+    """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
+    configs, is_legal = _list_legal(w)
+    is_portable = is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
+    return select_cheapest(configs, is_portable, list_pruned(w), configs.estimated_cycles)
+
+
+def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    config = make_config(w, columns)
+    return ResourceUsage(
+        threads=config.num_threads,
+        shared_bytes=np.zeros_like(config.smem_bytes),
+        accumulators=config.num_accumulators,
+        blocks=config.num_blocks,
+        dynamic_shared_bytes=config.smem_bytes,
+        all_threads=config.num_blocks * config.num_threads,
+        estimate=config.estimated_cycles,
+    )
+
+
+def make_config(w: WeightGradient, values: Mapping[str, Any]) -> StemWgradConfig:
+    """Return the config of the knobs' values, or the configs of many."""
+    return StemWgradConfig(w=w, **values)
+
+
+def declare_wgrad_knobs(w: WeightGradient, k: Knobs) -> StemWgradConfig:
+    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
+    declare_choices(k, list_options(w), select_default(w))
+    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
+    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
+    return make_config(w, k.values)
