@@ -7,7 +7,8 @@
 | strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
-The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
+With halo rows, the M of a channels-first fprop also counts zeros between lines (`halo_image`), and A is no operand of
+TMA. The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)
 """
 
