@@ -67,6 +67,10 @@ class ChannelsFirstOutput:
         """Pixels of the widest vector that does not cross an image."""
         return math.gcd(self.pixels, CHUNK_BYTES // self.itemsize)
 
+    def locate(self, row: Expr) -> tuple[Expr, Expr]:
+        """Return the image and the pixel of a row of the product."""
+        return row // self.pixels, row % self.pixels
+
     def index(self, image: Expr, channel: Expr, pixel: Expr) -> Expr:
         """Return the index of an element; channels are counted over all groups."""
         return (image * (self.groups * self.channels) + channel) * self.pixels + pixel
@@ -119,8 +123,9 @@ class ChannelsFirstEpilogue:
         for m_atom in range(epilogue_tile.m_atoms):
             first_pixel = thread.warpgroup_thread % (epilogue_tile.atom.m // output.vector) * output.vector
             row = epilogue_tile.row(tile, warpgroup, m_atom) + first_pixel
-            image.set(row // output.pixels)
-            pixel.set(row % output.pixels)
+            row_image, row_pixel = output.locate(row)
+            image.set(row_image)
+            pixel.set(row_pixel)
             for n_idx in range(epilogue_tile.subtiles_n):
                 first_channel = tile.n + n_idx * epilogue_tile.n
                 position = (image.value, tile.group * output.channels, first_channel, pixel.value)

@@ -142,6 +142,34 @@ class TmaPipeline:
                 emit_call(T.ptx.mbarrier.arrive.shared__cluster.b64(remote_barrier.value))
 
 
+@dataclass(frozen=True)
+class AsyncPipeline(TmaPipeline):
+    """Stages that threads fill by stores to shared memory (cutlass::PipelineAsync).
+
+    A phase of a stage's full barrier completes with one arrival of each of these threads.
+
+    Attributes:
+        num_producers: Threads that fill a stage.
+    """
+
+    num_producers: int = 1
+
+    def init_barriers(self) -> None:
+        """Initialize the barriers; called by one thread before the CTAs synchronize."""
+        for stage in range(self.stages):
+            emit_ptx("mbarrier.init.shared.b64", self.full_barrier(stage), T.uint32(self.num_producers))
+            emit_ptx("mbarrier.init.shared.b64", self.empty_barrier(stage), T.uint32(self.num_consumers))
+
+    def producer_acquire(self, index: Expr, phase: Expr) -> None:
+        """Wait until a stage is empty."""
+        emit_call(T.cuda.mbarrier_wait(self.empty_barrier(index), phase ^ 1))
+
+    def producer_commit(self, index: Expr) -> None:
+        """Arrive at the full barrier of a stage, after stores that wgmma reads; run by each thread that fills it."""
+        emit_call(T.ptx.fence.proxy.async_.shared__cta())
+        emit_ptx("mbarrier.arrive.shared.b64", self.full_barrier(index), T.uint32(1))
+
+
 class OrderedSequenceBarrier:
     """Two warpgroups take turns, warpgroup 0 first (cutlass::OrderedSequenceBarrier).
 

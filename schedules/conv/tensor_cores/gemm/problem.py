@@ -8,6 +8,8 @@
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
 
 wgmma does not transpose operands of 32 bits, so the filters of TF32 gradients are transposed first, and are K-major.
+With halo rows, the M of a channels-first fprop also counts zeros between lines (`halo_image`), and A is no operand of
+TMA.
 
 The layers know A, B and C only. A row of this table is a function that returns a `ConvProblem`. (Source: CUTLASS,
 `include/cutlass/conv/convolution.h`.)

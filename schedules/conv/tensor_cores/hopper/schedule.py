@@ -43,11 +43,20 @@ from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .constraints import MAX_ACCUMULATORS
+from .halo_kernel import emit_halo_kernel
+from .halo_knobs import (
+    add_halo_usage,
+    declare_input_loader,
+    list_halo_starting_configs,
+    offers_halo,
+    select_halo_default,
+)
+from .halo_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
-from .latency import select_default_config
+from .latency import estimate_latency_us, select_default_config
 from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess
-from .tile_config import HopperTileConfig
+from .tile_config import CONVERTED, HALO, HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -66,10 +75,13 @@ def can_load_view_by_tma(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(view_for_tma(w), c),
+    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
-    starting_configs=lambda w: list_starting_configs(view_for_tma(w)),
+    starting_configs=lambda w: [
+        *list_halo_starting_configs(w, view_for_tma(w)),
+        *list_starting_configs(view_for_tma(w)),
+    ],
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     exact_arch=90,
@@ -79,7 +91,10 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     viewed_workload = view_for_tma(w)
     has_wide_accumulators = w.layout != CHANNELS_FIRST or not find_residual(w)
     default = None if has_wide_accumulators else select_default_config(viewed_workload)
-    config = declare_knobs(viewed_workload, k, default)
+    has_input_loaders = offers_halo(w, viewed_workload)
+    halo_default = select_halo_default(viewed_workload) if has_input_loaders else None
+    estimate = estimate_by_input_loader_us if has_input_loaders else estimate_latency_us
+    config = declare_knobs(viewed_workload, k, halo_default or default, estimate)
     if not has_wide_accumulators:
         k.require(
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
@@ -89,6 +104,16 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         k.require(
             "the last wave is split only if outputs are channels last",
             lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
+        )
+    loader = CONVERTED
+    if has_input_loaders:
+        loader = declare_input_loader(viewed_workload, k, prefers_halo=halo_default is not None)
+    if loader == HALO:
+        return build_channels_last_schedule(
+            w,
+            lambda arguments: emit_halo_kernel(viewed_workload, config, arguments),
+            converts_input=False,
+            converts_output=False,
         )
     access = _choose_access(w, viewed_workload, config)
     return build_channels_last_schedule(

@@ -46,6 +46,7 @@ COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setm
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
+INPUT_LOADERS = CONVERTED, HALO = "converted", "halo"
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -83,6 +84,7 @@ class HopperTileConfig(TileConfig):
         raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
         decomposition: How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave"
             several CTAs also divide the k-tiles of each tile of the last wave.
+        input_loader: How a channels-first X of wider filters is loaded, "converted" or "halo"; see `halo_tile.py`.
     """
 
     warpgroups: Any
@@ -98,6 +100,7 @@ class HopperTileConfig(TileConfig):
     kernel_schedule: Any = COOPERATIVE
     raster_order: Any = RASTER_ORDERS[0]
     decomposition: Any = DATA_PARALLEL
+    input_loader: Any = CONVERTED
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:

@@ -1,0 +1,91 @@
+"""Analytic latency of `hopper` configs with halo rows, and the configs with which a search starts.
+
+The rates of loading warps, of stores and of conversions are assumptions from the instructions and bytes that they take;
+they are not fitted to measurements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.fitted_latency import H200_FIT
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ..implicit_gemm_shape import ImplicitGemmShape
+from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
+from .constraints import isa_constraints, resource_constraints
+from .halo_tile import HaloTile, halo_constraints
+from .latency import estimate_latency_us
+from .tile_config import BLOCK_K_BYTES_CHOICES, HALO, KNOB_OPTIONS, HopperTileConfig
+from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
+
+LOADER_BYTES_PER_US = 20e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
+LOADER_VECTOR_BYTES = 8
+STORE_RATIO = 2.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
+CONVERSION_LAUNCH_US, CONVERSION_BYTES_PER_US = 2.0, 2.0e6  # of the transpose of X by a launch of its own
+
+
+def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
+    """Return the estimated latency of configs with halo rows in microseconds.
+
+    A channel block takes as long as its filter taps, or as the loads of its halo rows. The loads of the first block
+    are not hidden.
+    """
+    halo, params, image = HaloTile(w, config), H200_FIT.hopper, HaloTile(w, config).image
+    shape, taps = halo.shape, math.prod(w.kernel)
+    ctas_per_sm = halo.ctas_per_sm
+    waves = ceil_div(halo.num_tiles * config.split_k, config.max_active_ctas * ctas_per_sm)
+    macs = config.block_m * config.block_n * config.block_k(shape.itemsize)
+    num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * (config.block_m // WGMMA_M)
+    row_bytes = halo.rows * config.block_k_bytes
+    smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + halo.filter_stage_bytes + row_bytes / taps
+    tma_us = ctas_per_sm * config.block_n / params.tma_rows_per_us
+    tap_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, shape.itemsize, params, tma_us, params.k_tile_us)
+    stage_wait_us = params.stage_reuse_k_tiles * tap_us / np.minimum(config.stages, halo.blocks_per_cta * taps)
+    vector_bytes = image.input_vector * image.itemsize
+    loader_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
+    block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), loader_us)
+    epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
+    epilogue_us = ctas_per_sm * epilogue_us * (1 + STORE_RATIO / image.output_vector)
+    mainloop_us = halo.blocks_per_cta * block_us
+    overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
+    tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
+    launch_us = params.launch_us + loader_us + tiles_us
+    launch_us = (
+        launch_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
+    )
+    return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
+
+
+def estimate_conversion_us(w: Conv) -> float:
+    """Return the estimated latency of the transpose of X in microseconds."""
+    nbytes = w.N * w.C * math.prod(w.input_size) * get_itemsize(w.storage)
+    return CONVERSION_LAUNCH_US + 2 * nbytes / CONVERSION_BYTES_PER_US
+
+
+def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
+    """Return the estimated latency of configs with halo rows, and of others with the conversion, in microseconds."""
+    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(w)
+    return np.where(np.equal(config.input_loader, HALO), estimate_halo_latency_us(config, w), converted_us)
+
+
+@functools.lru_cache(maxsize=256)
+def list_best_halo_tiles(w: Conv, max_tiles: int, min_block_k_bytes: int = 0) -> tuple[HopperTileConfig, ...]:
+    """Return the configs with halo rows that have the best estimates, one for each size of the tile."""
+    options = {name: values for name, values in KNOB_OPTIONS.items() if not name.startswith("cluster")}
+    options["block_k_bytes"] = [size for size in BLOCK_K_BYTES_CHOICES if size >= min_block_k_bytes]
+    tiles = HopperTileConfig.from_options(options, cluster_m=1, cluster_n=1, input_loader=HALO)
+    tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *halo_constraints(w)])
+    best: dict[tuple[int, int], HopperTileConfig] = {}
+    for index in np.argsort(estimate_halo_latency_us(tiles, w), kind="stable"):
+        if len(best) == max_tiles:
+            break
+        config = tiles.row(int(index))
+        best.setdefault((config.block_m, config.block_n), config)
+    return tuple(best.values())
