@@ -46,7 +46,7 @@ from .constraints import MAX_ACCUMULATORS
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import select_default_config
-from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess
+from .plan import ChannelsFirstAccess
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
@@ -77,7 +77,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
-    has_wide_accumulators = w.layout != CHANNELS_FIRST or not find_residual(w)
+    has_wide_accumulators = w.output_layout != CHANNELS_FIRST or not find_residual(w)
     default = None if has_wide_accumulators else select_default_config(viewed_workload)
     config = declare_knobs(viewed_workload, k, default)
     if not has_wide_accumulators:
@@ -85,7 +85,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
             lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
         )
-    if w.layout == CHANNELS_FIRST:
+    if w.output_layout == CHANNELS_FIRST:
         k.require(
             "the last wave is split only if outputs are channels last",
             lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
@@ -100,11 +100,10 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 
 def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
-    """Return the channels-first arrays that the kernel itself accesses; the others are converted."""
-    if w.layout != CHANNELS_FIRST:
-        return CHANNELS_LAST_ACCESS
-    stores_output = config.split_k == 1 and can_store_by_tma(viewed_workload)
+    """Return the channels-first arrays that the kernel itself accesses; other channels-first arrays are converted."""
+    reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
+    stores_output = w.output_layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload)
     return ChannelsFirstAccess(
-        choose_box_pixels(viewed_workload) if config.cluster_n == 1 else 0,
+        choose_box_pixels(viewed_workload) if reads_input else 0,
         ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
     )
