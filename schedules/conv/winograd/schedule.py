@@ -104,7 +104,12 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
     _unroll_inside_thread(s, thread, [outputs, *stages])
-    if w.output_layout == CHANNELS_FIRST and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR_ELEMENTS:
+    if (
+        w.output_layout == CHANNELS_FIRST
+        and w.storage == ACCUMULATOR
+        and w.Q % grid.m == 0
+        and grid.m <= VECTOR_ELEMENTS
+    ):
         s.vectorize(v)
 
 
