@@ -7,6 +7,8 @@ from torch import nn
 
 import tvmconv.torch
 from tvmconv import devices
+from tvmconv.logs.ranking import RecordIndex
+from tvmconv.logs.record import Record
 from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.partition import partition_model, record_calls
@@ -80,7 +82,8 @@ def test_a_residual_and_its_sum_have_one_layout(costs):
         **{name: conv() for name in ("first", "second", "shortcut", "last")},
     )
     ours = optimized(model)
-    assert set(layouts(ours)) == {"nchw-nhwc", "nhwc", "nhwc-nchw"}
+    assert set(layouts(ours)) == {"nhwc", "nhwc-nchw"}
+    assert ours.graph.code.count("convert_images(") == 1  # of the input, which two kernels read
     check(ours, model)
 
 
@@ -145,9 +148,27 @@ def test_estimates_for_a_gpu_choose_channels_last_for_tensor_cores(dtype, inside
     assert first == ("nchw-nhwc" if inside == "nhwc" else "nchw")
 
 
-def test_a_measured_time_decides(tmp_path):
-    costs = LayoutCosts(devices.find_device("sm_90"))
-    text = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16"
-    estimates = costs.kernel_seconds(text)
+def test_a_measured_time_replaces_an_estimate(tmp_path):
+    device, text = devices.find_device("sm_90"), "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16"
+    estimates = LayoutCosts(device).kernel_seconds(text)
     assert estimates["nhwc"] < estimates["nhwc-nchw"] < estimates["nchw"]
-    assert estimates == costs.kernel_seconds(f"{text},nhwc-nchw")
+    record = Record(parse(text), "tensor_core", {}, device.name, "cuda -arch=sm_90", times=(1e-6,))
+    (tmp_path / "log.jsonl").write_text(record.line() + "\n")
+    costs = LayoutCosts(device, RecordIndex([tmp_path / "log.jsonl"]))
+    assert costs.kernel_seconds(f"{text},nhwc-nchw")["nchw"] == 1e-6
+
+
+def test_a_conversion_serves_all_readers(costs):
+    """A transposed convolution returns channels first; three residual branches read its result."""
+    costs(CONVERTED)
+
+    def call(model, x):
+        y = model.up(x)
+        return model.up(sum(branch(nn.functional.silu(y)) + y for branch in model.branches))
+
+    branches = nn.ModuleList(nn.Sequential(*(nn.Conv1d(4, 4, 3, padding=1) for _ in range(4))) for _ in range(3))
+    model = Model(call, up=nn.ConvTranspose1d(4, 4, 4, 2, 1), branches=branches)
+    ours = optimized(model, X[:, :, 0])
+    assert set(layouts(ours)) == {"nhwc"}
+    assert ours.graph.code.count("convert_images(") == 2
+    check(ours, model, X[:, :, 0])

@@ -123,6 +123,7 @@ class LayoutPlanner:
 
         `sites` are the convolutions that have workloads and whose nodes are still in the graph.
         """
+        shared_conversions = _insert_shared_conversions(graph, recorder)
         graph_layouts = _GraphLayouts(graph, sites, recorder.layouts)
         if self.time_call:
             recorder.time_nodes(graph_layouts.free_nodes(), self.time_call, self.has_time)
@@ -132,6 +133,13 @@ class LayoutPlanner:
             self._apply_to_site(site, graph_layouts, chosen)
         if self.num_moved > num_moved:
             self.num_conversions += graph_layouts.insert_conversions(chosen, recorder.metadata)
+        for node in shared_conversions:
+            source, own_layout = node.args
+            if self.num_moved == num_moved or chosen[node] == own_layout:
+                node.replace_all_uses_with(source)
+                graph.graph.erase_node(node)
+            else:
+                node.update_arg(1, chosen[node])
 
     def _apply_to_site(self, site: ConvSite, graph_layouts: _GraphLayouts, chosen: Mapping[Hashable, str]) -> None:
         """Set the workload, the layout of the output, the metadata and the weight of a site."""
@@ -254,6 +262,9 @@ class _GraphLayouts:
         num_conversions = 0
         for node in self._nodes:
             for source in filter(self.find_image, node.all_input_nodes):
+                if node.target is convert_images:  # a shared conversion
+                    num_conversions += chosen[node] != chosen[source]
+                    continue
                 layout = chosen[node] if self._follows_inputs(node) else self.recorded_layout(source)
                 if layout != chosen[source]:
                     self._insert_before(node, source, convert_images, layout)
@@ -310,6 +321,30 @@ class _GraphLayouts:
         if given_layout in (None, input_layout):
             return seconds
         return seconds + costs.conversion_seconds(self._layouts[site.nodes[0].args[0]].nbytes)  # type: ignore[index]
+
+
+def _insert_shared_conversions(graph: fx.GraphModule, recorder: LayoutRecorder) -> list[fx.Node]:
+    """Insert a node that may convert an image once for all that read it, and return these nodes.
+
+    Convolutions and nodes that follow their inputs need none, because they can compute the other layout. The readers
+    must not share memory with the image, as they do if they write to it.
+    """
+    inserted = []
+    for node in list(graph.graph.nodes):
+        recorded = recorder.layouts.get(node)
+        if not recorded or not recorded.layout or recorded.follows_inputs or len(node.users) < 2:
+            continue
+        metadata = recorder.metadata.get(node)
+        is_shared = any(node in recorder.layouts[user].shared_inputs for user in node.users if user.op != "output")
+        if metadata is None or is_shared or recorder.is_convolution(node):
+            continue
+        with graph.graph.inserting_after(node):
+            conversion = graph.graph.call_function(convert_images, (node, recorded.layout))
+        node.replace_all_uses_with(conversion, delete_user_cb=lambda user, own=conversion: user is not own)
+        recorder.layouts[conversion] = NodeLayout(recorded.layout, recorded.nbytes, follows_inputs=True)
+        recorder.metadata[conversion] = metadata
+        inserted.append(conversion)
+    return inserted
 
 
 def convert_images(value: Any, layout: str) -> Any:

@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.torch.fusion import ShapeRecorder, TensorMetadata
+from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.partition import are_equal, has_hooks
 from tvmconv.torch.signature import find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
@@ -90,6 +91,10 @@ class LayoutRecorder(ShapeRecorder):
         """Return whether a value is a tensor with a channel axis and spatial axes."""
         return isinstance(value, torch.Tensor) and value.dim() in self._image_ndims and value.is_floating_point()
 
+    def is_convolution(self, n: fx.Node) -> bool:
+        """Return whether a node calls a convolution."""
+        return n.op == "call_module" and type(self.fetch_attr(str(n.target))) in CONVOLUTIONS
+
     def run_node(self, n: fx.Node) -> Any:
         """Run a node in its own layout, and before that on copies of its inputs in the other one."""
         if n.op == "output":
@@ -157,7 +162,9 @@ class LayoutRecorder(ShapeRecorder):
         if n.op == "call_function":
             return (getattr(n.target, "__module__", None) or "torch").partition(".")[0] in OWN_MODULES
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        return module is not None and type(module).__module__.partition(".")[0] == "torch" and not has_hooks(module)
+        if module is None or type(module) in CONVOLUTIONS:  # most of these run by kernels, and they take longest
+            return False
+        return type(module).__module__.partition(".")[0] == "torch" and not has_hooks(module)
 
     def _follows(self, result: Any, other_result: Any, own_layout: str) -> bool:
         """Return whether results in both layouts are equal, and images among them have the layout of the inputs."""
