@@ -64,7 +64,7 @@ def allocate(name: str, extent: int | Sequence[int], dtype: str, scope: str = "l
         dtype: Dtype of an element.
         scope: `local` (registers), `shared`, `shared.dyn` (dynamic shared memory) or `global` (workspace).
     """
-    shape = (extent,) if isinstance(extent, int) else tuple(extent)
+    shape = tuple(extent) if isinstance(extent, Sequence) else (extent,)
     return IRBuilder.name(name, ir.sblock_alloc_buffer(shape, dtype, scope=scope))
 
 

@@ -52,9 +52,9 @@ def right_output(problem):
     for operation, array in zip(w.argument_ops, others, strict=True):
         array = array.astype(np.float32)
         channel = operation.argument_kind == "channel"
-        read[operation.name] = (
-            array.reshape(-1, *(1,) * w.spatial_ndim) if channel else layout.move_channels_second(w.output_layout, array)
-        )
+        shape = (-1, *(1,) * w.spatial_ndim)
+        moved = layout.move_channels_second(w.output_layout, array)
+        read[operation.name] = array.reshape(shape) if channel else moved
     y = epilogue.apply_to_array(w.epilogue, sums, read).astype(np.float32)
     return layout.to_storage_layout(w.output_layout, y).astype(dtypes.get_numpy_dtype(w.storage))
 

@@ -241,7 +241,9 @@ class _GraphLayouts:
             for source in filter(self.find_image, node.all_input_nodes):
                 tables.append(self._make_edge_table(source, node if follows else None, costs))
             if follows and self._layouts[node].seconds:
-                seconds = {(layout,): each for layout, each in self._layouts[node].seconds.items()}
+                seconds: dict[tuple[str, ...], float] = {
+                    (layout,): each for layout, each in self._layouts[node].seconds.items()
+                }
                 tables.append(CostTable((node,), seconds))
         return tables
 
@@ -271,9 +273,9 @@ class _GraphLayouts:
                     num_conversions += 1
         output = next(node for node in self._graph.graph.nodes if node.op == "output")
         for source in output.all_input_nodes:
-            if layout := _find_result_layout(metadata.get(source)):
-                self._insert_before(output, source, restore_strides, layout)
-                num_conversions += self.find_image(source) is not None and layout != chosen[source]
+            if result_layout := _find_result_layout(metadata.get(source)):
+                self._insert_before(output, source, restore_strides, result_layout)
+                num_conversions += self.find_image(source) is not None and result_layout != chosen[source]
         return num_conversions
 
     def _insert_before(self, node: fx.Node, source: fx.Node, function: Callable[..., Any], layout: str) -> None:
@@ -320,7 +322,7 @@ class _GraphLayouts:
         seconds = costs.kernel_seconds(site.workload_text)[join_layouts(input_layout, output_layout)]
         if given_layout in (None, input_layout):
             return seconds
-        return seconds + costs.conversion_seconds(self._layouts[site.nodes[0].args[0]].nbytes)  # type: ignore[index]
+        return seconds + costs.conversion_seconds(self._layouts[site.nodes[0].args[0]].nbytes)
 
 
 def _insert_shared_conversions(graph: fx.GraphModule, recorder: LayoutRecorder) -> list[fx.Node]:
