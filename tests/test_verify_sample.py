@@ -53,8 +53,7 @@ def right_output(problem):
         array = array.astype(np.float32)
         channel = operation.argument_kind == "channel"
         shape = (-1, *(1,) * w.spatial_ndim)
-        moved = layout.move_channels_second(w.output_layout, array)
-        read[operation.name] = array.reshape(shape) if channel else moved
+        read[operation.name] = array.reshape(shape) if channel else layout.move_channels_second(w.output_layout, array)
     y = epilogue.apply_to_array(w.epilogue, sums, read).astype(np.float32)
     return layout.to_storage_layout(w.output_layout, y).astype(dtypes.get_numpy_dtype(w.storage))
 
