@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from tvmconv.target import Target
-from tvmconv.workloads import Conv
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 MAX_STEM_CHANNELS = 8  # the schedule for first layers, which reads either layout, is for fewer channels of X
 
 
-def estimate_conversion_seconds(workload: Conv, target: Target) -> float:
+def estimate_conversion_seconds(workload: ConvOperator, target: Target) -> float:
     """Return the estimated seconds for the conversion of channels-first arrays around a channels-last kernel.
 
     Examples:
