@@ -55,21 +55,17 @@ def open_block(block_name: str) -> Iterator[None]:
         yield
 
 
-def allocate(name: str, extent: int, dtype: str, scope: str = "local") -> Buffer:
-    """Allocate an array of `extent` elements.
+def allocate(name: str, extent: int | Sequence[int], dtype: str, scope: str = "local") -> Buffer:
+    """Allocate an array.
 
     Args:
         name: Name of the array.
-        extent: Number of elements.
+        extent: Number of elements, or the shape of an array with several axes.
         dtype: Dtype of an element.
         scope: `local` (registers), `shared`, `shared.dyn` (dynamic shared memory) or `global` (workspace).
     """
-    return allocate_tensor(name, (extent,), dtype, scope)
-
-
-def allocate_tensor(name: str, shape: Sequence[int], dtype: str, scope: str) -> Buffer:
-    """Allocate an array of several axes; the other arguments are those of `allocate`."""
-    return IRBuilder.name(name, ir.sblock_alloc_buffer(tuple(shape), dtype, scope=scope))
+    shape = tuple(extent) if isinstance(extent, Sequence) else (extent,)
+    return IRBuilder.name(name, ir.sblock_alloc_buffer(shape, dtype, scope=scope))
 
 
 def declare_tensor_map(name: str, array: Buffer, tensor_map: TensorMap) -> Expr:
@@ -111,6 +107,11 @@ class Register:
 def store(buffer: Buffer, index: Expr, value: Expr) -> None:
     """Store a value: `buffer[index] = value`."""
     ir.buffer_store(buffer, value, [index])
+
+
+def store_element(buffer: Buffer, index: Sequence[Expr], value: Expr) -> None:
+    """Store a value to an array with several axes."""
+    ir.buffer_store(buffer, value, list(index))
 
 
 def emit_ptx(mnemonic: str, *operands: Expr) -> None:

@@ -36,7 +36,7 @@ def right_output(problem):
     """What a right kernel stores: float32 sums of float32 products, added tap by tap, an epilogue in float32."""
     w = problem.workload
     x, k, *others = problem.inputs
-    x, k = (layout.move_channels_second(w.layout, array.astype(np.float32)) for array in (x, k))
+    x, k = (layout.move_channels_second(w.input_layout, array.astype(np.float32)) for array in (x, k))
     x = np.pad(x, [(0, 0), (0, 0), *zip(w.pad_low, w.pad_high, strict=True)])
     x = x.reshape(w.N, w.groups, -1, *x.shape[2:])
     k = k.reshape(w.groups, w.O // w.groups, *k.shape[1:])
@@ -52,11 +52,10 @@ def right_output(problem):
     for operation, array in zip(w.argument_ops, others, strict=True):
         array = array.astype(np.float32)
         channel = operation.argument_kind == "channel"
-        read[operation.name] = (
-            array.reshape(-1, *(1,) * w.spatial_ndim) if channel else layout.move_channels_second(w.layout, array)
-        )
+        shape = (-1, *(1,) * w.spatial_ndim)
+        read[operation.name] = array.reshape(shape) if channel else layout.move_channels_second(w.output_layout, array)
     y = epilogue.apply_to_array(w.epilogue, sums, read).astype(np.float32)
-    return layout.to_storage_layout(w.layout, y).astype(dtypes.get_numpy_dtype(w.storage))
+    return layout.to_storage_layout(w.output_layout, y).astype(dtypes.get_numpy_dtype(w.storage))
 
 
 @pytest.fixture(scope="module", params=WORKLOADS.values(), ids=WORKLOADS)
@@ -114,9 +113,9 @@ FAULTS = [wrong_tile, wrong_border, wrong_first_border, wrong_channel, swapped_c
 def test_a_fault_is_seen_in_a_sample(verified, fault):
     problem, output = verified
     w = problem.workload
-    pixels = np.array(layout.move_channels_second(w.layout, output)).reshape(w.N, w.O, -1)
+    pixels = np.array(layout.move_channels_second(w.output_layout, output)).reshape(w.N, w.O, -1)
     fault(pixels, w.output_size) if "border" in fault.__name__ else fault(pixels)
-    spoilt = layout.to_storage_layout(w.layout, pixels.reshape(w.N, w.O, *w.output_size))
+    spoilt = layout.to_storage_layout(w.output_layout, pixels.reshape(w.N, w.O, *w.output_size))
     found = problem.check(np.ascontiguousarray(spoilt))
     assert not found.ok
     assert found.fault

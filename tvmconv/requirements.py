@@ -71,6 +71,13 @@ CHANNELS_FIRST_LAYOUT = Requirement(
 )
 """The columns of a row are the innermost axis in memory."""
 
+SOME_CHANNELS_LAST = Requirement(
+    f"layout {CHANNELS_LAST} or a mixed layout",
+    lambda w: CHANNELS_LAST in (w.input_layout, w.output_layout),
+    lambda w: w.layout,
+)
+"""The channel axis of X or of Y is the innermost one in memory."""
+
 ONE_GROUP = Requirement("one group", lambda w: w.groups == 1, lambda w: f"{w.groups} groups")
 """Each output channel reads all input channels."""
 

@@ -13,7 +13,7 @@ from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
-from ..tir_builder import Buffer, allocate_tensor, build_schedule
+from ..tir_builder import Buffer, allocate, build_schedule
 from .layout_conversion import emit_transpose
 
 Gradient = TypeVar("Gradient", bound=DerivedConv)
@@ -43,7 +43,7 @@ def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[st
                 continue
             first, second, *space = shape
             dtype = str(arguments[name].dtype)
-            converted[name] = allocate_tensor(f"{name}_last", (first, *space, second), dtype, "global")
+            converted[name] = allocate(f"{name}_last", (first, *space, second), dtype, "global")
             if name != result:
                 emit_transpose(arguments[name], converted[name], first, second, math.prod(space))
         emit_kernels(converted)

@@ -1,4 +1,4 @@
-"""Channels-first convolutions by channels-last kernels: operands and output are transposed by launches of their own.
+"""Channels-first arrays for channels-last kernels: operands and output are transposed by launches of their own.
 
 A channels-last kernel reads neighbouring channels of a pixel in one vector, which tensor cores need. In a
 channels-first array the pixels of a channel are neighbours. The conversion is a matrix transpose for each image: (C,
@@ -8,7 +8,8 @@ between calls.
 A block transposes a tile through shared memory. Each thread loads vectors along the rows of the source and stores
 vectors along the rows of the destination, of 16 bytes where sizes permit. Shared memory holds 32-bit words: one
 element, or those of two neighbouring source rows if elements have 16 bits. Its pitch of 33 words and the arrangement
-of lanes make both accesses free of bank conflicts.
+of lanes make both accesses free of bank conflicts. Schedules that also run on OpenCL use `emit_portable_transpose`,
+which accesses one element at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
-from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, to_storage_order
 
 from ..primitives import disable_buffer_reuse, mark_constant_args
 from ..tir_builder import (
@@ -35,37 +36,55 @@ from ..tir_builder import (
     emit_call,
     emit_ptx,
     if_,
+    is_below,
     load_global,
     logical_and,
     store,
+    store_element,
     store_global,
     thread_axis,
 )
 
 EmitKernels = Callable[[dict[str, Buffer]], None]
+EmitTranspose = Callable[..., None]  # with the arguments of `emit_transpose`
 
 NUM_WARPS = 8  # per block
 TILE_COLUMNS = 64  # columns of the source per block
 TILE_WORDS = 32  # 32-bit words per column of the tile
 PITCH = TILE_WORDS + 1  # words from one column to the next in shared memory
 VECTOR_BYTES = 16
+PORTABLE_TILE = 32  # rows and columns of the source per block of `emit_portable_transpose`
 
 
 def build_channels_last_schedule(
-    w: Conv, emit_kernels: EmitKernels, *, converts_input: bool = True, converts_output: bool = True
+    w: Conv,
+    emit_kernels: EmitKernels,
+    *,
+    converts_input: bool = True,
+    converts_output: bool = True,
+    is_portable: bool = False,
 ) -> Schedule:
-    """Return the schedule of kernels that compute `w.to_channels_last()`, with conversions if `w` is channels first.
+    """Return the schedule of kernels that compute `w.to_channels_last()`, with conversions of channels-first arrays.
+
+    The weight is converted if it is channels first, as X is.
 
     Args:
         w: The workload.
         emit_kernels: Function that emits the kernels; it receives buffers by name. Those that are converted are
             channels last.
-        converts_input: Whether X is converted.
-        converts_output: Whether residuals and the output are converted.
+        converts_input: Whether X is converted if it is channels first.
+        converts_output: Whether residuals and the output are converted if they are channels first.
+        is_portable: Whether the conversions run on all kinds of devices.
     """
-    if w.layout == CHANNELS_LAST:
+    if CHANNELS_FIRST not in (w.input_layout, w.output_layout):
         return build_schedule(w, emit_kernels)
-    conversions = _Conversions(w, converts_input, converts_output)
+    converts_input, converts_output = (
+        converts and layout == CHANNELS_FIRST
+        for converts, layout in ((converts_input, w.input_layout), (converts_output, w.output_layout))
+    )
+    conversions = _Conversions(
+        w, converts_input, converts_output, emit_portable_transpose if is_portable else emit_transpose
+    )
     schedule = build_schedule(w, lambda arguments: conversions.emit(arguments, emit_kernels))
     mark_constant_args(schedule, "K")
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
@@ -74,33 +93,49 @@ def build_channels_last_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class _Conversions:
-    """Conversions of a channels-first workload's arrays."""
+    """Conversions of a workload's arrays.
+
+    Attributes:
+        w: The workload.
+        converts_input: Whether X is converted.
+        converts_output: Whether residuals and the output are converted.
+        emit_transpose: Function that emits a conversion.
+    """
 
     w: Conv
     converts_input: bool
     converts_output: bool
+    emit_transpose: EmitTranspose
 
     def emit(self, arguments: dict[str, Buffer], emit_kernels: EmitKernels) -> None:
         """Emit the conversions of the arguments, the kernels, and the conversion of the output."""
-        w = self.w
-        pixels_in, pixels_out = math.prod(w.input_size), math.prod(w.output_size)
-        shapes = {"K": (w.O, w.C // w.groups, math.prod(w.kernel))}
+        w, shapes = self.w, {}
+        if w.input_layout == CHANNELS_FIRST:
+            shapes["K"] = w.weight_shape
         if self.converts_input:
-            shapes["X"] = (w.N, w.C, pixels_in)
+            shapes["X"] = w.input_shape
         if self.converts_output:
             residuals = [op.name for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"]
-            shapes |= dict.fromkeys(residuals, (w.N, w.O, pixels_out))
+            shapes |= dict.fromkeys([*residuals, "Y"], w.output_shape)
         converted = dict(arguments)
-        for name, (batch, channels, pixels) in shapes.items():
-            if min(channels, pixels) > 1:  # otherwise both layouts are the same
-                converted[name] = allocate(f"{name}_last", batch * channels * pixels, w.storage, "global")
-                emit_transpose(arguments[name], converted[name], batch, channels, pixels, waits=name != "K")
-        if not self.converts_output or min(w.O, pixels_out) == 1:
-            emit_kernels(converted)
-            return
-        converted["Y"] = allocate("Y_last", w.N * w.O * pixels_out, w.storage, "global")
+        for name, shape in shapes.items():
+            batch, channels, *space = shape
+            if self._is_same_in_both_layouts(shape):
+                continue
+            converted[name] = allocate(f"{name}_last", to_storage_order(CHANNELS_LAST, shape), w.storage, "global")
+            if name != "Y":
+                sizes = batch, channels, math.prod(space)
+                self.emit_transpose(arguments[name], converted[name], *sizes, waits=name != "K")
         emit_kernels(converted)
-        emit_transpose(converted["Y"], arguments["Y"], w.N, pixels_out, w.O)
+        if self.converts_output and not self._is_same_in_both_layouts(w.output_shape):
+            self.emit_transpose(converted["Y"], arguments["Y"], w.N, math.prod(w.output_size), w.O)
+
+    def _is_same_in_both_layouts(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a tensor (N, C, space) has one channel or one pixel, and its axes are of no importance.
+
+        Kernels of portable schedules index arrays by their axes.
+        """
+        return min(shape[1], math.prod(shape[2:])) == 1 and self.emit_transpose is not emit_portable_transpose
 
 
 def emit_transpose(
@@ -140,6 +175,45 @@ def emit_transpose(
         transpose.load(source, image)
         emit_call(T.cuda.cta_sync())
         transpose.store(destination, image)
+
+
+def emit_portable_transpose(
+    source: Buffer, destination: Buffer, batch: int, rows: int, columns: int, *, waits: bool = True
+) -> None:
+    """Emit the kernel of `emit_transpose` without PTX instructions.
+
+    A warp reads neighbouring columns of a source row, and stores neighbouring rows of a column. The arguments are those
+    of `emit_transpose`; both arrays may have further axes, and no launch starts early.
+    """
+    tiles_rows, tiles_columns = ceil_div(rows, PORTABLE_TILE), ceil_div(columns, PORTABLE_TILE)
+    with (
+        thread_axis(batch * tiles_rows * tiles_columns, "blockIdx.x") as block,
+        thread_axis(NUM_WARPS, "threadIdx.y") as warp,
+        thread_axis(WARP_SIZE, "threadIdx.x") as lane,
+    ):
+        tile = allocate("tile", (PORTABLE_TILE, PORTABLE_TILE + 1), str(source.dtype), "shared")
+        image = block // (tiles_rows * tiles_columns)
+        first_row = block // tiles_columns % tiles_rows * PORTABLE_TILE
+        first_column = block % tiles_columns * PORTABLE_TILE
+        for step in range(PORTABLE_TILE // NUM_WARPS):
+            row, column = first_row + step * NUM_WARPS + warp, first_column + lane
+            with if_(logical_and(is_below(row, rows, PORTABLE_TILE), is_below(column, columns, PORTABLE_TILE))):
+                value = source[_unravel(source, image, row * columns + column)]
+                store_element(tile, (step * NUM_WARPS + warp, lane), value)
+        for step in range(PORTABLE_TILE // NUM_WARPS):
+            row, column = first_row + lane, first_column + step * NUM_WARPS + warp
+            with if_(logical_and(is_below(row, rows, PORTABLE_TILE), is_below(column, columns, PORTABLE_TILE))):
+                index = _unravel(destination, image, column * rows + row)
+                store_element(destination, index, tile[lane, step * NUM_WARPS + warp])
+
+
+def _unravel(array: Buffer, image: Expr, element: Expr) -> tuple[Expr, ...]:
+    """Return the index in an array of an element of a matrix of the batch, whose axes are all but the first."""
+    indices: list[Expr] = []
+    for size in [int(size) for size in array.shape[:1:-1]]:
+        indices.insert(0, element % size)
+        element = element // size
+    return image, element, *indices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,4 +110,4 @@ def sort_axes_by_memory(w: Conv, axes: Sequence[T]) -> list[T]:
     A copy whose loops have that order reads contiguous elements.
     """
     *outer_axes, first_axis = axes[: -w.spatial_ndim - 1]
-    return [*outer_axes, *to_storage_order(w.layout, (first_axis, *axes[-w.spatial_ndim - 1 :]))]
+    return [*outer_axes, *to_storage_order(w.input_layout, (first_axis, *axes[-w.spatial_ndim - 1 :]))]

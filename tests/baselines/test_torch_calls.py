@@ -59,11 +59,11 @@ def fused_on_cpu():
     aten._destroy()
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_a_fused_epilogue_is_the_workload_s(fused_on_cpu, epilogue, layout):
     w = parse(f"conv2d:2x6x7x9,4x3x3x3,s2x1,p1x2,d1x2,g2,{layout},{epilogue}")
-    assert [call.compute.__name__ for call in list_calls(w)] == ["compute", "compute_fused"] * 2
+    assert ["fused" in " ".join(call.notes) for call in list_calls(w)] == [False, True] * 2
     check_every_call(w)
 
 
@@ -98,6 +98,10 @@ def test_what_cudnn_does_not_do_itself_is_told(text, said):
     [
         ("conv2d:1x4x6x6,4x4x3x3", [(), ("in NHWC",)]),
         ("conv2d:1x4x6x6,4x4x3x3,nhwc", [("in NCHW",), ("in NHWC",)]),
+        (
+            "conv2d:1x4x6x6,4x4x3x3,nchw-nhwc",
+            [("in NCHW", "conversion in the time"), ("in NHWC", "conversion in the time")],
+        ),
         ("conv1d:1x4x6,4x4x3", [(), ("as images of one row", "in NHWC")]),
         (
             "conv2d:1x4x6x6,4x4x3x3,nhwc,bias,relu",

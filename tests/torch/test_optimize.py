@@ -114,10 +114,12 @@ def test_channels_last_stays_so(block):
     ],
 )
 def test_a_model_is_laid_out_anew_where_it_can_be(rows, note, monkeypatch):
-    """An image becomes rows, a parameter is of no convolution, and another convolution is of five axes."""
+    """A model that is no single graph; an image becomes rows, a parameter is of no convolution."""
 
     def call(model, x):
         y = model.conv(x) + model.place.view(-1).view(4, 9, 11)
+        if y.sum() > 1e9:
+            return x
         return rows(y) + model.other(y[:, :, None]).flatten(1)
 
     monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "choose_memory_format", lambda *_: "channels last")

@@ -32,12 +32,12 @@ def inside(w, x_index):
 
 def convolve_by_loops(w, x, k):
     """Y before its epilogue, from and to arrays as they lie in memory."""
-    x, k = (move_channels_second(w.layout, array) for array in (x, k))
+    x, k = (move_channels_second(w.input_layout, array) for array in (x, k))
     y = np.zeros(w.output_shape)
     for y_index, x_index, k_index in taps(w):
         if inside(w, x_index):
             y[y_index] += float(x[x_index]) * float(k[k_index])
-    return to_storage_layout(w.layout, y)
+    return to_storage_layout(w.output_layout, y)
 
 
 def plain(w):

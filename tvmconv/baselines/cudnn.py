@@ -57,7 +57,7 @@ def time_cudnn(
     fastest pick is kept for `Baseline.time_again`, and the description names it.
 
     The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
-    unfused epilogue. It excludes conversions of the layout.
+    unfused epilogue. It excludes conversions of the layout, except those of a mixed layout, which cuDNN does not have.
     """
     gpu = require_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # raises before threads are started

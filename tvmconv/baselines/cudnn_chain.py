@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, require_gpu
 from tvmconv.baselines.cudnn import CudnnPick, compute_on_stream, torch_with_cudnn
-from tvmconv.baselines.torch_calls import TorchConvCall, list_calls_in_layout, to_tensor
+from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, list_calls_in_layout, to_tensor
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import time_replay
@@ -20,6 +20,7 @@ from tvmconv.devices.device import Device, Timing
 from tvmconv.errors import DeviceError
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.layout import MIXED_LAYOUTS
 
 NUM_PICKS = 3  # threads that each let cuDNN pick for the whole chain
 
@@ -107,9 +108,9 @@ def find_linked_workloads(workloads: Sequence[Conv]) -> list[bool]:
 def _pick_faster_call(
     w: Conv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, seconds: float
 ) -> tuple[TorchConvCall, Baseline]:
-    """Return the faster call of cuDNN in the layout of the workload, with its result."""
+    """Return the fastest call of cuDNN in the layout of the workload, in either for a mixed one, with its result."""
     timed_calls, errors = [], []
-    for call in list_calls_in_layout(w, w.layout):
+    for call in list_calls(w) if w.layout in MIXED_LAYOUTS else list_calls_in_layout(w, w.layout):
         try:
             pick = CudnnPick(w, call, inputs, gpu, cold=False)
             timed_calls.append((call, Baseline(pick.time(seconds), pick.output, pick.description)))

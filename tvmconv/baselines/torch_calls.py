@@ -13,9 +13,11 @@ from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.layout import CHANNELS_LAST, LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_LAST, MIXED_LAYOUTS, UNIFORM_LAYOUTS
 
 Tensors = tuple[Any, ...]
+
+CONVERSION_NOTE = "conversion in the time"  # part of the description of a call for a mixed layout
 
 # PyTorch's functions, for NVIDIA GPUs only, of epilogues that cuDNN fuses with the convolution.
 FUSED_FUNCTIONS = {
@@ -78,12 +80,14 @@ def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
     """Return the calls that can compute a workload, of which measurements find the fastest; tensors are dense.
 
     Convolutions are computed in both layouts, with all tensors converted before the timing, so that the layout of the
-    workload does not slow the library down. Epilogues are computed by PyTorch's kernels, and in the convolution if
-    cuDNN supports it. A signal is an image with one row. The layout of filters stays unchanged.
+    workload does not slow the library down. For a mixed layout, which cuDNN does not have, X and residuals are as they
+    lie, and the conversions to the layout of the call and of its output are in the time. Epilogues are computed by
+    PyTorch's kernels, and in the convolution if cuDNN supports it. A signal is an image with one row. The layout of
+    filters stays unchanged.
     """
     if isinstance(w, Filter):
         return _list_filter_calls(w)
-    return [call for layout in LAYOUTS for call in list_calls_in_layout(w, layout)]
+    return [call for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(w, layout)]
 
 
 def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
@@ -109,13 +113,14 @@ def _make_one_row_conv(w: Conv1d) -> Conv2d:
 
 def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvCall:
     """Return a call on signals from a call on images with one row."""
-    row_axis = 1 if w.layout == CHANNELS_LAST else 2
+    input_axis, output_axis = (1 if each == CHANNELS_LAST else 2 for each in (w.input_layout, w.output_layout))
 
-    def prepare(*signals: Any) -> Tensors:
-        return call.prepare(*(signal.unsqueeze(row_axis) if signal.dim() > 1 else signal for signal in signals))
+    def prepare(x: Any, k: Any, *others: Any) -> Tensors:
+        images = (other.unsqueeze(output_axis) if other.dim() > 1 else other for other in others)
+        return call.prepare(x.unsqueeze(input_axis), k.unsqueeze(input_axis), *images)
 
     notes = ("as images of one row", *call.notes) if layout == CHANNELS_LAST else call.notes
-    return TorchConvCall(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(row_axis))
+    return TorchConvCall(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(output_axis))
 
 
 def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
@@ -136,22 +141,33 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
     input_names = w.argument_names[2:-1]
     needs_zero_bias = fused and "bias" not in input_names  # the function would otherwise allocate zeros in each call
     channels_last = torch.channels_last if w.spatial_ndim == 2 else torch.channels_last_3d
-    memory_format = channels_last if layout == CHANNELS_LAST else torch.contiguous_format
+    is_mixed = w.layout in MIXED_LAYOUTS
+    input_layout, output_layout = (w.input_layout, w.output_layout) if is_mixed else (layout, layout)
 
-    def copy_to_layout(tensor: Any) -> Any:
+    def find_memory_format(layout: str) -> Any:
+        return channels_last if layout == CHANNELS_LAST else torch.contiguous_format
+
+    def copy_to_layout(tensor: Any, layout: str) -> Any:
         # `contiguous` would keep ambiguous strides of axes with size 1, which look like the other layout.
+        memory_format = find_memory_format(layout)
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
         return copy.copy_(tensor)
+
+    def prepare_argument(value: Any) -> Any:
+        is_residual = value.dim() > 1
+        return copy_to_layout(_move_channels_second(w.output_layout, value), output_layout) if is_residual else value
 
     def prepare(x: Any, k: Any, *others: Any) -> Tensors:
         values_by_name = dict(zip(input_names, others, strict=True))
         if "bias" in values_by_name:
             values_by_name["bias"] = values_by_name["bias"].to(x.dtype)
         return (
-            copy_to_layout(_move_channels_second(w, x)),
-            copy_to_layout(_move_channels_second(w, k)),
+            copy_to_layout(_move_channels_second(w.input_layout, x), input_layout),
+            copy_to_layout(_move_channels_second(w.input_layout, k), layout),
             *(
-                copy_to_layout(_move_channels_second(w, value)) if value.dim() > 1 else value
+                copy_to_layout(_move_channels_second(w.output_layout, value), output_layout)
+                if value.dim() > 1
+                else value
                 for value in values_by_name.values()
             ),
             *([x.new_zeros(w.O)] if needs_zero_bias else []),
@@ -172,8 +188,16 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
         conv_arguments = (values_by_name["bias"], w.stride, w.pad_low, w.dilation, w.groups)
         return getattr(torch, FUSED_FUNCTIONS[w.epilogue])(x, k, *residual_arguments, *conv_arguments)
 
+    def compute_with_conversions(x: Any, k: Any, *others: Any) -> Any:
+        own_format, output_format = find_memory_format(layout), find_memory_format(output_layout)
+        converted = (
+            other.contiguous(memory_format=own_format) if other.dim() > 1 else other for other in (x, k, *others)
+        )
+        y = (compute_fused if fused else compute)(*converted)
+        return y.contiguous(memory_format=output_format)
+
     def finish(y: Any) -> Any:
-        return (y.movedim(1, -1) if w.layout == CHANNELS_LAST else y).contiguous()
+        return (y.movedim(1, -1) if w.output_layout == CHANNELS_LAST else y).contiguous()
 
     notes = [] if is_symmetric else ["padded by a kernel of its own"]
     if w.is_depthwise:
@@ -182,14 +206,16 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
         notes.append(f"{'+'.join(w.epilogue)} fused")
     elif remaining_ops:
         notes.append(f"{'+'.join(remaining_ops)} by kernels of PyTorch's")
-    if CHANNELS_LAST in (layout, w.layout):
+    if CHANNELS_LAST in (layout, w.input_layout, w.output_layout):
         notes.append(f"in {layout.upper()}")
+    if is_mixed:
+        return TorchConvCall(compute_with_conversions, prepare, (*notes, CONVERSION_NOTE), finish)
     return TorchConvCall(compute_fused if fused else compute, prepare, tuple(notes), finish)
 
 
-def _move_channels_second(w: Conv, tensor: Any) -> Any:
+def _move_channels_second(layout: str, tensor: Any) -> Any:
     """Return a view of X, K, Y or a residual with the axes (N, C, space)."""
-    return tensor.movedim(-1, 1) if w.layout == CHANNELS_LAST else tensor
+    return tensor.movedim(-1, 1) if layout == CHANNELS_LAST else tensor
 
 
 def _list_filter_calls(w: Filter) -> list[TorchConvCall]:

@@ -7,7 +7,7 @@ from typing import Any
 from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, apply_op
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv_gradient import DerivedConv, TransposedConv, WeightGradient
-from tvmconv.workloads.layout import CHANNELS_LAST, LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 
 def list_gradient_calls(w: DerivedConv) -> list[TorchConvCall]:
@@ -16,7 +16,7 @@ def list_gradient_calls(w: DerivedConv) -> list[TorchConvCall]:
     All tensors are converted before the timing. Epilogues, and padding that is not symmetric, take kernels of their
     own. PyTorch has no channels-last format of signals, so those are channels first.
     """
-    return [_make_call(w, layout) for layout in (LAYOUTS[:1] if w.spatial_ndim == 1 else LAYOUTS)]
+    return [_make_call(w, layout) for layout in (UNIFORM_LAYOUTS[:1] if w.spatial_ndim == 1 else UNIFORM_LAYOUTS)]
 
 
 def _make_call(w: DerivedConv, layout: str) -> TorchConvCall:

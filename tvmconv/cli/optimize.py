@@ -20,7 +20,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.errors import translate_to_model_error
 from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
 from tvmconv.workloads import dtypes
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, UNIFORM_LAYOUTS
 
 REPORT, MODEL = "report.txt", "model.tvmconv"
 
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = (
         f"Memory layout of the model and its inputs; {CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for "
     )
-    add_option(parser, "--layout", None, f"{text}f32, else {CHANNELS_LAST})", choices=LAYOUTS)
+    add_option(parser, "--layout", None, f"{text}f32, else {CHANNELS_LAST})", choices=UNIFORM_LAYOUTS)
     text = (
         "Tune the kernels, with this time limit in seconds for all layers from the start of the command; writing the "
         "model takes further time"

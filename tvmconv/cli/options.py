@@ -107,7 +107,13 @@ def add_layer_filters(parser: OptionGroup, *, epilogues: bool = True, training: 
     add_option(parser, "--batch", "N", text, type=parse_count)
     text = "Dtype of all layers (default: f32, or as in the file)"
     add_option(parser, "--dtype", None, text, choices=dtypes.DTYPES_BY_TEXT)
-    add_option(parser, "--layout", None, "Layout of all layers (default: nchw, or as in the file)", choices=LAYOUTS)
+    add_option(
+        parser,
+        "--layout",
+        None,
+        "Layout of all layers, or that of inputs and then of outputs (default: nchw, or as in the file)",
+        choices=LAYOUTS,
+    )
     if epilogues:
         text = "Epilogue of all layers, such as bias,relu (default: none, or as in the file)"
         add_option(parser, "--epilogue", "E", text, type=parse_epilogue_names)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.cost_model.conversions import estimate_conversion_seconds
 from tvmconv.cost_model.model import CostModel, ScheduleModel
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.space import Config
@@ -61,8 +62,8 @@ def _predict_points(
     viewed_workload, target = schedule_model.view(workload) or workload, cost_model.device_spec
     log2_slowdowns = schedule_model.log2_slowdown(viewed_workload, space, points, target)
     seconds = target.roofline_seconds(viewed_workload) * 2.0 ** log2_slowdowns.mean(axis=0)
-    if viewed_workload is not workload:  # the input, and often the output, are read and written once more
-        seconds = seconds + target.launch_seconds + 2 * workload.min_bytes / target.bandwidth
+    if viewed_workload is not workload:
+        seconds = seconds + estimate_conversion_seconds(workload, target)
     estimates = zip(points, seconds, log2_slowdowns.std(axis=0), strict=True)
     return [
         Prediction(schedule_model.schedule, space.config_from_point(point), float(expected_seconds), float(log2_std))

@@ -8,7 +8,7 @@ import math
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import FLOAT32
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_FIRST
 from tvmconv.workloads.suites import SuiteVariant
 
 HALF_DTYPES = ("float16", "bfloat16")
@@ -23,7 +23,8 @@ def layer_key(workload: Workload) -> str:
 def workload_distance(workload: Workload, other_workload: Workload, *, any_spatial_ndim: bool = False) -> float:
     """Return the distance of two convolutions: the weighted sum of the base-2 logarithms of the ratios of their sizes.
     It is infinite for other workloads, and for convolutions that differ in the kind of operator, dtype, layout or
-    groups. With `any_spatial_ndim`, the numbers of spatial dimensions may differ.
+    groups; a mixed layout is of the kind of channels last. With `any_spatial_ndim`, the numbers of spatial dimensions
+    may differ.
     """
     if not isinstance(workload, ConvOperator) or not isinstance(other_workload, ConvOperator):
         return math.inf
@@ -34,7 +35,7 @@ def workload_distance(workload: Workload, other_workload: Workload, *, any_spati
     dtypes = {workload.dtype, other_workload.dtype}
     if len(dtypes) > 1 and not dtypes <= {*HALF_DTYPES}:
         return math.inf
-    if (workload.layout == CHANNELS_LAST) != (other_workload.layout == CHANNELS_LAST):
+    if (workload.layout == CHANNELS_FIRST) != (other_workload.layout == CHANNELS_FIRST):
         return math.inf
     if (workload.groups > 1) != (other_workload.groups > 1):
         return math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from tvmconv.baselines.torch_calls import CONVERSION_NOTE
 from tvmconv.experiments.results import TUNED, Result, ResultRow, find_common_settings
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.tables import (
@@ -45,9 +46,10 @@ def make_comparison_table(sweep: Sweep) -> Table:
     network_row[f"{TUNED} [µs]"] = format_micros(tuned_seconds)
     if has_shares:
         mean_row[f"{TUNED}{SHARE}"] = format_mean(tuned_shares)
+    headers = {name: make_time_header(results, name) for name in names}
     for name in names:
         speedups = [result.compute_speedup(TUNED, name) for result in results]
-        columns[f"{name} [µs]"] = [_format_time(result.find_row(name)) for result in results]
+        columns[headers[name]] = [_format_time(result.find_row(name)) for result in results]
         columns[f"× {name}"] = [*map(format_optional, speedups)]
         if has_shares:
             shares = [result.compute_limit_share(name) for result in results]
@@ -57,7 +59,7 @@ def make_comparison_table(sweep: Sweep) -> Table:
         if any(implementations):
             columns[f"{name}, how"] = [implementation or EMPTY_CELL for implementation in implementations]
         library_seconds = sum_network_seconds(sweep, name)
-        network_row[f"{name} [µs]"] = format_micros(library_seconds)
+        network_row[headers[name]] = format_micros(library_seconds)
         if tuned_seconds and library_seconds:
             network_row[f"× {name}"] = format_optional(library_seconds / tuned_seconds)
         mean_row[f"× {name}"] = format_mean(speedups)
@@ -65,6 +67,12 @@ def make_comparison_table(sweep: Sweep) -> Table:
     footer = [network_row] * bool(sweep.counts) + [mean_row] * bool(names)
     lines += [tuple(row.get(header, EMPTY_CELL) for header in columns) for row in footer]
     return Table([*columns], lines, {sweep.axis, "schedule", *(f"{name}, how" for name in names)})
+
+
+def make_time_header(results: Sequence[Result], name: str) -> str:
+    """Return the header of a library's times, which says if they contain conversions of the layout."""
+    has_conversions = CONVERSION_NOTE in find_common_settings(results, name)
+    return f"{name}, {CONVERSION_NOTE} [µs]" if has_conversions else f"{name} [µs]"
 
 
 def format_mean(ratios: Sequence[float | None]) -> str:

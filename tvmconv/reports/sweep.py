@@ -55,7 +55,8 @@ def _make_time_table(sweep: Sweep) -> Table:
         lines.append([NETWORK_ROW, *map(_format_seconds, totals, [None, *speedups[1:]])])
     has_speedups = any(row.speedup for result in sweep.results for row in result.rows[1:])
     reference = f" (× {names[0]})" * has_speedups
-    headers = [f"{names[0]} [µs]", *(f"{name} [µs]{reference}" for name in names[1:])]
+    first_header, *other_headers = (library_comparison.make_time_header(sweep.results, name) for name in names)
+    headers = [first_header, *(f"{header}{reference}" for header in other_headers)]
     return Table([sweep.axis, *headers], lines, {sweep.axis})
 
 

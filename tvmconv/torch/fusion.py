@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -17,9 +17,9 @@ from tvmconv.models.model_graph import make_convolution
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, InputKey, TunedConv, make_input_key
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition, has_hooks
-from tvmconv.torch.signature import ACTIVATIONS, MEMORY_FORMATS
+from tvmconv.torch.signature import ACTIVATIONS, find_layout
 from tvmconv.workloads import Conv
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 ADD_METHODS = ("add", "add_")
@@ -77,14 +77,7 @@ class TensorMetadata:
     @property
     def layout(self) -> str | None:
         """Layout of the tensor; None if it has both layouts or neither."""
-        channels_last_format = MEMORY_FORMATS.get(len(self.shape) - 2)
-        if channels_last_format is None:
-            return CHANNELS_FIRST
-        meta = torch.empty_strided(self.shape, self.stride, device="meta")
-        is_channels_last = meta.is_contiguous(memory_format=channels_last_format)
-        if meta.is_contiguous() == is_channels_last:
-            return None
-        return CHANNELS_LAST if is_channels_last else CHANNELS_FIRST
+        return find_layout(self.shape, self.stride)
 
 
 @dataclass
@@ -100,6 +93,7 @@ class ConvSite:
     followed_by: str = ""  # name of the only reader of the last node, if it is reported and no kernel computes it
     workload_text: str = ""  # text of its workload with the epilogue; "" if tvmconv's kernels cannot compute it
     reason: str = ""  # reason why they cannot
+    output_layout: str | None = None  # layout that its output has to have; None if that is not decided
     module: Any = None  # module that computes the site in the optimized model; None if PyTorch does
     input_metadata: Any = None  # `TensorMetadata` of its input
     residual_metadata: Any = None  # `TensorMetadata` of the residual, if there is one
@@ -298,7 +292,7 @@ def replace_sites(graph: fx.GraphModule, sites: list[ConvSite]) -> None:
     """Replace the sites of a graph by tuned modules: their own, or new ones."""
     for number, site in enumerate(sites):
         name = f"conv{number}"
-        site.module = site.module or TunedConv(site.conv, site.norm, site.epilogue_names)
+        site.module = site.module or TunedConv(site.conv, site.norm, site.epilogue_names, site.output_layout)
         graph.add_submodule(name, site.module)
         first_node, last_node = site.nodes[0], site.nodes[-1]
         with graph.graph.inserting_after(last_node):
@@ -332,14 +326,32 @@ class ShapeRecorder(fx.Interpreter):
         return result
 
 
+class GraphPlanner(Protocol):
+    """What decides about the layouts inside a graph; see `tvmconv.torch.layout_plan`."""
+
+    def make_recorder(self, graph: fx.GraphModule, image_ndims: Collection[int]) -> Any:
+        """Return the `ShapeRecorder` with which the graph has to be run; images have one of these numbers of axes."""
+
+    def plan(self, graph: fx.GraphModule, sites: Sequence[ConvSite], recorder: Any) -> None:
+        """Set the layouts of the sites, and insert conversions into the graph."""
+
+
 def match_convolutions(
-    model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]
+    model: Optimized,
+    partitions: Sequence[GraphPartition],
+    arguments: Sequence[Any],
+    planner: GraphPlanner | None = None,
 ) -> list[ConvSite]:
     """Match the convolutions of a model in a run on the example; replace those that have a workload.
 
-    Returns all convolutions of the model, in the order of the graphs of its traced parts.
+    Without a planner, all images keep the layouts that they have in PyTorch. Returns all convolutions of the model, in
+    the order of the graphs of its traced parts.
     """
-    recorders = [ShapeRecorder(partition.module.graph) for partition in partitions]
+    image_ndims = {CONVOLUTIONS[type(module)] + 2 for module in model.modules() if type(module) in CONVOLUTIONS}
+    recorders: list[ShapeRecorder] = [
+        planner.make_recorder(partition.module.graph, image_ndims) if planner else ShapeRecorder(partition.module.graph)
+        for partition in partitions
+    ]
     for partition, recorder in zip(partitions, recorders, strict=True):
         partition.module.interpreter = recorder.run_with_arguments
     with torch.no_grad():
@@ -347,7 +359,7 @@ def match_convolutions(
     sites: list[ConvSite] = []
     for partition, recorder in zip(partitions, recorders, strict=True):
         partition.module.interpreter = None
-        sites += _replace_convolutions(partition, recorder.metadata)
+        sites += _replace_convolutions(partition, recorder, planner)
     matched_paths = {site.path for site in sites}
     for path, module in model.named_modules():
         if isinstance(module, tuple(CONVOLUTIONS)) and (path or ROOT_PATH) not in matched_paths:
@@ -355,8 +367,11 @@ def match_convolutions(
     return sites
 
 
-def _replace_convolutions(partition: GraphPartition, metadata: dict[fx.Node, TensorMetadata]) -> list[ConvSite]:
+def _replace_convolutions(
+    partition: GraphPartition, recorder: ShapeRecorder, planner: GraphPlanner | None
+) -> list[ConvSite]:
     """Match the convolutions of one part and replace those that have a workload."""
+    metadata = recorder.metadata
     sites = list(find_fusion_sites(partition.module.graph, metadata))
     layouts = [metadata[site.nodes[0]].layout for site in sites if site.nodes[0] in metadata]
     known_layouts = [layout for layout in layouts if layout]
@@ -370,7 +385,10 @@ def _replace_convolutions(partition: GraphPartition, metadata: dict[fx.Node, Ten
         else:
             site.input_metadata = metadata[site.nodes[0].args[0]]
             site.residual_metadata = None if site.residual is None else metadata[site.residual]
-    replace_sites(partition.module.graph, [site for site in sites if site.workload_text])
+    supported_sites = [site for site in sites if site.workload_text]
+    if planner:
+        planner.plan(partition.module.graph, supported_sites, recorder)
+    replace_sites(partition.module.graph, supported_sites)
     return sites
 
 

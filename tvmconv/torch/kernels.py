@@ -97,6 +97,7 @@ class KernelProvider:
         self.available: dict[str, list[AvailableKernel]] = {}  # by the workload's text, the most promising first
         self.failure_reasons: dict[str, str] = {}  # reasons why workloads have no kernel
         self.unsearched_workloads: list[str] = []  # texts of workloads for whose search no time was left
+        self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
     def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
@@ -111,11 +112,18 @@ class KernelProvider:
         with keep_workers_alive():
             if deadline is not None:
                 self._search_workloads(workloads, deadline)
+                self._record_index = None  # the search has appended records
+            record_index = self.read_record_index(deadline)
+            self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
+
+    def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
+        """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""
+        if self._record_index is None:
             # A search that measured nothing has written no log.
             has_log = self._log is not None and (deadline is None or Path(self._log).exists())
             logs = list_log_files([self._log]) if has_log and self._log is not None else []
-            record_index = RecordIndex([*logs, *packaged_logs()])
-            self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
+            self._record_index = RecordIndex([*logs, *packaged_logs()])
+        return self._record_index
 
     def _search_workloads(self, workloads: Mapping[Workload, int], deadline: Deadline) -> None:
         """Search kernels for the workloads that the log does not cover."""

@@ -18,6 +18,7 @@ from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
 from tvmconv.torch.signature import ConvSignature
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their arrays
 
@@ -50,17 +51,19 @@ class OpenclLauncher:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run the executable on tensors in the signature's memory format and return the output."""
+        """Run the executable on tensors in the signature's layouts and return the output."""
         tensors: dict[str, Any] = {"bias": bias, "add": add}
-        arguments = [x, weight, *(tensors[name] for name in self._epilogue_order)]
-        result = to_tensor(self._loaded.run([self._to_array(tensor) for tensor in arguments]))
-        if self._signature.memory_format is not torch.contiguous_format:
+        signature = self._signature
+        arrays = [self._to_array(tensor, signature.input_layout) for tensor in (x, weight)]
+        arrays += [self._to_array(tensors[name], signature.output_layout) for name in self._epilogue_order]
+        result = to_tensor(self._loaded.run(arrays))
+        if self._signature.output_layout == CHANNELS_LAST:
             result = result.movedim(-1, 1)  # to the axes N, C and space
         return self._signature.allocate_output(x.device).copy_(result)
 
-    def _to_array(self, tensor: torch.Tensor) -> np.ndarray:
+    def _to_array(self, tensor: torch.Tensor, layout: str) -> np.ndarray:
         """Return a tensor as an array whose axes are in memory order."""
-        if tensor.dim() > 1 and self._signature.memory_format is not torch.contiguous_format:
+        if tensor.dim() > 1 and layout == CHANNELS_LAST:
             tensor = tensor.movedim(1, -1)
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
@@ -90,7 +93,7 @@ class CudaLauncher:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
     ) -> torch.Tensor:
-        """Queue the kernels on tensors in the signature's memory format and return the output."""
+        """Queue the kernels on tensors in the signature's layouts and return the output."""
         output = self._signature.allocate_output(self._torch_device)
         packed = self._pack_weight(weight) if self._packed_workspaces else {}
         # PyTorch frees this memory when the function returns; its next user is queued after these launches.

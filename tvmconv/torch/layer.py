@@ -15,7 +15,7 @@ import torch
 from tvmconv.torch.operator import conv as operator
 from tvmconv.torch.operator import register_weight_refresh
 from tvmconv.torch.rounding import compensate_truncation
-from tvmconv.torch.signature import ACTIVATIONS, parse_signature
+from tvmconv.torch.signature import ACTIVATIONS, compute_strides, lay_out, parse_signature
 
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
@@ -51,7 +51,8 @@ class _PackedWeights:
 
     weight: str  # name of the buffer
     bias: str
-    memory_format: torch.memory_format
+    input_layout: str  # of the kernel's x and weight
+    output_layout: str  # of its residual
     truncates: bool  # whether the kernel truncates its inputs to TF32
     stamps: list[TensorStamp] = field(default_factory=list)  # of the source tensors; empty if they have to be read
 
@@ -62,11 +63,14 @@ class TunedConv(torch.nn.Module):
     If a weight is written to or replaced, it is packed again before the next launch. PyTorch does not report writes
     through `.data`.
     A batch normalization after it is a factor and a summand per channel in evaluation mode. The epilogue's names are
-    activations, and `add` for a residual.
+    activations, and `add` for a residual. The output has `output_layout` if that is given, whatever computes it.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: Any, epilogue_names: Sequence[str]) -> None:
+    def __init__(
+        self, conv: torch.nn.Module, norm: Any, epilogue_names: Sequence[str], output_layout: str | None = None
+    ) -> None:
         super().__init__()
+        self.output_layout = output_layout
         self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
         self.epilogue_names = tuple(epilogue_names)
         self.kernels: dict[InputKey, str] = {}  # names of kernels
@@ -99,9 +103,9 @@ class TunedConv(torch.nn.Module):
         if x.dtype is not dtype:  # autocast would convert it too
             x = x.to(dtype)
         # A compiler can fuse this conversion into the producer of x; the operator alone could not.
-        x = x.contiguous(memory_format=packed.memory_format)
+        x = lay_out(x, packed.input_layout)
         if add is not None:
-            add = add.contiguous(memory_format=packed.memory_format)
+            add = lay_out(add, packed.output_layout)
         return operator(x, self._buffers[packed.weight], self._buffers[packed.bias], add, kernel)
 
     def _has_module_changed(self) -> bool:
@@ -123,14 +127,14 @@ class TunedConv(torch.nn.Module):
             y = self.norm(y)
         for name in self.epilogue_names:
             y = y + add if name == "add" else ACTIVATIONS[name](y)
-        return y
+        return y if self.output_layout is None else lay_out(y, self.output_layout)
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
         """Compute inputs with this key by an installed kernel, given whether it truncates its inputs to TF32."""
         if kernel not in self._packed:
             number = next(number for number in itertools.count() if f"weight{number}" not in self._buffers)
-            memory_format = parse_signature(kernel).memory_format
-            packed = _PackedWeights(f"weight{number}", f"bias{number}", memory_format, truncates, self._stamp_sources())
+            layouts = parse_signature(kernel).input_layout, parse_signature(kernel).output_layout
+            packed = _PackedWeights(f"weight{number}", f"bias{number}", *layouts, truncates, self._stamp_sources())
             for name, tensor in zip((packed.weight, packed.bias), self._pack_weights(kernel, packed), strict=True):
                 self.register_buffer(name, tensor, persistent=False)
             self._packed[kernel] = packed
@@ -221,5 +225,7 @@ class TunedConv(torch.nn.Module):
             bias = shift if bias is None else bias.double() * factor + shift
         if packed.truncates:
             weight = compensate_truncation(weight.double())
-        weight = torch.empty_like(weight, dtype=signature.dtype, memory_format=signature.memory_format).copy_(weight)
+        strides = compute_strides(weight.shape, signature.input_layout)
+        new_weight = torch.empty_strided(weight.shape, strides, dtype=signature.dtype, device=weight.device)
+        weight = new_weight.copy_(weight)
         return weight, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)

@@ -19,7 +19,7 @@ NAMESPACE = "tvmconv"
 # The argument `workload` is the name of a kernel: the workload's text and a digest.
 SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload) -> Tensor"
 
-# Function from x, weight, bias and residual, in the signature's memory format, to the output.
+# Function from x, weight, bias and residual, in the signature's layouts, to the output.
 Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
 
@@ -95,8 +95,8 @@ def _run_conv(
     if tracked := _tracked_weights.get(weight.data_ptr()):
         for refresh in tracked.refresh_callbacks:
             refresh()
-    to_layout = signature.to_kernel_layout
-    return launcher_function(to_layout(x), to_layout(weight), bias, add if add is None else to_layout(add))
+    residual = None if add is None else signature.to_output_layout(add)
+    return launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual)
 
 
 def _check_tensors(

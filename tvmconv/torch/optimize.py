@@ -20,10 +20,11 @@ from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.torch.fusion import match_convolutions
+from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
-from tvmconv.torch.partition import clone_tensors, partition_model, record_calls
+from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
@@ -40,6 +41,7 @@ CPU_MODEL_WARNING = (
     "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
+PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -147,9 +149,15 @@ def _optimize_on_device(
             whole_seconds = time.monotonic() - started_at
             if whole_seconds < pytorch_seconds:  # the cache had the time of an earlier call
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
-            notes = [*_set_fastest_format(optimized, torch_device, example, expected), OTHER_INPUTS_NOTE]
+            planner: LayoutPlanner | None = None
+            if [partition.module for partition in partitions] == [optimized]:
+                planner = _make_planner(provider, timing_cache, deadline)
+                notes = []
+            else:
+                notes = _set_fastest_format(optimized, torch_device, example, expected)
             with use_cudnn_heuristics():
-                sites = match_convolutions(optimized, partitions, clone_tensors(example))
+                sites = _match_convolutions(optimized, partitions, example, expected, planner)
+            notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
             provider.find_kernels(
@@ -158,13 +166,58 @@ def _optimize_on_device(
         timing_cache.is_awake = False
         kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
         layer_reports = kernel_selector.select_all(sites, counts)
+        if planner:
+            planner.restore_weights(only_of_kernels=True)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
         report = kernel_selector.select_whole_model(optimized, partitions, arguments, report, has_time=has_time)
+        if planner and optimized.uses_eager:
+            planner.restore_weights()
     difference = _find_largest_difference(_run_model(optimized, example), expected)
     notes = [*report.notes, *kernel_selector.describe_omissions(len(counts))]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
+
+
+def _make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
+    """Return the planner of the layouts inside a model, which takes a small part of the time until the deadline."""
+    planning_deadline = Deadline()
+    if deadline:
+        planning_deadline = deadline.shift_earlier((1 - PLANNING_FRACTION) * deadline.remaining_seconds)
+    return LayoutPlanner(
+        LayoutCosts(provider.device, provider.read_record_index(deadline)),
+        timing_cache.get_seconds if provider.torch_device.type == "cuda" else None,
+        lambda: not planning_deadline.has_passed,
+    )
+
+
+def _match_convolutions(
+    model: Optimized,
+    partitions: Sequence[GraphPartition],
+    example: Sequence[Any],
+    expected: Sequence[Any],
+    planner: LayoutPlanner | None,
+) -> list[ConvSite]:
+    """Match the convolutions of a model, and plan the layouts inside it if it is one graph.
+
+    The plan is dropped if the model does not run with it, or its results then have other strides than PyTorch's.
+    """
+    if planner is None:
+        return match_convolutions(model, partitions, clone_tensors(example))
+    former_graph = copy.deepcopy(model.graph.graph)
+    sites = match_convolutions(model, partitions, clone_tensors(example), planner)
+    if not planner.num_moved:
+        return sites
+    with contextlib.suppress(ModelError):
+        if _list_strides(_run_model(model, example)) == _list_strides(expected):
+            return sites
+    planner.drop()
+    model.graph.graph = former_graph
+    return match_convolutions(model, partitions, clone_tensors(example))
+
+
+def _list_strides(values: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [value.stride() for value in values if isinstance(value, torch.Tensor)]
 
 
 def _run_model(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:

@@ -115,7 +115,7 @@ def _find_mismatching(
         except Exception:  # an invalid graph may raise anything
             result = object()
         expected = partition.module.original(*args, **kwargs)
-        if partition not in mismatching and not _are_equal(result, expected):
+        if partition not in mismatching and not are_equal(result, expected):
             mismatching.append(partition)
         return expected
 
@@ -133,7 +133,8 @@ def clone_tensors(values: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: copy.deepcopy(tensor.detach()), values)
 
 
-def _are_equal(result: Any, expected: Any) -> bool:
+def are_equal(result: Any, expected: Any) -> bool:
+    """Return whether two results have the same structure and, within a tolerance, the same tensors."""
     (result_leaves, result_spec), (expected_leaves, expected_spec) = tree_flatten(result), tree_flatten(expected)
     return result_spec == expected_spec and all(map(_are_close, result_leaves, expected_leaves))
 

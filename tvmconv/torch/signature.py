@@ -1,8 +1,9 @@
-"""Shapes, dtypes and memory formats of a convolution's tensors in PyTorch."""
+"""Shapes, dtypes and layouts of a convolution's tensors in PyTorch, and tensors in a layout."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from tvmconv.baselines.torch_calls import load_activations
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
-from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 ACTIVATIONS = load_activations()
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
@@ -20,12 +21,13 @@ KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this sepa
 
 @dataclass(frozen=True)
 class ConvSignature:
-    """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space."""
+    """Shapes, dtypes and layouts of a convolution's tensors, whose axes are N, C and then space."""
 
     workload: Conv
     dtype: torch.dtype  # of all tensors except the bias
     bias_dtype: torch.dtype
-    memory_format: torch.memory_format  # of all tensors except the bias
+    input_layout: str  # of x and the weight
+    output_layout: str  # of the output and of a residual
     x_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
     output_shape: tuple[int, ...]  # also of a residual
@@ -43,13 +45,54 @@ class ConvSignature:
             tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
         return tensor
 
-    def to_kernel_layout(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor in the kernel's memory format and aligned to 16 bytes, as a copy if necessary.
+    def to_input_layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return x or the weight as the kernel reads it, as a copy if necessary."""
+        return _align(lay_out(tensor, self.input_layout))
 
-        Kernels read up to 16 bytes at once.
-        """
-        tensor = tensor.contiguous(memory_format=self.memory_format)
-        return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+    def to_output_layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a residual as the kernel reads it, as a copy if necessary."""
+        return _align(lay_out(tensor, self.output_layout))
+
+
+def _align(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor at a multiple of 16 bytes, because kernels read up to 16 bytes at once."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor (N, C, space) in a uniform layout, as a copy if necessary.
+
+    PyTorch has no memory format for channels last along one spatial axis; strides express it.
+    """
+    if layout != CHANNELS_LAST:
+        return tensor.contiguous()
+    memory_format = MEMORY_FORMATS.get(tensor.dim() - 2)
+    if memory_format is None:
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    return tensor.contiguous(memory_format=memory_format)
+
+
+def compute_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Return the strides of a new tensor (N, C, space) in a uniform layout."""
+    order = [0, *range(2, len(shape)), 1] if layout == CHANNELS_LAST else range(len(shape))
+    strides, stride = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= max(1, shape[axis])
+    return tuple(strides)
+
+
+def find_layout(shape: Sequence[int], stride: Sequence[int]) -> str | None:
+    """Return the uniform layout of a tensor (N, C, space); None if it has both layouts or neither."""
+    layouts = [
+        layout
+        for layout in UNIFORM_LAYOUTS
+        if all(
+            size == 1 or given == expected
+            for size, given, expected in zip(shape, stride, compute_strides(shape, layout), strict=True)
+        )
+    ]
+    return layouts[0] if len(layouts) == 1 else None
 
 
 @functools.cache
@@ -64,19 +107,16 @@ def parse_signature(name: str) -> ConvSignature:
         raise WorkloadError(f"{text}: expected a convolution")
     if others := [op.name for op in workload.argument_ops if op.name not in ("bias", "add")]:
         raise WorkloadError(f"{text}: expected bias and add as the only arguments of its epilogue, not {others[0]}")
-    is_channels_last = workload.layout == CHANNELS_LAST
-    if is_channels_last and workload.spatial_ndim not in MEMORY_FORMATS:
-        raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")
-    memory_format = MEMORY_FORMATS[workload.spatial_ndim] if is_channels_last else torch.contiguous_format
     return ConvSignature(
         workload=workload,
         dtype=getattr(torch, workload.storage),
         bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
-        memory_format=memory_format,
+        input_layout=workload.input_layout,
+        output_layout=workload.output_layout,
         x_shape=workload.input_shape,
         weight_shape=workload.weight_shape,
         output_shape=workload.output_shape,
-        output_stride=torch.empty(workload.output_shape, device="meta", memory_format=memory_format).stride(),
+        output_stride=compute_strides(workload.output_shape, workload.output_layout),
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
     )

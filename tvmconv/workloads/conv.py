@@ -37,7 +37,7 @@ class Conv(ConvOperator):
             >>> w.reference(*w.inputs(seed=0)).shape
             (1, 6, 8, 8)
         """
-        x, k = (layout.move_channels_second(self.layout, array) for array in inputs[:2])
+        x, k = (layout.move_channels_second(self.input_layout, array) for array in inputs[:2])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         arguments = {}
         for operation, array in zip(self.argument_ops, inputs[2:], strict=True):
@@ -45,9 +45,9 @@ class Conv(ConvOperator):
             arguments[operation.name] = (
                 widened.reshape(-1, *(1,) * self.spatial_ndim)
                 if operation.argument_kind == "channel"
-                else layout.move_channels_second(self.layout, widened)
+                else layout.move_channels_second(self.output_layout, widened)
             )
-        return layout.to_storage_layout(self.layout, epilogue.apply_to_array(self.epilogue, y, arguments))
+        return layout.to_storage_layout(self.output_layout, epilogue.apply_to_array(self.epilogue, y, arguments))
 
     def sample_outputs(self, cell: int, seed: int, *inputs: NDArray[Any]) -> OutputSample:
         """Compute the outputs of a random sample of pixels in float64, with the error that rounding allows for each.
@@ -78,17 +78,19 @@ class Conv(ConvOperator):
             True
         """
         pixels = pixel_sample.choose_pixels(self, cell, seed)
-        is_channels_last = self.layout == layout.CHANNELS_LAST
+        reads_channels_last, stores_channels_last = (
+            each == layout.CHANNELS_LAST for each in (self.input_layout, self.output_layout)
+        )
         x, weight = inputs[:2]
         geometry = self.output_size, self.stride, self.pad_low, self.dilation
         sums, scales = conv_reference.convolve_pixels(
-            x, weight, pixels, *geometry, self.groups, channels_last=is_channels_last
+            x, weight, pixels, *geometry, self.groups, channels_last=reads_channels_last
         )
         size = math.prod(self.output_size)
         image, position = pixels[:, None] // size, pixels[:, None] % size
         channel = np.arange(self.O)
         positions = (
-            pixels[:, None] * self.O + channel if is_channels_last else (image * self.O + channel) * size + position
+            pixels[:, None] * self.O + channel if stores_channels_last else (image * self.O + channel) * size + position
         )
         epilogue_arguments = {
             operation.name: dtypes.widen_to_float64(

@@ -41,7 +41,8 @@ class ConvGeometry(Workload):
         groups: Number of groups; it divides C and O.
         dtype: Type in which elements are stored and multiplied, one of `dtypes.DTYPES`; sums are accumulated in
             float32.
-        layout: One of `layout.LAYOUTS`: channels of X, K, Y and a residual are before the spatial axes, or last.
+        layout: One of `LAYOUTS`: channels of all tensors are before the spatial axes ("nchw") or last ("nhwc"), or X
+            and K have the first and Y and residuals the second of two layouts ("nchw-nhwc", "nhwc-nchw").
         epilogue: Names of the operations on each sum before it is stored, in order; the constructor also takes one
             name.
 
@@ -56,6 +57,7 @@ class ConvGeometry(Workload):
     OPTION_TEXTS: ClassVar[dict[str, str]] = {"stride": "s", "padding": "p", "dilation": "d", "groups": "g"}
     OPERANDS: ClassVar[tuple[str, str]] = ("X", "K")  # names of the arguments that are multiplied
     RESULT: ClassVar[str] = "Y"  # name of the argument that is computed
+    LAYOUTS: ClassVar[tuple[str, ...]] = layout.LAYOUTS  # layouts that the operator accepts
     WEIGHT_AXES: ClassVar[tuple[str, str]] = ("O", "C")  # channels of the weight's first axis, and of its second
 
     N: int
@@ -75,7 +77,7 @@ class ConvGeometry(Workload):
         for name in self.OPTION_NAMES:
             self._normalize_field(name, self.allowed_lengths(name))
         dtypes.validate_dtype(self.dtype)
-        layout.validate_layout(self.layout)
+        layout.validate_layout(self.layout, self.LAYOUTS)
         object.__setattr__(self, "epilogue", epilogue.validate_epilogue(self.epilogue))
         if self.C % self.groups or self.O % self.groups:
             raise WorkloadError(
@@ -192,6 +194,16 @@ class ConvGeometry(Workload):
         return self.N, self.O, *self.output_size
 
     @property
+    def input_layout(self) -> str:
+        """Uniform layout of X and K."""
+        return layout.get_input_layout(self.layout)
+
+    @property
+    def output_layout(self) -> str:
+        """Uniform layout of Y and of residuals."""
+        return layout.get_output_layout(self.layout)
+
+    @property
     def argument_ops(self) -> list[EpilogueOp]:
         """Operations of the epilogue that read an argument."""
         return [op for op in epilogue.get_ops(self.epilogue) if op.argument_kind]
@@ -204,9 +216,8 @@ class ConvGeometry(Workload):
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:
         """Shapes of the arguments in memory order."""
-        x, k, y = (
-            layout.to_storage_order(self.layout, s) for s in (self.input_shape, self.weight_shape, self.output_shape)
-        )
+        x, k = (layout.to_storage_order(self.input_layout, shape) for shape in (self.input_shape, self.weight_shape))
+        y = layout.to_storage_order(self.output_layout, self.output_shape)
         return x, k, *(y if operation.argument_kind == "output" else (self.O,) for operation in self.argument_ops), y
 
     @property

@@ -40,6 +40,7 @@ class DerivedConv(ConvOperator, ABC):
     """An operator that a forward convolution defines; subclasses have the same fields as convolutions."""
 
     FORWARD: ClassVar[type[Conv]]  # class of the forward convolution
+    LAYOUTS: ClassVar[tuple[str, ...]] = layout.UNIFORM_LAYOUTS
     EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = None  # operations that an epilogue may have; None for all
 
     @property

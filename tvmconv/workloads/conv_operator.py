@@ -162,7 +162,7 @@ class ConvOperator(ConvGeometry):
         names = {cls.OPTION_TEXTS[name]: name for name in cls.OPTION_NAMES}
         letters = piece[: len(piece) - len(piece.lstrip(ascii_lowercase))]
         if letters not in names or not piece[len(letters) : len(letters) + 1].isdigit():
-            words = ", ".join([*dtypes.DTYPES_BY_TEXT, *layout.LAYOUTS, *epilogue.load_ops()])
+            words = ", ".join([*dtypes.DTYPES_BY_TEXT, *cls.LAYOUTS, *epilogue.load_ops()])
             raise WorkloadError(f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}")
         name = names[letters]
         lengths = cls.allowed_lengths(name)

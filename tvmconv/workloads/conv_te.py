@@ -49,7 +49,7 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
         shape,
         compute_output,
         name="Y",
-        varargs_names=list(to_storage_order(w.layout, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))),
+        varargs_names=list(to_storage_order(w.output_layout, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))),
     )
     return (*inputs.values(), Y)
 
@@ -57,7 +57,7 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
 def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
     """Return an index of Y in memory order as (n, o, position)."""
     axes = [*range(len(indices))]
-    order = to_storage_order(w.layout, axes)
+    order = to_storage_order(w.output_layout, axes)
     return [indices[order.index(axis)] for axis in axes]
 
 
@@ -73,7 +73,7 @@ def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
         sides = zip(position, w.pad_low, pad_high, w.input_size, strict=True)
         tests = [test for i, low, high, size in sides for test in _make_bounds_tests(i, low, high, size)]
         unpadded_position = (i - low for i, low in zip(position, w.pad_low, strict=True))
-        value = X(*to_storage_order(w.layout, (n, g * channels + c, *unpadded_position)))
+        value = X(*to_storage_order(w.input_layout, (n, g * channels + c, *unpadded_position)))
         return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
 
     return te.compute(
@@ -94,7 +94,7 @@ def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
     filters = w.O // w.groups
     return te.compute(
         (w.groups, filters, *w.weight_shape[1:]),
-        lambda g, o, *taps: K(*to_storage_order(w.layout, (g * filters + o, *taps))),
+        lambda g, o, *taps: K(*to_storage_order(w.input_layout, (g * filters + o, *taps))),
         name="weight",
         varargs_names=["rc", *TAP_AXES[w.spatial_ndim]],
     )

@@ -1,4 +1,9 @@
-"""Layouts: the orders in which tensors of images are stored; shapes are otherwise written as N, C, space."""
+"""Layouts: the orders in which tensors of images are stored; shapes are otherwise written as N, C, space.
+
+A uniform layout is that of all tensors of an operator. A mixed layout of a convolution names the layout of X and then
+that of Y. The weight lies as X does, because the reduction runs over the axes that they share; a residual lies as Y
+does.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,36 @@ from tvmconv.workloads.text import quote
 T = TypeVar("T")
 
 CHANNELS_FIRST, CHANNELS_LAST = "nchw", "nhwc"  # the names are the same for any number of spatial axes
-LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
+UNIFORM_LAYOUTS = (CHANNELS_FIRST, CHANNELS_LAST)
+SEPARATOR = "-"  # between the layouts of X and Y in a mixed layout
+MIXED_LAYOUTS = tuple(SEPARATOR.join(names) for names in (UNIFORM_LAYOUTS, UNIFORM_LAYOUTS[::-1]))
+LAYOUTS = (*UNIFORM_LAYOUTS, *MIXED_LAYOUTS)
 
 
-def validate_layout(name: object) -> None:
-    """Raise WorkloadError unless the name is one of `LAYOUTS`."""
-    if name not in LAYOUTS:
-        raise WorkloadError(f"layout={quote(name)}: expected one of {', '.join(LAYOUTS)}")
+def validate_layout(name: object, layouts: Sequence[str] = LAYOUTS) -> None:
+    """Raise WorkloadError unless the name is one of the layouts."""
+    if name not in layouts:
+        raise WorkloadError(f"layout={quote(name)}: expected one of {', '.join(layouts)}")
+
+
+def get_input_layout(name: str) -> str:
+    """Return the uniform layout in which X and the weight lie."""
+    return name.partition(SEPARATOR)[0]
+
+
+def get_output_layout(name: str) -> str:
+    """Return the uniform layout in which Y and a residual lie."""
+    return name.rpartition(SEPARATOR)[2]
+
+
+def join_layouts(input_layout: str, output_layout: str) -> str:
+    """Return the layout whose X and Y have these uniform layouts.
+
+    Examples:
+        >>> join_layouts("nchw", "nhwc"), join_layouts("nhwc", "nhwc")
+        ('nchw-nhwc', 'nhwc')
+    """
+    return input_layout if input_layout == output_layout else f"{input_layout}{SEPARATOR}{output_layout}"
 
 
 def to_storage_order(layout: str, axes: Sequence[T]) -> tuple[T, ...]:

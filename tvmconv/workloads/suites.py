@@ -83,7 +83,7 @@ def suite(
         name: One of `SUITES`, or the path of a JSON file as `read_suite` reads it.
         batch: Batch size N of every convolution; by default 1, or as in the file.
         dtype: Type of every convolution, one of `dtypes.DTYPES`; by default float32, or as in the file.
-        layout: Layout of every convolution, `nchw` or `nhwc`; by default `nchw`, or as in the file.
+        layout: Layout of every convolution, one of `layout.LAYOUTS`; by default `nchw`, or as in the file.
         epilogue: Operations of every forward convolution, in order; by default none, or as in the file.
         training: Whether each layer is followed by the gradients of its input and its weight. The first layer reads the
             network's input, which needs no gradient.

@@ -17,7 +17,8 @@ loads the filters of all its channels, which are contiguous, in vectors and keep
 Small images have few strips; threads then compute fewer channels and pixels, so that a large GPU is filled. The
 defaults have the lowest estimated latency (`strip_config`).
 
-A signal is an image of one row. Each output plane of a volume is computed like an image, from as many input planes as
+In a mixed layout, the launch that is channels first is X's or Y's transpose, before or after the kernel. A signal is an
+image of one row. Each output plane of a volume is computed like an image, from as many input planes as
 the filter is deep; the thread walks down the rows of all of them.
 
 It differs from `depthwise`, whose blocks stage an input tile channel by channel, in vector loads and four times the
@@ -35,7 +36,7 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
+from tvmconv.requirements import SOME_CHANNELS_LAST, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
@@ -50,7 +51,7 @@ from .strip_thread import (
     StripEpilogue,
     StripThread,
     allocate_local,
-    build_conv_schedule,
+    build_mixed_schedule,
     emit_guarded,
     emit_vector_copy,
     list_row_residues,
@@ -113,15 +114,15 @@ class DepthwiseConfig(StripConfig):
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=DepthwiseConfig.compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
+    usage=lambda w, columns: DepthwiseConfig.compute_usage(w.to_channels_last(), columns),
+    condition=all_of(SOME_CHANNELS_LAST, has_filter_per_channel),
     search_if=has_filter_per_channel,
     supersedes=("depthwise",),
 )
 def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    config = DepthwiseConfig.declare_knobs(k, w)
-    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
+    config = DepthwiseConfig.declare_knobs(k, w.to_channels_last())
+    return build_mixed_schedule(w, config, lambda thread: DepthwiseNhwcKernel(thread).emit())
 
 
 class DepthwiseNhwcKernel:

@@ -22,7 +22,7 @@ import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
+from tvmconv.requirements import SOME_CHANNELS_LAST, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
@@ -37,7 +37,7 @@ from .strip_thread import (
     StripEpilogue,
     StripThread,
     allocate_local,
-    build_conv_schedule,
+    build_mixed_schedule,
     emit_vector_copy,
     list_row_residues,
     load_filters_to_smem,
@@ -97,15 +97,15 @@ def can_fill_tensor_cores(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=GroupedConfig.compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
+    usage=lambda w, columns: GroupedConfig.compute_usage(w.to_channels_last(), columns),
+    condition=all_of(SOME_CHANNELS_LAST, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GROUP_CHANNELS,
     supersedes=("direct", "implicit_gemm"),
     defers_when=can_fill_tensor_cores,
 )
 def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    return build_conv_schedule(GroupedConfig.declare_knobs(k, w), emit_thread)
+    return build_mixed_schedule(w, GroupedConfig.declare_knobs(k, w.to_channels_last()), emit_thread)
 
 
 def emit_thread(thread: StripThread) -> None:

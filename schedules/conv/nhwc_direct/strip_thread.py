@@ -15,10 +15,11 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
-from tvmconv.workloads import epilogue
+from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
 from ...tir_builder import build_schedule, serial_loop, thread_axis, unrolled_loop, vectorized_loop
+from ..layout_conversion import build_channels_last_schedule
 from ..plane_shape import PlaneShape
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, StripConfig
@@ -48,6 +49,22 @@ class StripThread:
         channels = self.config.channels
         vector_idx = self.vector_idx if channels.divides else tirx.min(self.vector_idx, channels.extent - 1)
         return vector_idx * self.config.vector
+
+
+def build_mixed_schedule(w: Conv, config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:
+    """Return the schedule of a convolution whose arrays are channels last, or converted by launches of their own.
+
+    Args:
+        w: The convolution, of which the config is channels last.
+        config: The config.
+        emit_thread: Function that emits a thread's work.
+    """
+
+    def emit_kernels(arrays: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as stack:
+            emit_thread(_open_launch_loops(config, arrays, stack))
+
+    return build_channels_last_schedule(w, emit_kernels, is_portable=True)
 
 
 def build_conv_schedule(config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:

@@ -39,7 +39,7 @@ from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.dtypes import get_itemsize
-from tvmconv.workloads.layout import CHANNELS_FIRST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...primitives import bind_grid, inline_consumers, inline_producers
 from ..direct_config import MIN_ASYNC_COPY_BYTES
@@ -123,7 +123,7 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     fragment_loads = [s.cache_read(product, operand, WARP_SCOPE) for operand in (0, 1)]
     for fragment_load in fragment_loads:
         s.compute_at(fragment_load, mma_k_slice)
-    for smem_copy, by_row in zip(smem_copies, (w.layout == "nhwc", True), strict=True):
+    for smem_copy, by_row in zip(smem_copies, (is_channels_last(w), True), strict=True):
         s.compute_at(smem_copy, k_tile)
         cooperative_copy_rows(s, w, smem_copy, config.warps, is_row_contiguous=by_row)
     cooperative_store(s, w, smem_store, is_final=config.split_k == 1)
@@ -273,7 +273,8 @@ def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, 
 
 def cooperative_store(s: Schedule, w: Conv, store: SBlockRV, *, is_final: bool) -> None:
     """Let the lanes of a warp store its tile to contiguous addresses, with the epilogue if the sums are final."""
-    is_vectorizable = not is_final or (is_channels_last(w) and w.O // w.groups % STORE_VECTOR == 0)
+    stores_channels = is_channels_last(w) and w.output_layout == CHANNELS_LAST
+    is_vectorizable = not is_final or (stores_channels and w.O // w.groups % STORE_VECTOR == 0)
     if is_final:
         inline_consumers(s, store)
     _, lane, vector = s.split(

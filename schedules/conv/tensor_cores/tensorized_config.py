@@ -17,6 +17,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import NUM_BANKS, PORTABLE_SHARED_BYTES, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ..direct_config import ACCUMULATOR_BYTES, MAX_SPLIT_K_BLOCKS, SPLIT_K_CHOICES
 from ..tile_config import Rule, TileConfig, add_rules, declare_choices
@@ -43,8 +44,8 @@ MIN_BLOCKS = 96
 
 
 def is_channels_last(w: Conv) -> bool:
-    """Return whether channels are last in memory; the channels are then the columns of the product."""
-    return w.layout == "nhwc"
+    """Return whether channels of X and K are last; the output channels are then the columns of the product."""
+    return w.input_layout == CHANNELS_LAST
 
 
 def can_copy_16_bytes(w: Conv) -> bool:

@@ -235,7 +235,7 @@ class FusedBlock:
             for i, j in itertools.product(range(grid.m), repeat=2):
                 row, column = top + i, left + j
                 with if_(logical_and(is_below(row, w.P, grid.m), is_below(column, w.Q, grid.m))):
-                    output_index = tuple(to_storage_order(w.layout, (image, output_channel, row, column)))
+                    output_index = tuple(to_storage_order(w.output_layout, (image, output_channel, row, column)))
                     value = self.apply_epilogue(output_regs[i * grid.m + j], output_index, output_channel)
                     ir.buffer_store(self.arguments["Y"], value, list(output_index))
 
@@ -252,7 +252,7 @@ class FusedBlock:
 
 def read_element(w: Conv2d, array: Buffer, is_inside: Expr, index: Sequence[Expr]) -> Expr:
     """Return an element of X or K, indexed with channels second; zero if it is not inside."""
-    value = T.Cast(ACCUMULATOR, array[tuple(to_storage_order(w.layout, index))])
+    value = T.Cast(ACCUMULATOR, array[tuple(to_storage_order(w.input_layout, index))])
     return T.if_then_else(is_inside, value, T.float32(0))
 
 

@@ -94,7 +94,7 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -
     """Let each thread transform one output tile and store it with the epilogue."""
     s.compute_inline(s.get_sblock("sum"))
     outputs = s.get_sblock("Y")
-    axes = dict(zip(to_storage_order(w.layout, "nopq"), s.get_loops(outputs), strict=True))
+    axes = dict(zip(to_storage_order(w.output_layout, "nopq"), s.get_loops(outputs), strict=True))
     image, channel, row, column = (axes[name] for name in "nopq")
     (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))
     s.reorder(image, channel, row, column, u, v)
@@ -104,7 +104,12 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
     _unroll_inside_thread(s, thread, [outputs, *stages])
-    if w.layout == CHANNELS_FIRST and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR_ELEMENTS:
+    if (
+        w.output_layout == CHANNELS_FIRST
+        and w.storage == ACCUMULATOR
+        and w.Q % grid.m == 0
+        and grid.m <= VECTOR_ELEMENTS
+    ):
         s.vectorize(v)
 
 

@@ -53,7 +53,7 @@ def _find_axis_order(w: Any, num_axes: int) -> list[int]:
     """Return the position in memory of each of the axes N, C and space of an output."""
     if not hasattr(w, "layout"):
         return list(range(num_axes))
-    stored_order = layout.to_storage_order(w.layout, range(num_axes))
+    stored_order = layout.to_storage_order(w.output_layout, range(num_axes))
     return [stored_order.index(axis) for axis in range(num_axes)]
 
 

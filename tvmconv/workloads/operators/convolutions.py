@@ -28,7 +28,8 @@ class Conv1d(Conv):
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
         dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
-        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
+            "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:
@@ -80,7 +81,8 @@ class Conv2d(Conv):
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
         dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
-        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
+            "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:
@@ -137,7 +139,8 @@ class Conv3d(Conv):
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
         dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
-        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc".
+        layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
+            "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
 
     Raises:

@@ -55,7 +55,7 @@ from .halo_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us, select_default_config
-from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess
+from .plan import ChannelsFirstAccess
 from .tile_config import CONVERTED, HALO, HopperTileConfig
 from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
 
@@ -89,7 +89,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
     viewed_workload = view_for_tma(w)
-    has_wide_accumulators = w.layout != CHANNELS_FIRST or not find_residual(w)
+    has_wide_accumulators = w.output_layout != CHANNELS_FIRST or not find_residual(w)
     default = None if has_wide_accumulators else select_default_config(viewed_workload)
     has_input_loaders = offers_halo(w, viewed_workload)
     halo_default = select_halo_default(viewed_workload) if has_input_loaders else None
@@ -100,7 +100,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
             f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
             lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
         )
-    if w.layout == CHANNELS_FIRST:
+    if w.output_layout == CHANNELS_FIRST:
         k.require(
             "the last wave is split only if outputs are channels last",
             lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
@@ -125,11 +125,10 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 
 def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
-    """Return the channels-first arrays that the kernel itself accesses; the others are converted."""
-    if w.layout != CHANNELS_FIRST:
-        return CHANNELS_LAST_ACCESS
-    stores_output = config.split_k == 1 and can_store_by_tma(viewed_workload)
+    """Return the channels-first arrays that the kernel itself accesses; other channels-first arrays are converted."""
+    reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
+    stores_output = w.output_layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload)
     return ChannelsFirstAccess(
-        choose_box_pixels(viewed_workload) if config.cluster_n == 1 else 0,
+        choose_box_pixels(viewed_workload) if reads_input else 0,
         ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
     )

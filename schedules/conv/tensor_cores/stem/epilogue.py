@@ -109,7 +109,7 @@ class StemEpilogue:
         """Return the shared-memory address of one of the lane's outputs of an mma."""
         pixel, channel = self._cta.thread.lane // QUAD_WORDS, self._cta.thread.lane % QUAD_WORDS * 2
         channel, row_bytes = mma_n * MMA_CHANNELS + channel + e, self._cta.config.output_row_bytes
-        if self._rows.channels_last:  # pixels in the order of the mma
+        if self._rows.stores_channels_last:  # pixels in the order of the mma
             offset = (pixel + half * 8) * row_bytes + channel * self._rows.element_bytes
         else:
             lane_stride, half_stride = self._cta.smem_layout.pixel_spread
@@ -122,7 +122,7 @@ class StemEpilogue:
         emit_call(T.cuda.warp_sync())
         with unrolled_loop(self._cta.num_mma_n, "j") as mma_n, unrolled_loop(2, "second") as half:
             registers = self._residual_pair(name, mma_n, half)
-            if self._rows.channels_last:
+            if self._rows.stores_channels_last:
                 suffix = "v2.b32" if len(registers) == 2 else "b32"
                 emit_ptx(f"ld.shared.{suffix}", *registers, self._address(mma_n, half, 0))
             elif len(registers) == 2:
@@ -137,7 +137,7 @@ class StemEpilogue:
 
     def _store_pair(self, mma_n: Expr, half: Expr) -> None:
         """Store two rounded outputs to the warp's shared memory."""
-        if self._rows.channels_last:
+        if self._rows.stores_channels_last:
             store_shared(self._address(mma_n, half, 0), self._words, 2 * self._rows.element_bytes)
         elif self._rows.element_bytes == WORD_BYTES:
             for e in range(2):
@@ -150,13 +150,13 @@ class StemEpilogue:
     def _copy_row(self, tile_idx: Expr, output_row: Expr, name: str, *, stores_to_global: bool) -> None:
         """Copy a row of the warp's outputs between shared memory and a tensor, in the widest aligned vectors."""
         cta, rows, w, block_n = self._cta, self._rows, self._cta.config.w, self._cta.config.block_n
-        contiguous = w.O if rows.channels_last else w.Q if rows.num_phases == 1 else 1
+        contiguous = w.O if rows.stores_channels_last else w.Q if rows.num_phases == 1 else 1
         vector = math.gcd(contiguous, VECTOR_BYTES // rows.element_bytes)
-        vectors_per_major = (block_n if rows.channels_last else MMA_PIXELS) // vector
+        vectors_per_major = (block_n if rows.stores_channels_last else MMA_PIXELS) // vector
         with unrolled_loop(MMA_PIXELS * block_n // vector // WARP_SIZE, "i") as i:
             vector_idx = i * WARP_SIZE + cta.thread.lane
             major, minor = vector_idx // vectors_per_major, vector_idx % vectors_per_major * vector
-            if rows.channels_last:
+            if rows.stores_channels_last:
                 pixels_per_pass = max(1, 8 // vectors_per_major)  # eight lanes copy pixels that lie in different banks
                 major = major // 8 * 8 + major % pixels_per_pass * (8 // pixels_per_pass) + major % 8 // pixels_per_pass
                 lane_stride, half_stride = cta.smem_layout.pixel_spread
@@ -185,6 +185,6 @@ class StemEpilogue:
             is_below(column, w.Q, config.block_q),
             is_below(channel, w.O, config.block_n),
         )
-        if self._rows.channels_last:
+        if self._rows.stores_channels_last:
             return is_inside, ((n * w.P + row) * w.Q + column) * w.O + channel
         return is_inside, ((n * w.O + channel) * w.P + row) * w.Q + column

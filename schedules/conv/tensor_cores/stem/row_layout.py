@@ -1,8 +1,9 @@
 """Layout of a convolution in memory rows, as `stem` computes it.
 
-In NHWC an input row is an image row with interleaved channels; in NCHW it is a row of one channel's plane. A filter row
-is the part of a filter that multiplies one input row: the taps of a row, with the channels of a pixel in NHWC. The
-reduction runs over filter rows, and along them in 32-bit words.
+The layouts of input and output are independent; the weight has that of the input. In NHWC an input row is an image row
+with interleaved channels; in NCHW it is a row of one channel's plane. A filter row is the part of a filter that
+multiplies one input row: the taps of a row, with the channels of a pixel in NHWC. The reduction runs over filter rows,
+and along them in 32-bit words.
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ class RowLayout:
 
     @property
     def channels_last(self) -> bool:
-        """Whether a row contains all channels of its pixels."""
-        return self.w.layout == CHANNELS_LAST
+        """Whether an input row contains all channels of its pixels."""
+        return self.w.input_layout == CHANNELS_LAST
+
+    @property
+    def stores_channels_last(self) -> bool:
+        """Whether an output row contains all channels of its pixels."""
+        return self.w.output_layout == CHANNELS_LAST
 
     @property
     def rows_per_image_row(self) -> int:

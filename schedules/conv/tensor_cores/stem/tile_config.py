@@ -164,14 +164,14 @@ class StemTileConfig(TileConfig):
 
         Padding shifts eight pixels, or four of every second channel, to different banks.
         """
-        if self.row_layout.channels_last:
+        if self.row_layout.stores_channels_last:
             return self.block_n * self.row_layout.element_bytes + VECTOR_BYTES * self.row_layout.element_bytes // 2
         return MMA_PIXELS * self.row_layout.element_bytes + VECTOR_BYTES
 
     @property
     def output_bytes(self) -> Any:
         """Shared memory in bytes in which a warp arranges its outputs."""
-        return self.output_row_bytes * (MMA_PIXELS if self.row_layout.channels_last else self.block_n)
+        return self.output_row_bytes * (MMA_PIXELS if self.row_layout.stores_channels_last else self.block_n)
 
     @property
     def dynamic_smem_bytes(self) -> Any:
