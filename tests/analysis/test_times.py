@@ -120,7 +120,7 @@ def test_the_headline_names_the_largest_part_of_the_prediction(capsys):
     assert [float(adds) for _, adds in parts] == sorted((float(adds) for _, adds in parts), reverse=True)
 
 
-FOLDER = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
+FOLDER = Path(__file__).parents[2] / "tuning_logs/nvidia-h200/experiments"
 RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in FOLDER.glob("bounds-*.json")}
 LAYERS = sorted((name, text) for name, found in RECORDED.items() for text in found["points"])
 FITTED = [("direct", text) for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]

@@ -53,7 +53,7 @@ def make_suite(path: Path) -> None:
 
 def make_log(path: Path) -> None:
     """Copy a shipped log of ResNet-50's layers."""
-    path.write_bytes((ROOT / "tuning_logs/nvidia-h200/resnet50.jsonl").read_bytes())
+    path.write_bytes((ROOT / "tuning_logs/nvidia-h200/resnet50/resnet50.jsonl").read_bytes())
 
 
 def make_autotvm_log(path: Path) -> None:
