@@ -1,7 +1,8 @@
 r"""Make a table of how soon searches reach the speed of a library, and nearly their best speed, from their logs.
 
-    tvmconv bench time-to-target with.jsonl without.jsonl --comparisons tuning_logs/nvidia-h200/yolov8s/yolov8s-tuned.json
-    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*-tuned.json \
+    tvmconv bench time-to-target with.jsonl without.jsonl \
+        --comparisons tuning_logs/nvidia-h200/yolov8s/yolov8s-tuned.json
+    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*/*-tuned.json \
         --update-page docs/knowledge.md
 
 A log is a complete one of `tvmconv tune` or `tvmconv bench tune-suite`, possibly packed by `scripts/pack_logs.py`. A
