@@ -125,7 +125,7 @@ def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
         if num_omitted := index - previous - 1:
             items.append(f'<li class="left-out">{num_omitted:,} lines left out</li>')
         items += [_render_line(line, prefix) for line in lines[index : index + 1]]
-    return f"<section><h5>{escape(name)}</h5><ol>{''.join(items)}</ol></section>"
+    return f'<section data-level="{escape(name)}"><h5>{escape(name)}</h5><ol>{"".join(items)}</ol></section>'
 
 
 def _select_shown_lines(lines: list[_CodeLine]) -> set[int]:
