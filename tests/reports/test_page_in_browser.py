@@ -233,7 +233,7 @@ def test_a_click_on_a_request_lights_its_lines_of_code(built):
     built.execute_script("arguments[0].click()", request)
     names = built.execute_script(
         "return [...document.querySelectorAll('.columns.code section')]"
-        ".filter(e => e.querySelector('.lit')).map(e => e.querySelector('h5').textContent)"
+        ".filter(e => e.querySelector('.lit')).map(e => e.querySelector('h3').textContent)"
     )
     assert names == list(COLUMNS)
     assert all(groups & set(each.split()) for each in lit(built))
@@ -242,7 +242,7 @@ def test_a_click_on_a_request_lights_its_lines_of_code(built):
 
 def test_a_line_lights_those_of_its_statements(built):
     """Every line with a statement in common is lit, and no other."""
-    line = built.find_element("css selector", ".columns.code li[data-groups]")
+    line = built.find_element("css selector", ".columns.code .lines [data-groups]")
     built.execute_script("arguments[0].click()", line)
     groups = set(line.get_attribute("data-groups").split())
     everything = built.execute_script(
@@ -276,7 +276,7 @@ def test_two_schedules_are_compared_by_the_keyboard_and_the_link_keeps_it(compar
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing_serious(compared, dark):
+def test_axe_finds_nothing(compared, dark):
     axe = pytest.importorskip("axe_core_python")
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -286,4 +286,4 @@ def test_axe_finds_nothing_serious(compared, dark):
         "axe.run({resultTypes: ['violations']}).then(arguments[arguments.length - 1])"
     )["violations"]
     told = [(each["id"], each["impact"], len(each["nodes"]), each["nodes"][0]["html"][:200]) for each in found]
-    assert [each for each in told if each[1] in ("serious", "critical")] == []
+    assert told == []

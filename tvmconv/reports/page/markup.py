@@ -91,7 +91,7 @@ def _render_row(row: Sequence[str], sides: Sequence[str | None]) -> Markup:
 
 def make_scroll_box(content: str, label: str) -> Markup:
     """Return content in a box that scrolls by itself, also by the keyboard."""
-    return make_element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return make_element("div", content, class_="scroll", tabindex="0", role="group", aria_label=label)
 
 
 def make_details(summary: str, *content: str, is_open: bool = False) -> Markup:

@@ -13,7 +13,7 @@
     }
 
   // Each box of linked elements is one stop of the Tab key; arrow keys move within it.
-  const COLUMN = ".column, .columns ol";
+  const COLUMN = ".column, .columns .lines";
   const findBox = (element) => element.closest(`${COLUMN}, svg, table, figure, section`) || document.body;
   const boxes = new Map();
   for (const element of linked) {
@@ -47,7 +47,7 @@
   };
   const describeBox = (box) => {
     const label = box.getAttribute("aria-label");
-    const heading = box.closest("section")?.querySelector("h2, h5");
+    const heading = box.closest("section")?.querySelector("h2, h3, h4");
     return label || heading?.textContent || "the page";
   };
   const scrollIntoView = (box, element) => {

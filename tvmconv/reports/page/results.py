@@ -81,7 +81,7 @@ def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class
 def make_bar_table(lines: Sequence[Markup], headers: Sequence[str] = (), class_: str = "bars") -> Markup:
     """Return a table whose last column contains bars. With the class "bars layers", the page can search its rows."""
     head = [make_element("td", header) for header in headers[:1]]
-    head += [make_element("th", header, scope="col") for header in headers[1:]]
+    head += [make_element("th", header, scope="col") if header else make_element("td") for header in headers[1:]]
     thead = [make_element("thead", make_element("tr", *head))] if head else []
     return make_element("table", *thead, make_element("tbody", *lines), class_=class_)
 
