@@ -27,7 +27,7 @@ def test_predictions_are_of_layers_that_the_model_had_not_seen():
     assert set(told) == {"none"}
 
 
-TIMED = {"seconds", "kernel-steps"}  # sections of what a script timed, and has no file of
+TIMED = {"seconds", "kernel-steps", "output"}  # sections of what a script ran, and has no file of
 
 
 def anchors(page):

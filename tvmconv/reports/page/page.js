@@ -214,6 +214,7 @@
     for (const control of [enabled, left, right, level, slider]) control.addEventListener("input", change);
     box.before(controls);
     show();
+    if (keptLeft) controls.scrollIntoView({ behavior: "instant" });
   }
   if (tables.length) {
     const input = document.createElement("input");
