@@ -36,7 +36,10 @@ SLOW_PAGES = {
     "docs/hopper.md",
     "docs/kernels.md",
     "docs/report.md",
+    "docs/counters.md",
     "docs/results.md",
+    "docs/results-filters.md",
+    "docs/results-layers.md",
     "docs/tvm.md",
     "docs/winograd.md",
 }

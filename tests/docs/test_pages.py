@@ -14,7 +14,7 @@ from tvmconv.logs.record import Record
 LOGS = ROOT / "tuning_logs"
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*/*-tuned.json",
-    "knowledge.md": "**/*-tuned.json",
+    "predictions.md": "**/*-tuned.json",
     "tensor-cores.md": "*/*/*-nhwc*-tuned.json",
 }
 
