@@ -25,8 +25,8 @@ from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 
 BLOCK = re.compile(
-    r"^```(?P<language>python|sh) (?P<mark>run|gpu|file)\n(?P<text>.*?)^```$(?P<behind>(?:\n<!-- prints: .*? -->)?"
-    r"\n\n<!-- output -->\n)?(?P<stored>.*?<!-- /output -->)?",
+    r"^```(?P<language>python|sh) (?P<mark>run|gpu|file)\n(?P<text>.*?)^```$"
+    r"(?:(?:\n<!-- prints: [^\n]* -->)?\n\n<!-- output -->\n(?P<stored>.*?<!-- /output -->))?",
     re.MULTILINE | re.DOTALL,
 )
 PICTURES = {".png", ".svg"}
@@ -65,6 +65,7 @@ def run_page(page: Path, provenance: str) -> str:
     outputs = page.parent / "outputs"
     with tempfile.TemporaryDirectory() as name, progress_line(f"{page.name}: ") as show:
         folder = Path(name)
+        cells: list[str] = []  # blocks in Python marked `run`, which share a process with those before and after them
 
         def run_match(match: re.Match[str]) -> str:
             language, mark, code = match["language"], match["mark"], match["text"]
@@ -72,10 +73,16 @@ def run_page(page: Path, provenance: str) -> str:
                 first_line, _, contents = code.partition("\n")
                 (folder / first_line.removeprefix("%%writefile ")).write_text(contents, encoding="utf-8")
                 return match[0]
+            if (language, mark) == ("python", "run"):
+                cells.append(code)
+                return match[0]
             show(code.strip().partition("\n")[0])
+            if cells:  # later blocks may read the files that they write
+                run_block("python", "\n".join(cells), folder)
+                cells.clear()
             before = list_pictures(folder)
             printed = run_block(language, code, folder)
-            if not match["behind"] or match["stored"] is None:
+            if match["stored"] is None:
                 return match[0]
             parts = [f"*{provenance}:*", f"```text\n{shorten(printed)}\n```"]
             for picture, time in list_pictures(folder).items():
