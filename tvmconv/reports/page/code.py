@@ -125,7 +125,8 @@ def _render_column(name: str, lines: list[_CodeLine], prefix: str, heading_tag: 
     items = []
     for previous, index in zip([-1, *shown_indices], [*shown_indices, len(lines)], strict=True):
         if num_omitted := index - previous - 1:
-            items.append(f'<div class="left-out">{num_omitted:,} lines left out</div>')
+            noun = "line" if num_omitted == 1 else "lines"
+            items.append(f'<div class="left-out">{num_omitted:,} {noun} left out</div>')
         items += [_render_line(line, prefix) for line in lines[index : index + 1]]
     lines_group = f'<div class="lines" role="group" aria-label="{escape(name)}">{"".join(items)}</div>'
     return f'<section data-level="{escape(name)}">{heading}{lines_group}</section>'
