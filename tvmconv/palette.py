@@ -59,6 +59,16 @@ LIBRARY_COLOR = "#000000"
 OTHER_STYLES = tuple(SeriesStyle(color, "8") for color in ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"))
 
 
+def find_style_name(name: str) -> str | None:
+    """Return the key of `STYLES` for a series: the first word of its name that is one; None if it has none.
+
+    Examples:
+        >>> find_style_name("my.jsonl: tiling, 64 trials")
+        'tiling'
+    """
+    return next((word for word in re.findall(r"\w+", name) if word in STYLES), None)
+
+
 def find_style(name: str) -> SeriesStyle:
     """Return the style of a schedule, or of a series whose name has that of a schedule as a word. A schedule of a user
     has the same style in all charts, too.
@@ -67,6 +77,30 @@ def find_style(name: str) -> SeriesStyle:
         >>> find_style("my.jsonl: tiling, 64 trials") == find_style("tiling")
         True
     """
-    words = re.findall(r"\w+", name)
-    known = next((word for word in words if word in STYLES), None)
+    known = find_style_name(name)
     return STYLES[known] if known else OTHER_STYLES[zlib.crc32(name.encode()) % len(OTHER_STYLES)]
+
+
+def lighten(color: str, paper: str, min_contrast: float = 3.0) -> str:
+    """Return a color mixed with as little white as it needs to stand out from dark paper. WCAG 2.2, 1.4.11, asks for a
+    contrast of 3 of graphics.
+
+    Examples:
+        >>> lighten("#56b4e9", "#12161b")
+        '#56b4e9'
+        >>> lighten("#332288", "#12161b")
+        '#6659a6'
+    """
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    for step in range(21):
+        mixed = "#" + "".join(f"{round(channel + (255 - channel) * step / 20):02x}" for channel in channels)
+        if (_compute_luminance(mixed) + 0.05) / (_compute_luminance(paper) + 0.05) >= min_contrast:
+            break
+    return mixed
+
+
+def _compute_luminance(color: str) -> float:
+    """Return the relative luminance of a color (WCAG 2.2)."""
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

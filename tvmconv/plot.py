@@ -93,7 +93,7 @@ def sweep(source: Sweep | PathText, *, axes: Axes | None = None) -> Axes:
         Error: The file has no results.
 
     Examples:
-        >>> sweep("tuning_logs/nvidia-h200/d2l.json")  # doctest: +SKIP
+        >>> sweep("tuning_logs/nvidia-h200/d2l/d2l.json")  # doctest: +SKIP
     """
     info = compute_chart(source if isinstance(source, Sweep) else Sweep.read(Path(source)))
     if isinstance(info, SuiteInfo):
@@ -159,7 +159,7 @@ def roofline(source: Sweep | PathText, *, axes: Axes | None = None) -> Axes:
         Error: The file has no results, or the peak rates of its device are unknown.
 
     Examples:
-        >>> roofline("tuning_logs/nvidia-h200/resnet50-tuned.json")  # doctest: +SKIP
+        >>> roofline("tuning_logs/nvidia-h200/resnet50/resnet50-tuned.json")  # doctest: +SKIP
     """
     results = (source if isinstance(source, Sweep) else Sweep.read(Path(source))).results
     peak_flops, bandwidth = results[0].peak_flops, results[0].peak_bandwidth

@@ -544,7 +544,9 @@ def find_schedule(w: Workload, name: str) -> Schedule:
         raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")
     available_names = ", ".join(s.name for s in schedules(w)) or "none"
     reason = f"no schedule {name!r} for {w.operator} in {w.dtype}"
-    raise ScheduleError("; ".join([reason, f"there are: {available_names}", *map(str, import_errors.values())]))
+    hint = "one of your own is known when its module has been imported (docs/extending.md)"
+    parts = [reason, f"there are: {available_names}", hint, *map(str, import_errors.values())]
+    raise ScheduleError("; ".join(parts))
 
 
 def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:

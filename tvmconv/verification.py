@@ -8,8 +8,8 @@ norm.
 The relative error over many outputs hardly changes if a few are wrong. A convolution with more than `MANY_OUTPUTS`
 outputs is therefore also checked on a random sample, in which each output is compared with the largest error that
 rounding explains (`Conv.sample_outputs`). Above `FULL_FLOPS` only that sample is computed. The whole output is always
-checked for elements that are unwritten or not finite. The section "A sample of the outputs" of docs/design.md states
-what the sample covers, and with which probabilities it detects a fault.
+checked for elements that are unwritten or not finite. The section "A sample of the outputs" of docs/verification.md
+states what the sample covers, and with which probabilities it detects a fault.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
 """Version of this package."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

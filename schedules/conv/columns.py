@@ -5,8 +5,8 @@ of neighbouring columns, so that neighbouring threads start a few banks apart an
 step, the tile in shared memory is as wide as the block's output. A thread's reads then go down a column, and the reads
 of a warp spread over the banks.
 
-Measured: tuning_logs/nvidia-h200/d2l-banks.md, in which the conflicts of `tiling` are gone. The rows of the tile are
-now aligned, and the compiler merges a thread's neighbouring loads into wide ones.
+Measured: tuning_logs/nvidia-h200/d2l/d2l-banks.md, in which the conflicts of `tiling` are gone. The rows of the tile
+are now aligned, and the compiler merges a thread's neighbouring loads into wide ones.
 """
 
 from tvm.s_tir import Schedule

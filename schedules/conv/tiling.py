@@ -4,7 +4,7 @@ It differs from `default` in that a block computes a tile of channels × rows ×
 For each step of the reduction, the threads of a block together copy the input and the weight to shared memory, so that
 each element is read from global memory once per block instead of once per thread. Each thread then copies its part to
 registers and accumulates there. A value in registers is used for all outputs of the thread's tile to which it
-contributes, so that every level does more arithmetic per byte. Measured: tuning_logs/nvidia-h200/d2l.md.
+contributes, so that every level does more arithmetic per byte. Measured: tuning_logs/nvidia-h200/d2l/d2l.md.
 """
 
 from tvm.s_tir import Schedule

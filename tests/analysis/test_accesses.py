@@ -25,7 +25,7 @@ from tvmconv.errors import CompileError
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 SMALL = "conv2d:1x16x14x14,32x16x3x3,s1,p1"
 LONG = tc.parse("conv2d:1x512x7x7,512x512x3x3,s1,p1")  # 2.4 million multiplications a thread, by the naive kernel
-BESIDE = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200" / "kernels-beside.json.gz"
+BESIDE = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200/experiments" / "kernels-beside.json.gz"
 MEASURED = {
     row["schedule"]: row["measured"]
     for row in reversed(json.loads(gzip.decompress(BESIDE.read_bytes()))["kernels"])

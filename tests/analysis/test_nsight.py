@@ -66,7 +66,7 @@ def test_where_ncu_is_missing_the_remedy_is_told(monkeypatch, tmp_path):
         list(profile_command(["program"], METRICS))
 
 
-COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("filter*-counters.json"))
+COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("*/filter*-counters.json"))
 MEASURED = [row for file in COUNTERS for row in json.loads(file.read_text())["kernels"]]
 ROWS = [row for row in MEASURED if row["schedule"] != "register"]  # whose text is long
 QUICK = ("halo_blocks", "halo_strided", "shuffle")

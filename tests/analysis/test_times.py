@@ -121,7 +121,8 @@ def test_the_headline_names_the_largest_part_of_the_prediction(capsys):
 
 
 FOLDER = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
-RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in FOLDER.glob("bounds-*.json")}
+BOUNDS = FOLDER.glob("experiments/bounds-*.json")
+RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in BOUNDS}
 LAYERS = sorted((name, text) for name, found in RECORDED.items() for text in found["points"])
 FITTED = [("direct", text) for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]
 MACHINE = Target(**RECORDED["direct"]["machine"])
@@ -179,7 +180,8 @@ def test_a_kernel_that_is_built_has_a_time_with_its_parts():
 )
 def test_bytes_from_memory_are_those_that_ncu_counted(text, schedule):
     """Where the arrays exceed L2; the counters are those of scripts/counters.py on an H200."""
-    file = FOLDER / f"{text.partition(':')[0]}-counters.json"
+    operator = text.partition(":")[0]
+    file = FOLDER / operator / f"{operator}-counters.json"
     counted = {each["schedule"]: each["metrics"] for each in json.loads(file.read_text())["kernels"]}[schedule]
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90")
     assert count_dram_bytes(kernel) == pytest.approx(counted["dram_read_bytes"] + counted["dram_write_bytes"], rel=0.1)

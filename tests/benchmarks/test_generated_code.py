@@ -23,7 +23,7 @@ def test_renamed_identifiers_hash_the_same():
 @pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="needs NVRTC")
 def test_a_checkout_does_not_differ_from_itself(tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text((ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text().splitlines()[0] + "\n")
+    log.write_text((ROOT / "tuning_logs/nvidia-h200/d2l/d2l.jsonl").read_text().splitlines()[0] + "\n")
     words = ["--against", ROOT, "--suite", "filter1d", "--jobs", "1", log]
     done = subprocess.run([sys.executable, FILE, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")

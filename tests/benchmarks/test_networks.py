@@ -3,7 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMPARED = ROOT / "tuning_logs" / "nvidia-h200" / "resnet50-tuned.json"
+COMPARED = ROOT / "tuning_logs" / "nvidia-h200" / "resnet50" / "resnet50-tuned.json"
 
 
 def test_the_table_goes_between_a_pages_markers(bench, tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_differing_knobs_of_one_schedule_are_printed(capsys):
 
 
 def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
-    workload, log = "filter1d:16777216,k5", str(packaged_logs()[0].parent)
+    workload, log = "filter1d:16777216,k5", str(packaged_logs()[0].parents[1])
     with pytest.warns(tc.FallbackWarning):  # the log is of a GPU, not of an architecture
         built = tc.build(tc.parse(workload), "register", arch="sm_90", log=log)
     words = ["show", workload, "register:tuned", "--arch", "sm_90"]

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,28 @@ def test_a_list_is_the_same_as_json_and_as_csv(run, words):
     rows = list(csv.DictReader(io.StringIO(run(*words, "--csv")[1])))
     assert 0 < len(rows) <= len(listed)
     assert any(next(iter(rows[0].values())) in entry.values() for entry in listed)
+
+
+SHIPPED = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
+
+
+@pytest.mark.parametrize(
+    ("words", "column", "value"),
+    [
+        (("bench", "networks", SHIPPED / "d2l/d2l-tuned.json"), "suite", "d2l"),
+        (("bench", "sweep", "--from", SHIPPED / "d2l/d2l.json"), "channels", "32"),
+        (("counters", "--from", SHIPPED / "filter1d/filter1d-counters.json"), "schedule", "basic"),
+        (("counters", "--from", SHIPPED / "experiments/kernels-beside.json.gz"), "schedule", "basic"),
+        (("show", SMALL, "tiling", "--stage", "traffic", "--arch", "sm_90"), "operation", "global loads"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_tables_of_measurements_are_printed_for_programs(run, words, column, value):
+    words = [*map(str, words)]
+    rows = list(csv.DictReader(io.StringIO(run(*words, "--csv")[1])))
+    assert value in {row[column] for row in rows}
+    assert f'"{value}"' in run(*words, "--json")[1]
+    assert json.loads(run(*words, "--json")[1])
 
 
 def test_knobs_as_csv(run):

@@ -140,7 +140,9 @@ def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, log, words, said):
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_dollars_in_names_are_no_formulas(suffix, tmp_path, capsys):
-    data = json.loads((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200" / "d2l-tuned.json").read_text())
+    data = json.loads(
+        (Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200" / "d2l" / "d2l-tuned.json").read_text()
+    )
     for layer in data["layers"]:
         layer["label"] += " $x^{$"
         layer["result"]["device_name"] = "$x^{$"

@@ -131,7 +131,7 @@ def test_a_config_that_is_not_searched(tmp_path):
         ([SMALL, "--suite", "resnet50"], "expected a workload or --suite"),
         ([SMALL, "--schedules", "tilling"], "no schedule 'tilling'"),
         ([SMALL, "--results", "{log}"], "no results of a sweep"),
-        ([SMALL, "--results", str(ROOT / "tuning_logs/nvidia-h200/d2l.json")], f"no result of {SMALL} in d2l"),
+        ([SMALL, "--results", str(ROOT / "tuning_logs/nvidia-h200/d2l/d2l.json")], f"no result of {SMALL} in d2l"),
         ([SMALL, "--counters", "{log}"], "no such readings"),
         ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
         ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),

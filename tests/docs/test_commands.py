@@ -36,7 +36,10 @@ SLOW_PAGES = {
     "docs/hopper.md",
     "docs/kernels.md",
     "docs/report.md",
+    "docs/counters.md",
     "docs/results.md",
+    "docs/results-filters.md",
+    "docs/results-layers.md",
     "docs/tvm.md",
     "docs/winograd.md",
 }
@@ -149,7 +152,7 @@ def first_here(block):
 
 def smaller(block):
     """The block with smaller problems in those of its shell commands that run by OpenCL or explain a kernel."""
-    if block.language != "sh":
+    if block.language != "sh" or block.output:
         return block
     return replace(block, text="\n".join(smaller_command(command, "run") for command in first_here(block)))
 

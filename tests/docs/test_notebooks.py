@@ -1,24 +1,22 @@
-"""Notebooks, which are kept as text, run without a GPU."""
+"""Tutorials are notebooks as text: what jupytext makes of them can run."""
 
-import os
-import subprocess
-from pathlib import Path
+import ast
 
 import pytest
-from cubins import needs_nvrtc
+from doc_blocks import ROOT, blocks
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
-def test_notebook_runs(notebook, tmp_path, python):
-    environment = {**os.environ, "MPLBACKEND": "agg"}
-    subprocess.run([*python, notebook], cwd=tmp_path, env=environment, check=True, capture_output=True)
+TUTORIALS = [*sorted((ROOT / "docs/tutorials").glob("*.md")), ROOT / "docs/kernels.md"]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
-def test_notebook_has_text_and_code(notebook):
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_each_block_is_a_cell(page):
     jupytext = pytest.importorskip("jupytext")
-    kinds = [cell.cell_type for cell in jupytext.read(notebook).cells]
-    assert {"markdown", "code"} <= {*kinds}
+    cells = [cell for cell in jupytext.read(page).cells if cell.cell_type == "code"]
+    marks = [mark for cell in cells for mark in cell.metadata if mark in ("run", "gpu", "file")]
+    assert len(marks) == len(cells) > 0
+    assert {block.language for section in blocks(page).values() for block in section} <= {"python", "sh", "py", "text"}
+    for cell, mark in zip(cells, marks, strict=True):
+        first_line, _, code = cell.source.partition("\n")
+        assert first_line.startswith("%%writefile ") == (mark == "file")
+        if first_line != "%%sh":
+            ast.parse(code if mark == "file" else cell.source)

@@ -13,9 +13,9 @@ from tvmconv.logs.record import Record
 
 LOGS = ROOT / "tuning_logs"
 COMPARED = {  # in pages' tables of networks
-    "results.md": "*/*-tuned.json",
-    "knowledge.md": "**/*-tuned.json",
-    "tensor-cores.md": "*/*-nhwc*-tuned.json",
+    "results.md": "*/*/*-tuned.json",
+    "predictions.md": "**/*-tuned.json",
+    "tensor-cores.md": "*/*/*-nhwc*-tuned.json",
 }
 
 
@@ -27,7 +27,7 @@ def test_predictions_are_of_layers_that_the_model_had_not_seen():
     assert set(told) == {"none"}
 
 
-TIMED = {"seconds", "kernel-steps"}  # sections of what a script timed, and has no file of
+TIMED = {"seconds", "kernel-steps", "output"}  # sections of what a script ran, and has no file of
 
 
 def anchors(page):
@@ -87,7 +87,7 @@ def command_of(section, page, folder):
         return sorted(LOGS.glob(pattern))
 
     kinds = {"networks": [], "predicted": ["--predicted"], "slower": ["--slower"]}
-    winners = {"winners": "winograd", "winners-hopper": "winograd/hopper"}
+    winners = {"winners": "winograd/layers", "winners-hopper": "winograd/hopper"}
     if section in kinds:
         return ["bench", "networks", *recorded(COMPARED[page]), *kinds[section]]
     if section == "reach":
@@ -97,8 +97,8 @@ def command_of(section, page, folder):
     if section == "torch-models":
         return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
     if section == "agreement":
-        return ["counters", "--from", *recorded("*/kernels-beside.json.gz")]
-    (measured,) = recorded(f"*/{section}.json")
+        return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
+    (measured,) = recorded(f"*/*/{section}.json")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]
     return [*(["counters"] if section.endswith("-counters") else ["bench", "sweep"]), "--from", measured]
@@ -122,7 +122,7 @@ def test_generated_sections_are_as_their_commands_write_them(page, tmp_path, cap
 def test_the_log_format_explains_each_key_of_its_example():
     page = (ROOT / "docs/log-format.md").read_text(encoding="utf-8")
     (shown,) = (json.loads(match["text"]) for match in FENCE.finditer(page) if match["mark"] == "record")
-    log = (ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text(encoding="utf-8")
+    log = (ROOT / "tuning_logs/nvidia-h200/d2l/d2l.jsonl").read_text(encoding="utf-8")
     assert Record.parse(json.dumps(shown)) in map(Record.parse, log.splitlines())
     failed = Record.parse(json.dumps(shown | {"result": [[1e9], 4, 0.1, 0.0], "message": "no"}))
     explained = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))

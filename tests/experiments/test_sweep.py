@@ -17,7 +17,9 @@ from tvmconv.workloads.suites import SuiteVariant
 SHIPPED = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200"
 
 
-@pytest.mark.parametrize("name", ["d2l", "d2l-tuned", "resnet50-3x3", "mobilenet-depthwise-tuned"])
+@pytest.mark.parametrize(
+    "name", ["d2l/d2l", "d2l/d2l-tuned", "resnet50/resnet50-3x3", "mobilenet-depthwise/mobilenet-depthwise-tuned"]
+)
 def test_a_shipped_sweep_gives_the_table_beside_it(name):
     assert format_markdown(Sweep.read(SHIPPED / f"{name}.json")) == (SHIPPED / f"{name}.md").read_text()
 

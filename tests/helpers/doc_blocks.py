@@ -4,11 +4,14 @@ The word behind a fence's language is the block's mark:
 
 * `run`: the block runs everywhere, as printed; where there is no GPU, OpenCL computes smaller problems.
 * `gpu`: the block runs as printed where there is an NVIDIA GPU; elsewhere smaller problems run by the same commands.
-* `file`: the block is written to the path in its first line.
+* `file`: the block is written to the path in its first line, which is a comment or, in tutorials, `%%writefile PATH`.
+* `output`: the block is a part of what the block before it prints; an ellipsis stands for any lines.
 * `record`: the block is a line of a log.
 * `excerpt`: the block is a part of a file beside the page, which the page links to.
 * `sketch`: the block has placeholders, such as `HOST`; its commands are parsed.
 * `setup`: the block installs something.
+
+Consecutive `run` blocks of a tutorial in Python are one block, as the cells of a notebook share a process.
 
 A comment `<!-- prints: A | B -->` behind a block names texts that the block's commands print.
 """
@@ -22,7 +25,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +51,7 @@ class Block:
         mark: the word behind the language; empty if there is none.
         text: what stands between the fences.
         prints: texts that the block's commands have to print.
+        output: lines that the block has to print, of the `output` block behind it.
     """
 
     page: str
@@ -56,6 +60,7 @@ class Block:
     mark: str
     text: str
     prints: tuple[str, ...]
+    output: tuple[str, ...] = ()
 
     @property
     def commands(self) -> list[str]:
@@ -67,7 +72,9 @@ class Block:
 
     @property
     def expected(self) -> list[str]:
-        """The lines that a console block shows behind its command."""
+        """The lines that a console block shows behind its command, or the `output` block behind this one."""
+        if self.language != "console":
+            return [*self.output]
         return [line for line in self.text.splitlines() if not line.startswith("$ ")] if self.commands else []
 
 
@@ -82,8 +89,25 @@ def blocks(page: Path) -> dict[str, list[Block]]:
         prints = tuple(part.strip() for part in (match["prints"] or "").split("|") if part.strip())
         line = text.count("\n", 0, match.start()) + 1
         block = Block(str(page.relative_to(ROOT)), line, match["language"], match["mark"] or "", match["text"], prints)
-        found.setdefault(title, []).append(block)
+        earlier = found.setdefault(title, [])
+        if block.mark == "output":
+            earlier[-1] = replace(earlier[-1], output=tuple(block.text.splitlines()))
+        elif earlier and _is_cell_of(block, earlier[-1]):
+            earlier[-1] = replace(
+                earlier[-1], text=f"{earlier[-1].text}\n{block.text}", prints=earlier[-1].prints + prints
+            )
+        else:
+            earlier.append(block)
     return found
+
+
+def _is_cell_of(block: Block, earlier: Block) -> bool:
+    """Whether a block of a tutorial goes on in the process of the one before it."""
+    return (
+        (block.language, block.mark) == (earlier.language, earlier.mark) == ("python", "run")
+        and block.page.startswith("docs/tutorials/")
+        and not earlier.output
+    )
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -164,8 +188,6 @@ def check_printed(block: Block, printed: str, *, numbers: bool) -> None:
     """
     for text in block.prints:
         assert text in printed, f"{block.page}:{block.line}: {text!r} is not printed:\n{printed[-4000:]}"
-    if block.language != "console":
-        return
     same = (lambda line: " ".join(line.split())) if numbers else _shape
     there = iter([same(line) for line in printed.splitlines()])
     for line in block.expected:  # in this order; an ellipsis stands for any lines

@@ -53,7 +53,7 @@ def make_suite(path: Path) -> None:
 
 def make_log(path: Path) -> None:
     """Copy a shipped log of ResNet-50's layers."""
-    path.write_bytes((ROOT / "tuning_logs/nvidia-h200/resnet50.jsonl").read_bytes())
+    path.write_bytes((ROOT / "tuning_logs/nvidia-h200/resnet50/resnet50.jsonl").read_bytes())
 
 
 def make_autotvm_log(path: Path) -> None:
@@ -74,14 +74,14 @@ MAKERS = {
 
 def path_of(text: str) -> Path:
     """The path in the first line of a file."""
-    return Path(text.partition("\n")[0].removeprefix("# "))
+    return Path(text.partition("\n")[0].removeprefix("# ").removeprefix("%%writefile "))
 
 
 def write(folder: Path, text: str) -> None:
     """Write a block's file, and what an installation would make of a project's entry points."""
     path = folder / path_of(text)
     assert not path.exists(), f"{path.name} is there already"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text.removeprefix(f"%%writefile {path.name}\n"), encoding="utf-8")
     if path.name == "pyproject.toml":
         _install(folder, text)
 

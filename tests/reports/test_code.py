@@ -21,7 +21,7 @@ def kernel():
 
 @pytest.fixture(scope="module")
 def columns(kernel):
-    return dict(re.findall(r"<section><h5>(.*?)</h5>(.*?)</section>", render_code(kernel, 2)))
+    return dict(re.findall(r"<section [^>]*><h3>(.*?)</h3>(.*?)</section>", render_code(kernel, 2)))
 
 
 def groups_of(column):
@@ -44,7 +44,7 @@ def test_every_statement_with_machine_code_is_in_its_column(kernel, columns):
 
 
 def test_the_line_that_loads_x_tells_its_sectors(columns):
-    (item,) = [each for each in columns["scheduled TIR"].split("<li") if " sectors</small>" in each and "X[" in each]
+    (item,) = [each for each in columns["scheduled TIR"].split("<div") if " sectors</small>" in each and "X[" in each]
     assert "wavefronts" in item
 
 
@@ -71,6 +71,6 @@ def test_the_same_kernel_gives_the_same_bytes(kernel):
 
 def test_a_long_column_is_capped_and_says_what_it_leaves_out():
     built = tc.build(tc.parse("filter2d:4096x4096x3,5x5"), "register", arch="sm_90")
-    sass = render_code(built, 0).split("<h5>SASS</h5>")[1]
+    sass = render_code(built, 0).split("<h3>SASS</h3>")[1]
     assert sass.count("<code>") == MAX_COLUMN_LINES
     assert "lines left out" in sass

@@ -1,5 +1,7 @@
 """The page in Chromium: it asks for nothing, breaks no policy, and everything can be reached with the keyboard."""
 
+from pathlib import Path
+
 import pytest
 from pages import (
     H200,
@@ -47,6 +49,15 @@ def built(tmp_path_factory):
     with opened(
         write(tmp_path_factory.mktemp("pages") / "built.html", render_page(contents(kernels=[kernel])))
     ) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A page with the code of two kernels."""
+    kernels = [tc.build(WORKLOAD, name, arch="sm_90") for name in ("tiling", "default")]
+    path = write(tmp_path_factory.mktemp("pages") / "compared.html", render_page(contents(kernels=kernels)))
+    with opened(path) as driver:
         yield driver
 
 
@@ -222,7 +233,7 @@ def test_a_click_on_a_request_lights_its_lines_of_code(built):
     built.execute_script("arguments[0].click()", request)
     names = built.execute_script(
         "return [...document.querySelectorAll('.columns.code section')]"
-        ".filter(e => e.querySelector('.lit')).map(e => e.querySelector('h5').textContent)"
+        ".filter(e => e.querySelector('.lit')).map(e => e.querySelector('h3').textContent)"
     )
     assert names == list(COLUMNS)
     assert all(groups & set(each.split()) for each in lit(built))
@@ -231,7 +242,7 @@ def test_a_click_on_a_request_lights_its_lines_of_code(built):
 
 def test_a_line_lights_those_of_its_statements(built):
     """Every line with a statement in common is lit, and no other."""
-    line = built.find_element("css selector", ".columns.code li[data-groups]")
+    line = built.find_element("css selector", ".columns.code .lines [data-groups]")
     built.execute_script("arguments[0].click()", line)
     groups = set(line.get_attribute("data-groups").split())
     everything = built.execute_script(
@@ -247,3 +258,32 @@ def test_a_page_with_code_fits_the_screen_and_the_policy(built):
     size = {"width": 360, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     built.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     assert built.execute_script("return document.documentElement.scrollWidth") <= 360
+
+
+def test_two_schedules_are_compared_by_the_keyboard_and_the_link_keeps_it(compared):
+    compared.execute_script("document.querySelector('.compare input').focus()")
+    press(compared, "SPACE", "TAB", "TAB", "TAB", "TAB", "ARROW_RIGHT")
+    shown = """return [...document.querySelectorAll('.kernel')].map(kernel => [kernel.dataset.side,
+        [...kernel.querySelectorAll('[data-level]')].filter(e => e.checkVisibility()).map(e => e.dataset.level)])"""
+    assert compared.execute_script(shown) == [["left", ["CUDA"]], ["right", ["CUDA"]]]
+    assert compared.current_url.endswith("#compare=tiling%2Cdefault%2CCUDA%2C55")
+    widths = "return [...document.querySelectorAll('.kernel')].map(e => e.getBoundingClientRect().width)"
+    before = compared.execute_script(widths)
+    assert before[0] > before[1]
+    compared.refresh()
+    assert compared.execute_script(widths) == before
+    assert not compared.execute_script("return window.violations")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing(compared, dark):
+    axe = pytest.importorskip("axe_core_python")
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    compared.execute_script("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    compared.execute_script(Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8"))
+    found = compared.execute_async_script(
+        "axe.run({resultTypes: ['violations']}).then(arguments[arguments.length - 1])"
+    )["violations"]
+    told = [(each["id"], each["impact"], len(each["nodes"]), each["nodes"][0]["html"][:200]) for each in found]
+    assert told == []

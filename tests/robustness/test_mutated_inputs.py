@@ -203,11 +203,11 @@ LAYERS = [{"name": f"conv{n}", "text": f"conv2d:1x{8 * n}x14x14,8x{8 * n}x3x3,s1
 SIMULATE = ("simulate", "FILE", "--trials", "4", "--seeds", "1", "--tuner", "random", "--tuner", "xgb")
 JSON_FILES = {
     "sweeps": (
-        lambda: shipped("d2l-tuned.json", "layers", 2),
+        lambda: shipped("d2l/d2l-tuned.json", "layers", 2),
         [("plot", "FILE", "-o", "OUT.svg"), ("plot", "FILE", "FILE", "-o", "OUT.png")],
     ),
     "counters": (
-        lambda: shipped("kernels-beside.json.gz", "kernels", 3),
+        lambda: shipped("experiments/kernels-beside.json.gz", "kernels", 3),
         [("counters", "--from", "FILE"), ("counters", "--from", "FILE", "-o", "OUT")],
     ),
     "suites": (lambda: LAYERS, [("suites", "FILE"), ("suites", "FILE", "--batch", "4", "--dtype", "f16")]),

@@ -37,7 +37,7 @@ from tvmconv.target import (
     Target,
 )
 
-OVERLAP_EXPONENT = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/bounds-direct.md
+OVERLAP_EXPONENT = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/experiments/bounds-direct.md
 QUARTILES = (0.86, 1.11)  # measured divided by predicted time, on layers outside the fit: the same file
 
 

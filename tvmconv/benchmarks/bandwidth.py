@@ -12,11 +12,12 @@ chart). The same command resumes an interrupted run, without repeating measureme
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.benchmarks.common import add_output, find_device
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     def write_and_print(sweep: Sweep) -> None:
         write_sweep(sweep, args.out)
-        print(format_result(sweep.results[-1]), end="\n\n", flush=True)
+        output.print_intermediate(args, format_result(sweep.results[-1]))
 
     args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
     sweep = measure_sweep(
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         schedules=args.only,
         **{**options.timing_kwargs(args), "cold": args.cold or None},
     )
-    print(f"{make_table(sweep).format_text()}\n{sweep.provenance}")
+    output.print_report(args, [make_table(sweep)], [sweep.provenance], json_data=json.loads(sweep.to_json()))
     write_sweep(sweep, args.out)
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 

@@ -29,7 +29,7 @@ from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.predicted_time import OVERLAP_EXPONENT, predict_time
 from tvmconv.analysis.speed_of_light import compute_unit_times
 from tvmconv.benchmarks.common import add_output, compare_ranks
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if validation:
         quartiles = _format_quartiles(_flatten(points[text] for text in validation))
         note += f"; the quartiles of measured over predicted held-out times are {quartiles}"
-    print(f"{table.format_text()}\n{note}")
+    output.print_report(args, [table], [note], json_data=data)
     args.out.mkdir(parents=True, exist_ok=True)
     name, section = data["name"], f"{table.format_markdown()}\n\n{LEGEND}"
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))

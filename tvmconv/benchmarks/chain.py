@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import tvmconv as tc
 from tvmconv.baselines.cudnn import torch_with_cudnn
 from tvmconv.benchmarks.common import add_device, add_output, find_device
 from tvmconv.benchmarks.prebuild import ArchivedKernel, check_arch, get_config, read_entries
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices.cuda.device import CudaDevice
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UsageError("expected a --log with tuned kernels, a --kernel-archive, or --from FILE")
     totals, layers = make_totals_table(measured), make_layers_table(measured.kernels)
-    print(f"{layers.format_text()}\n\n{totals.format_text()}\n\n{measured.provenance}")
+    output.print_report(args, [layers, totals], [measured.provenance], json_data=asdict(measured))
     if args.out:
         tables = f"{totals.format_markdown()}\n\n{layers.format_markdown()}"
         measured.write(args.out, f"{tables}\n\n{LEGEND} {measured.provenance}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv import devices
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.reports.tables import Table
@@ -50,16 +50,18 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:
     """Print a table, and write it with its legend into a section of the page that `--update-page` names."""
-    print(table.format_text())
+    output.print_report(args, [table])
     options.update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
 
 
 def report(
-    folder: Path | None, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str
+    args: argparse.Namespace, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str
 ) -> None:
-    """Print tables and notes, and write NAME.md and NAME.json to `folder`, which is created, if one was named."""
-    print("\n\n".join([title, *(table.format_text() for table in tables), "\n".join(notes)]), flush=True)
-    if folder:
+    """Print tables and notes, and write NAME.md and NAME.json to the folder `args.out`, which is created, if one was
+    named.
+    """
+    output.print_report(args, tables, notes, title=title, json_data=data)
+    if folder := args.out:
         folder.mkdir(parents=True, exist_ok=True)
         page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
         (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")

@@ -22,7 +22,7 @@ import tvmconv as tc
 from tvmconv import baselines as libraries
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.benchmarks.common import add_device, add_logs, add_output, find_device
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
             page = "\n\n".join([table.format_markdown(), *notes])
             (args.out / name).write_text(f"{page}\n", encoding="utf-8")
-    print("\n\n".join([table.format_text(), *notes]))
+    output.print_report(args, [table], notes)
     return 1 if any(times.failures for times in measured) else 0
 
 

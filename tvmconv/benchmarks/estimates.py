@@ -1,6 +1,6 @@
 """Compare the schedules' latency estimates, which are formulas over their tiles, with the times of records.
 
-    tvmconv bench estimates tuning_logs/sampled/*.jsonl.gz -o tuning_logs/nvidia-h200/estimates.md
+    tvmconv bench estimates tuning_logs/sampled/*.jsonl.gz -o tuning_logs/nvidia-h200/experiments/estimates.md
 
 For each layer, it takes the configs of a schedule that were measured on one device. It does not build kernels.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from tvmconv import registry
 from tvmconv.benchmarks.common import add_logs, add_output, compare_ranks
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.logs.ranking import list_log_files
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     table = _make_table(layers, args.min_configs)
     if not table.rows:
         raise UsageError(f"no layer has {args.min_configs} configs of a schedule with a latency estimate")
-    print(table.format_text())
+    output.print_report(args, [table])
     if args.out:
         source = f"tvmconv {VERSION}, `{args.command}`"
         args.out.write_text(f"{table.format_markdown()}\n\n{LEGEND}\n\n{source}\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """Make a table that compares tuned networks with libraries, from the results of `tvmconv bench tune-suite`.
 
     tvmconv bench networks results/*-tuned.json
-    tvmconv bench networks tuning_logs/nvidia-h200/*-tuned.json --update-page docs/results.md
-    tvmconv bench networks tuning_logs/nvidia-h200/*-tuned.json --predicted --update-page docs/knowledge.md
+    tvmconv bench networks tuning_logs/nvidia-h200/*/*-tuned.json --update-page docs/results.md
+    tvmconv bench networks tuning_logs/nvidia-h200/*/*-tuned.json --predicted --update-page docs/predictions.md
 
 With --predicted, the table has the kernels that the cost model predicts without trials. With --slower, it has the
 layers whose tuned kernels are slower than the library's. The benchmark also writes the sections of docs/ with these

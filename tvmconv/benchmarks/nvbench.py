@@ -16,13 +16,13 @@ import functools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
 from tvmconv.benchmarks.common import add_device, add_output, find_device
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices.cuda.device import CudaDevice
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     table = make_table(rows, COLUMNS, [WORKLOAD, SCHEDULE])
     source = describe_provenance(device, args.command, f"NVBench of {version}")
     notes = [*failures, source]
-    print("\n".join([table.format_text(), "", *notes]))
+    output.print_report(args, [table], notes, json_data=list(map(asdict, rows)))
     if args.out:
         metrics = KernelMetricsFile(f"{workloads[0].operator}-nvbench", source, rows)
         metrics.write(args.out, "\n\n".join([table.format_markdown(), *notes]))

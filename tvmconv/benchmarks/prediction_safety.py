@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.benchmarks.common import add_device, add_output, find_device
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             outcomes.append(measure(text, future.result(), device))
     table = make_table(outcomes, COLUMNS, LEFT_ALIGNED)
     note = _summarize(outcomes, len(layers) - len(texts), device, args.limit)
-    print(f"{table.format_text()}\n\n{note}")
+    output.print_report(args, [table], [note])
     if args.out:
         source = describe_provenance(device, args.command)
         args.out.write_text(f"{table.format_markdown()}\n\n{note}\n\n{source}\n", encoding="utf-8")

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     source = describe_provenance(device, args.command)
     rows = [asdict(layer) for layer in layers]
     data = {"device_name": device.name, "layers": rows, "seconds": seconds, "note": source}
-    report(args.out, args.name, tables, [source], data, f"A search from its command on, {args.device}, {device.name}")
+    report(args, args.name, tables, [source], data, f"A search from its command on, {args.device}, {device.name}")
     return 0
 
 

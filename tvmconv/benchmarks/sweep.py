@@ -11,10 +11,11 @@ of GFLOP/s). `scripts/sweep.py` is the same.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, find_device
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep
 from tvmconv.reports.sweep import format_markdown, make_table, rewrite_page, write_sweep
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)  # fails before the measurement if it is not permitted
     sweeps = [Sweep.read(file) for file in args.files] if args.files else [_measure(args)]
     for sweep in sweeps:
-        print(f"{make_table(sweep).format_text()}\n{sweep.provenance}")
+        output.print_report(args, [make_table(sweep)], [sweep.provenance], json_data=json.loads(sweep.to_json()))
         if args.out:
             is_there = (args.out / f"{sweep.name}.json").resolve() in [file.resolve() for file in args.files or ()]
             (rewrite_page if is_there else write_sweep)(sweep, args.out)
@@ -55,7 +56,7 @@ def _measure(args: argparse.Namespace) -> Sweep:
         find_device(args),
         args.command,
         progress=progress_line,
-        on_result=lambda sweep: print(format_result(sweep.results[-1]), end="\n\n", flush=True),
+        on_result=lambda sweep: output.print_intermediate(args, format_result(sweep.results[-1])),
         schedules=OPTIMIZATION_STEPS,
         counts=selection.counts,
         **options.timing_kwargs(args),

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     searches_table = make_table(searches.items(), SEARCH_COLUMNS, ["tuner"])
     phases_table = make_table(phases.items(), PHASE_COLUMNS, ["stage of a trial"])
     title = f"{workload.text} on {device.text}, {device.name}"
-    report(args.out, "throughput", [searches_table, phases_table], notes, data, title)
+    report(args, "throughput", [searches_table, phases_table], notes, data, title)
     return 0 if is_ok else 1
 
 

@@ -1,8 +1,9 @@
 r"""Make a table of how soon searches reach the speed of a library, and nearly their best speed, from their logs.
 
-    tvmconv bench time-to-target with.jsonl without.jsonl --comparisons tuning_logs/nvidia-h200/yolov8s-tuned.json
-    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*-tuned.json \
-        --update-page docs/knowledge.md
+    tvmconv bench time-to-target with.jsonl without.jsonl \
+        --comparisons tuning_logs/nvidia-h200/yolov8s/yolov8s-tuned.json
+    tvmconv bench time-to-target tuning_logs/searches/*.gz --comparisons tuning_logs/*/*/*-tuned.json \
+        --update-page docs/time-to-target.md
 
 A log is a complete one of `tvmconv tune` or `tvmconv bench tune-suite`, possibly packed by `scripts/pack_logs.py`. A
 comparison is a file NAME-tuned.json of `tvmconv bench tune-suite`.

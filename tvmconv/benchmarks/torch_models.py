@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         data["timed"] = [asdict(timing) for timing in timings]
         data["layers"] = [asdict(line) for line in layers.lines]
         tables = [_make_table(timings), layers.table]
-        report(args.out, title, tables, [*layers.notes, source], data, title)
+        report(args, title, tables, [*layers.notes, source], data, title)
     return 0
 
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         rows += [(name, function, format_micros(value)) for function, value in seconds.items()]
     table = Table(("convolution", "call", "host [µs]"), rows, left_aligned=frozenset({"convolution", "call"}))
     legend = f"A call's time on the host: median of {NUM_ROUNDS} rounds of {NUM_CALLS:,} calls. {source}"
-    report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": cases}, TITLE)
+    report(args, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": cases}, TITLE)
     return 0
 
 

@@ -17,6 +17,7 @@ best of the log, and its time agrees with the log's final timing.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from typing import Any
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
 from tvmconv.benchmarks.common import add_output
-from tvmconv.cli import options
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
@@ -93,8 +94,11 @@ def run(args: argparse.Namespace) -> int:
 
         counts = {workload: selection.network.get(workload, 1) for workload in workloads}
         results = search_all(args, counts, show_layer, measure_baseline=False)  # the comparison follows
-        print(make_results_table(results, selection.network).format_text())
-        print("\n".join(describe_phases(results)), end="\n\n", flush=True)
+        searched, phases = make_results_table(results, selection.network), describe_phases(results)
+        if args.tune_only:
+            output.print_report(args, [searched], phases)
+        else:
+            output.print_intermediate(args, "\n".join([output.format_table(searched, is_wide=args.wide), *phases]))
     return 0 if args.tune_only else _compare(args, selection)
 
 
@@ -155,14 +159,14 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
             verify=args.verify,
         )
     write_sweep(sweep, args.out)
-    if library_comparison.has_other_schedules(sweep):
-        print(make_table(sweep).format_text(), end="\n\n")
     remarks = [
         *library_comparison.list_remarks(sweep),
         *options.describe_sampled(dict.fromkeys(workloads), args.verify),
         sweep.provenance,
     ]
-    print("\n".join([library_comparison.make_comparison_table(sweep).format_text(), "", *remarks]))
+    tables = [make_table(sweep)] if library_comparison.has_other_schedules(sweep) else []
+    tables.append(library_comparison.make_comparison_table(sweep))
+    output.print_report(args, tables, remarks, json_data=json.loads(sweep.to_json()))
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 

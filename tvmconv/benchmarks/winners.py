@@ -1,6 +1,6 @@
 """Make tables and a chart of the fastest schedules by channels, image and batch.
 
-    tvmconv bench winners tuning_logs/nvidia-h200/winograd/*-tuned.json --log tuning_logs/nvidia-h200
+    tvmconv bench winners tuning_logs/nvidia-h200/winograd/layers/*-tuned.json --log tuning_logs/nvidia-h200
     tvmconv bench winners results/*-tuned.json --log results --kind winograd -o results/winners
 
 It reads the results of `tvmconv bench tune-suite`, and logs with the times of the other schedules. It writes NAME.md,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tvmconv.cli import output
 from tvmconv.cli.errors import CommandParser, run_guarded
 
 BENCHMARKS = {
@@ -35,6 +36,8 @@ BENCHMARKS = {
     "torch-table": "make a table of the results of torch-models",
 }
 
+_WITHOUT_TABLE = {"tvmconv.benchmarks.prebuild"}
+
 
 class BenchmarkParser(CommandParser):
     """An argument parser that adds the options of a benchmark's module when it parses a command line."""
@@ -50,6 +53,10 @@ class BenchmarkParser(CommandParser):
         self.description = module.__doc__
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_options(self)
+        if module.__name__ not in _WITHOUT_TABLE:
+            output.add_table_options(
+                self, json_help="Print JSON: what the benchmark writes as NAME.json, or the table."
+            )
         self.set_defaults(**{"run": module.run, "command": shlex.join([*self.prog.split(), *words])} | given)
         return super().parse_known_args(words, namespace)
 

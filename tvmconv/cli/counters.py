@@ -14,7 +14,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
     parser.add_argument("--recount", action="store_true", help="Build and count the kernels of --from again.")
     parser.add_argument("--all", action="store_true", help="Print every count of each kernel and each access.")
-    parser.add_argument("--wide", action="store_true", help=output.WIDE_HELP)
+    output.add_table_options(parser, json_help="Print JSON, as in the file of -o.")
     text = f"Folder to write {FILE_STEM}.json and {FILE_STEM}.md to."
     parser.add_argument("-o", "--output", dest="out", metavar="DIR", type=Path, help=text)
     options.add_page(parser)
@@ -110,9 +110,13 @@ def _write(args: argparse.Namespace, metrics: KernelMetricsFile[CounterCompariso
 
 
 def _print(args: argparse.Namespace, metrics: KernelMetricsFile[CounterComparison]) -> None:
-    """Print every table with `--all`, else a summary."""
+    """Print every table with `--all`, else a summary; as CSV, a row per kernel, and with `--all` one per access."""
     formatter = output.make_table_formatter(args)
     rows, accesses = metrics.kernels, comparison_tables.make_access_table(metrics.kernels)
+    if args.json or args.csv:
+        tables = [comparison_tables.make_table(rows), *([accesses] if args.all else [])]
+        output.print_report(args, tables, json_data=asdict(metrics))
+        return
     summary = formatter(comparison_tables.make_summary_table(rows))
     if args.all:
         sections = [formatter(comparison_tables.make_table(rows)), summary]
@@ -166,9 +170,13 @@ def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]
     texts = dict.fromkeys(row.workload for row in measured.kernels)
     sections = {text: [row for row in measured.kernels if row.workload == text] for text in texts}
     tables = {text: stall_tables.make_tables(rows) for text, rows in sections.items()}
-    for text in texts:
-        print("\n\n".join([text, *map(output.make_table_formatter(args), tables[text])]), end="\n\n")
-    print(escape_unprintable(measured.provenance))
+    if args.json or args.csv:
+        all_tables = [table for text in texts for table in tables[text]]
+        output.print_report(args, all_tables, json_data=asdict(measured))
+    else:
+        for text in texts:
+            print("\n\n".join([text, *map(output.make_table_formatter(args), tables[text])]), end="\n\n")
+        print(escape_unprintable(measured.provenance))
     if args.out:
         parts = [part for text in texts for part in (f"## {text}", *(t.format_markdown() for t in tables[text]))]
         measured.write(args.out, "\n\n".join([*parts, f"{stall_tables.LEGEND} {measured.provenance}"]))

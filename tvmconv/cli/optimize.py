@@ -11,9 +11,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tvmconv.cli import output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.options import add_option, parse_model_input, parse_positive
 from tvmconv.cli.progress import progress_line
@@ -47,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "Use tvmconv's kernels for all layers, even where PyTorch's are faster."
     parser.add_argument("--all", action="store_true", help=text)
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"Folder to write {REPORT} and {MODEL} to.")
+    output.add_table_options(parser, json_help="Print the report as JSON.")
 
 
 def _parse_input(text: str) -> InputSpec:
@@ -69,12 +72,15 @@ def run(args: argparse.Namespace) -> int:
             print_note("interrupted; the log has what was measured")
         raise
     report = optimized.report()
-    print(report)
+    if args.json or args.csv:
+        output.print_table(report.table, args, asdict(report))
+    else:
+        print(report.format_text(output.make_table_formatter(args)))
     if args.out:
         with _translate_write_errors(args.out):
             (args.out / REPORT).write_text(f"{report}\n", encoding="utf-8")
         optimized.save(args.out / MODEL)
-        print(f"tvmconv.torch.load({str(args.out / MODEL)!r}) loads the model.")
+        print_note(f"tvmconv.torch.load({str(args.out / MODEL)!r}) loads the model")
     return 0
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -51,3 +52,30 @@ def print_table(table: Table, args: argparse.Namespace, json_data: Any) -> None:
         print(table.format_csv(), end="")
     else:
         print(format_table(table, is_wide=args.wide))
+
+
+def print_report(
+    args: argparse.Namespace,
+    tables: Sequence[Table],
+    notes: Sequence[str] = (),
+    *,
+    title: str = "",
+    json_data: Any = None,
+) -> None:
+    """Print tables with a title before them and notes after them, as the options of `add_table_options` say. CSV has an
+    empty line between tables, and neither title nor notes. JSON is `json_data`, or else the rows of the tables.
+    """
+    if args.json:
+        rows = [table.list_rows() for table in tables]
+        data = json_data if json_data is not None else rows[0] if len(rows) == 1 else rows
+        print(json.dumps(data, ensure_ascii=False))
+    elif args.csv:
+        print("\n".join(table.format_csv() for table in tables), end="")
+    else:
+        texts = [title, *map(make_table_formatter(args), tables), "\n".join(notes)]
+        print("\n\n".join(filter(None, texts)), flush=True)
+
+
+def print_intermediate(args: argparse.Namespace, text: str) -> None:
+    """Print a result that precedes the report, on stderr where stdout is for another program."""
+    print(text, end="\n\n", flush=True, file=sys.stderr if args.json or args.csv else sys.stdout)

@@ -7,10 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 from tvmconv import kernel, workloads
-from tvmconv.cli import options
+from tvmconv.cli import options, output
+from tvmconv.cli.errors import UsageError
 from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
 from tvmconv.kernel import Kernel
-from tvmconv.reports.tables import Columns, Table, format_optional, format_significant, make_table
+from tvmconv.reports.tables import Columns, Table, TableFormatter, format_optional, format_significant, make_table
 from tvmconv.tvm_import import import_tvm
 
 if TYPE_CHECKING:
@@ -29,21 +30,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_log_option(parser)
     options.add_device_options(parser)
     options.add_set_option(parser)
+    output.add_table_options(parser, json_help=f"Print the table of --stage {TRAFFIC_LEVEL} as JSON.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a kernel at one level of lowering."""
     workload = workloads.parse(args.workload)
     device = options.find_target_device(args)
+    if (args.json or args.csv or args.wide) and args.stage != TRAFFIC_LEVEL:
+        raise UsageError(f"--json, --csv and --wide need --stage {TRAFFIC_LEVEL}, which prints a table")
     import_tvm()
     built_kernel = build_named_kernel(args.schedule, workload, device, dict(args.set), args.log)
-    print(format_ir_level(built_kernel, args.stage, is_full=args.full))
+    if args.json or args.csv:
+        from tvmconv.analysis.memory.traffic import count_traffic
+
+        tables = [make_traffic_table(count_traffic(built_kernel, lowered)) for lowered in built_kernel.kernels]
+        output.print_report(args, tables)
+    else:
+        formatter = output.make_table_formatter(args)
+        print(format_ir_level(built_kernel, args.stage, is_full=args.full, formatter=formatter))
     options.print_device(args, device)
     return 0
 
 
-def format_ir_level(built_kernel: Kernel, name: str, *, is_full: bool = False) -> str:
-    """Return a kernel's text at one of `IR_LEVELS`; see `Kernel.format_ir_level`.
+def format_ir_level(
+    built_kernel: Kernel, name: str, *, is_full: bool = False, formatter: TableFormatter = Table.format_text
+) -> str:
+    """Return a kernel's text at one of `IR_LEVELS`; see `Kernel.format_ir_level`. `formatter` returns a table as text.
 
     Raises:
         AnalysisError: The kernel's operations cannot be counted.
@@ -54,7 +67,9 @@ def format_ir_level(built_kernel: Kernel, name: str, *, is_full: bool = False) -
     from tvmconv.analysis.memory.traffic import count_traffic
 
     return "\n\n".join(
-        built_kernel.add_kernel_title(lowered_kernel, _format_traffic(count_traffic(built_kernel, lowered_kernel)))
+        built_kernel.add_kernel_title(
+            lowered_kernel, _format_traffic(count_traffic(built_kernel, lowered_kernel), formatter)
+        )
         for lowered_kernel in built_kernel.kernels
     )
 
@@ -70,7 +85,7 @@ def make_traffic_table(traffic: BlockTraffic) -> Table:
     return make_table([item for item in traffic.counts.items() if item[1].num_elements], columns, {"operation"})
 
 
-def _format_traffic(traffic: BlockTraffic) -> str:
+def _format_traffic(traffic: BlockTraffic, formatter: TableFormatter) -> str:
     """Return the size of the block, the table, and the ratios."""
     flops_per_load, flops_per_byte = (
         format_optional(value if math.isfinite(value) else None)
@@ -78,6 +93,6 @@ def _format_traffic(traffic: BlockTraffic) -> str:
     )
     return (
         f"the busiest block: {traffic.num_threads:,} threads, {traffic.num_outputs:,} outputs\n\n"
-        f"{make_traffic_table(traffic).format_text()}\n\n"
+        f"{formatter(make_traffic_table(traffic))}\n\n"
         f"FLOP per element loaded from global memory: {flops_per_load}; per byte loaded and stored: {flops_per_byte}"
     )

@@ -89,6 +89,8 @@ class _HostCodeVisitor:
                         self.visit(branch)
             case "For" | "While" | "IfThenElse" if _collect_calls(node, _LAUNCH_OP):
                 raise CompileError("the schedule launches in a loop or under a condition of the host: bind the loop")
+            case "For" | "While":
+                raise CompileError("the schedule leaves a loop to the host: bind its loops to threads or blocks")
             case kind:
                 raise CompileError(f"the schedule leaves a {kind} to the host: bind its loops to threads or blocks")
 

@@ -104,7 +104,7 @@ def collect_contents(
     return Contents(
         name=name,
         layers=layers,
-        target_text=f"Compiled for {device.name if device.arch == device.text else f'{device.text}, {device.name}'}.",
+        target_text=f"Compiled for {device.text if device.arch == device.text else f'{device.text}, {device.name}'}.",
         device_spec=device_spec,
         timing_groups=groups,
         focus_workload=focus_workload,

@@ -83,6 +83,11 @@ class Table:
         writer.writerows([map(_unformat_cell, line) for line in self.rows])
         return stream.getvalue()
 
+    def list_rows(self) -> list[dict[str, str]]:
+        """Return the rows as JSON has them: cells by header, as in CSV."""
+        headers = [header.strip() for header in self.headers]
+        return [dict(zip(headers, map(_unformat_cell, row), strict=True)) for row in self.rows]
+
     def format_html(self) -> str:
         """Return the table in HTML, as notebooks show it."""
         return make_html_table(self.headers, self.rows, self.left_aligned)

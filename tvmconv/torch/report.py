@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tvmconv.compat import former_attribute
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant
 
 PYTORCH_NAME = "PyTorch"
 WHOLE_MODEL = "the whole model"
@@ -103,10 +103,18 @@ class Report:
         return self.table.format_html() + notes
 
     def __str__(self) -> str:
+        return self.format_text()
+
+    def format_text(self, formatter: TableFormatter = Table.format_text) -> str:
+        """Return the table with the difference and the notes.
+
+        Args:
+            formatter: Function that returns a table as text.
+        """
         text_lines = []
         if self.difference is not None:
             text_lines = [f"For the example, outputs differ from PyTorch's own by {self.difference:.1e} (relative L2)."]
-        return "\n".join([self.table.format_text(), *text_lines, *self.notes])
+        return "\n".join([formatter(self.table), *text_lines, *self.notes])
 
 
 def _format_times(pytorch_seconds: float | None, tvmconv_seconds: float | None) -> Sequence[str]:

@@ -111,7 +111,7 @@ def list_cuda_devices() -> list[CudaDevice]:
     if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
         _, version = runtime.cudaDriverGetVersion()
         if version == 0:
-            remedy = f"install one on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
+            remedy = f"install it on a machine with an NVIDIA GPU, or {_NO_GPU_REMEDY}"
             raise DeviceNotFoundError("cuda", "no NVIDIA driver", remedy)
         driver = f"{version // 1000}.{version % 1000 // 10}"
         reason, remedy = f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU_REMEDY}"

@@ -45,9 +45,10 @@ def render_code(kernel: Kernel, kernel_number: int) -> str:
         return f"<p>The code cannot be shown: {escape(str(error))}</p>"
     fragments = []
     for kernel_index, sources in enumerate(linked_sources):
-        title = f"<h4>{escape(sources.lowered_kernel.name)}</h4>" if len(linked_sources) > 1 else ""
+        has_title = len(linked_sources) > 1
+        title = f"<h3>{escape(sources.lowered_kernel.name)}</h3>" if has_title else ""
         columns = "".join(
-            _render_column(name, lines, f"k{kernel_number}s{kernel_index}n")
+            _render_column(name, lines, f"k{kernel_number}s{kernel_index}n", "h4" if has_title else "h3")
             for name, lines in _make_columns(kernel, sources).items()
         )
         fragments.append(f'{title}<div class="columns code">{columns}</div>')
@@ -117,15 +118,18 @@ def _iterate_sass_lines(sources: LinkedSources) -> Iterator[_CodeLine]:
         )
 
 
-def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
+def _render_column(name: str, lines: list[_CodeLine], prefix: str, heading_tag: str) -> str:
     """Render a column, shortened if it is long."""
+    heading = f"<{heading_tag}>{escape(name)}</{heading_tag}>"
     shown_indices = sorted(_select_shown_lines(lines))
     items = []
     for previous, index in zip([-1, *shown_indices], [*shown_indices, len(lines)], strict=True):
         if num_omitted := index - previous - 1:
-            items.append(f'<li class="left-out">{num_omitted:,} lines left out</li>')
+            noun = "line" if num_omitted == 1 else "lines"
+            items.append(f'<div class="left-out">{num_omitted:,} {noun} left out</div>')
         items += [_render_line(line, prefix) for line in lines[index : index + 1]]
-    return f"<section><h5>{escape(name)}</h5><ol>{''.join(items)}</ol></section>"
+    lines_group = f'<div class="lines" role="group" aria-label="{escape(name)}">{"".join(items)}</div>'
+    return f'<section data-level="{escape(name)}">{heading}{lines_group}</section>'
 
 
 def _select_shown_lines(lines: list[_CodeLine]) -> set[int]:
@@ -152,4 +156,4 @@ def _render_line(line: _CodeLine, prefix: str) -> str:
     groups = " ".join(f"{prefix}{number}" for number in sorted(line.statements))
     link_attributes = f' data-groups="{groups}" tabindex="0"' if groups else ""
     cost = f"<small>{escape(line.cost)}</small>" if line.cost else ""
-    return f"<li{link_attributes}><b>{escape(line.label)}</b><code>{escape(text)}</code>{cost}</li>"
+    return f"<div{link_attributes}><b>{escape(line.label)}</b><code>{escape(text)}</code>{cost}</div>"

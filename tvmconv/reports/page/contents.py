@@ -34,7 +34,7 @@ from tvmconv.reports.page.results import (
     render_workload_results,
 )
 from tvmconv.reports.page.search import render_search
-from tvmconv.reports.page.svg import format_microseconds, make_bar, make_legend, make_rect
+from tvmconv.reports.page.svg import format_microseconds, format_palette, make_bar, make_legend, make_rect
 from tvmconv.reports.tables import format_significant
 from tvmconv.reports.timing_groups import TimingGroup
 from tvmconv.reports.waterfall import LEGEND as WATERFALL_LEGEND
@@ -96,7 +96,7 @@ def render_page(contents: Contents) -> str:
         Section(name, title, join_markup([make_paragraph(hint, "soft"), body]))
         for (name, hint), (title, body) in zip(SECTION_HINTS.items(), bodies.items(), strict=True)
     ]
-    return render_document(contents.name, _render_lead(contents), sections)
+    return render_document(contents.name, _render_lead(contents), sections, format_palette())
 
 
 def _render_lead(contents: Contents) -> Markup:
@@ -125,10 +125,21 @@ def _render_kernels(contents: Contents) -> Markup:
 
 
 def _render_code(kernels: Sequence[Kernel]) -> Markup:
-    """Render the code of each kernel; that of the fastest is unfolded."""
-    return join_markup(
-        make_details(kernel.schedule.name, Markup(render_code(kernel, number)), is_open=number == 0)
-        for number, kernel in enumerate(kernels)
+    """Render the code of each kernel; that of the fastest is unfolded. The script adds controls that put two kernels
+    side by side.
+    """
+    return make_element(
+        "div",
+        *(
+            make_element(
+                "div",
+                make_details(kernel.schedule.name, Markup(render_code(kernel, number)), is_open=number == 0),
+                class_="kernel",
+                data_name=kernel.schedule.name,
+            )
+            for number, kernel in enumerate(kernels)
+        ),
+        class_="kernels",
     )
 
 

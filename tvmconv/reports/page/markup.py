@@ -91,7 +91,7 @@ def _render_row(row: Sequence[str], sides: Sequence[str | None]) -> Markup:
 
 def make_scroll_box(content: str, label: str) -> Markup:
     """Return content in a box that scrolls by itself, also by the keyboard."""
-    return make_element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return make_element("div", content, class_="scroll", tabindex="0", role="group", aria_label=label)
 
 
 def make_details(summary: str, *content: str, is_open: bool = False) -> Markup:
@@ -108,8 +108,9 @@ class Section:
     body: Markup
 
 
-def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
+def render_document(title: str, lead: Markup, sections: Sequence[Section], extra_style: str = "") -> str:
     """Render the whole page in one text that loads nothing: head, style, script, navigation, lead and sections. The
+    rules of `extra_style` follow those of page.css. The
     page's policy allows only its own style and script, which it names by their hashes ("Content Security Policy Level
     3", W3C).
     """
@@ -117,6 +118,7 @@ def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> st
         Markup(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
         for name in ("page.css", "page.js")
     )
+    style = Markup(style + extra_style)
     policy = (
         f"default-src 'none'; script-src '{_hash_content(script)}'; style-src '{_hash_content(style)}'; "
         "base-uri 'none'; form-action 'none'"

@@ -13,7 +13,7 @@
     }
 
   // Each box of linked elements is one stop of the Tab key; arrow keys move within it.
-  const COLUMN = ".column, .columns ol";
+  const COLUMN = ".column, .columns .lines";
   const findBox = (element) => element.closest(`${COLUMN}, svg, table, figure, section`) || document.body;
   const boxes = new Map();
   for (const element of linked) {
@@ -47,7 +47,7 @@
   };
   const describeBox = (box) => {
     const label = box.getAttribute("aria-label");
-    const heading = box.closest("section")?.querySelector("h2, h5");
+    const heading = box.closest("section")?.querySelector("h2, h3, h4");
     return label || heading?.textContent || "the page";
   };
   const scrollIntoView = (box, element) => {
@@ -155,6 +155,67 @@
     keepInLink("layers", text);
   };
   const state = readState();
+
+  // Two kernels side by side: the same level of both, and a slider that divides the width. The state in the address is
+  // "left,right,level,percent".
+  const kernels = [...document.querySelectorAll(".kernels > .kernel")];
+  const DEFAULT_PERCENT = 50;
+  const makeLabel = (text, control) => {
+    const label = document.createElement("label");
+    label.append(text, control);
+    return label;
+  };
+  const makeSelect = (values, value) => {
+    const select = document.createElement("select");
+    for (const each of values) select.append(new Option(each, each));
+    select.value = value;
+    return select;
+  };
+  if (kernels.length > 1) {
+    const box = kernels[0].parentElement;
+    const names = kernels.map((kernel) => kernel.dataset.name);
+    const levels = [...new Set([...box.querySelectorAll("[data-level]")].map((each) => each.dataset.level))];
+    const [keptLeft, keptRight, keptLevel, keptPercent] = (state.get("compare") || "").split(",");
+    const choose = (values, value, other) => values.includes(value) ? value : other;
+    const enabled = document.createElement("input");
+    enabled.type = "checkbox";
+    enabled.checked = Boolean(keptLeft);
+    const left = makeSelect(names, choose(names, keptLeft, names[0]));
+    const right = makeSelect(names, choose(names, keptRight, names[1]));
+    const level = makeSelect(levels, choose(levels, keptLevel, levels.includes("CUDA") ? "CUDA" : levels[0]));
+    const slider = document.createElement("input");
+    Object.assign(slider, { type: "range", min: 5, max: 95, step: 5 });
+    slider.value = keptPercent || DEFAULT_PERCENT;
+    const show = () => {
+      if (left.value === right.value) right.value = names.find((name) => name !== left.value) || left.value;
+      for (const control of [left, right, level, slider]) control.disabled = !enabled.checked;
+      slider.setAttribute("aria-label", `Width of ${left.value}, in percent`);
+      slider.setAttribute("aria-valuetext", `${left.value} ${slider.value} %, ${right.value} ${100 - slider.value} %`);
+      box.classList.toggle("beside", enabled.checked);
+      box.style.setProperty("--left", `${slider.value}%`);
+      for (const kernel of kernels) {
+        const side = kernel.dataset.name === left.value ? "left" : kernel.dataset.name === right.value ? "right" : "";
+        if (enabled.checked && side) { kernel.dataset.side = side; kernel.querySelector("details").open = true; }
+        else delete kernel.dataset.side;
+        for (const each of kernel.querySelectorAll("[data-level]"))
+          each.classList.toggle("level-shown", each.dataset.level === level.value);
+      }
+    };
+    const change = () => {
+      show();
+      keepInLink("compare", enabled.checked ? [left, right, level, slider].map((each) => each.value).join() : "");
+    };
+    const controls = document.createElement("fieldset");
+    const legend = document.createElement("legend");
+    legend.textContent = "Side by side";
+    controls.className = "compare";
+    controls.append(legend, makeLabel(enabled, "Compare two schedules"), makeLabel("left", left),
+      makeLabel("right", right), makeLabel("level", level), slider);
+    for (const control of [enabled, left, right, level, slider]) control.addEventListener("input", change);
+    box.before(controls);
+    show();
+    if (keptLeft) controls.scrollIntoView({ behavior: "instant" });
+  }
   if (tables.length) {
     const input = document.createElement("input");
     input.type = "search";

@@ -30,11 +30,12 @@ def render_workload_results(groups: Sequence[TimingGroup]) -> Markup:
     if not groups:
         return make_paragraph("There is no time of this workload, and none can be computed.")
     full_seconds = svg.compute_full_width([timing.seconds for group in groups for timing in group.timings])
+    styles = svg.choose_styles({timing.name: timing.is_library for group in groups for timing in group.timings})
     fragments = []
     for group in groups:
         fragments += _render_heading(group.source, group.device)
         if group.timings:
-            fragments.append(_render_bars(group.timings, full_seconds))
+            fragments.append(_render_bars(group.timings, full_seconds, styles))
         if group.failures:
             failure_items = join_markup(make_element("li", f"{name}: {reason}") for name, reason in group.failures)
             fragments.append(make_details(f"{len(group.failures)} without a time", make_element("ul", failure_items)))
@@ -49,12 +50,12 @@ def _render_heading(source: str, device: str) -> list[Markup]:
 
 
 def _render_bars(
-    timings: Sequence[NamedTiming], full_seconds: float, style_by_name: Mapping[str, str] | None = None
+    timings: Sequence[NamedTiming], full_seconds: float, style_by_name: Mapping[str, svg.DrawnStyle]
 ) -> Markup:
-    """Render one row per time, the fastest first; by default libraries have one color, and schedules another one."""
+    """Render one row per time, the fastest first."""
     lines = []
     for timing in timings:
-        style = style_by_name[timing.name] if style_by_name else "s1" if timing.is_library else "s0"
+        style = style_by_name[timing.name].class_
         time = svg.format_microseconds(timing.seconds)
         lines.append(
             make_bar_row(
@@ -80,7 +81,7 @@ def make_bar_row(header: Sequence[str], cells: Sequence[str], bar: Markup, class
 def make_bar_table(lines: Sequence[Markup], headers: Sequence[str] = (), class_: str = "bars") -> Markup:
     """Return a table whose last column contains bars. With the class "bars layers", the page can search its rows."""
     head = [make_element("td", header) for header in headers[:1]]
-    head += [make_element("th", header, scope="col") for header in headers[1:]]
+    head += [make_element("th", header, scope="col") if header else make_element("td") for header in headers[1:]]
     thead = [make_element("thead", make_element("tr", *head))] if head else []
     return make_element("table", *thead, make_element("tbody", *lines), class_=class_)
 
@@ -90,12 +91,12 @@ def name_series(group: TimingGroup, timing: NamedTiming) -> str:
     return timing.name if len(group.timings) > 1 else group.source
 
 
-def number_series(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, int]:
-    """Return the series of a network with the numbers of their colors and marks."""
-    names = (
-        name_series(group, timing) for layer in layers for group in groups[layer.workload] for timing in group.timings
+def choose_series_styles(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, svg.DrawnStyle]:
+    """Return the series of a network with their styles."""
+    all_groups = [group for layer in layers for group in groups[layer.workload]]
+    return svg.choose_styles(
+        {name_series(group, timing): timing.is_library for group in all_groups for timing in group.timings}
     )
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
 def render_network_results(layers: Sequence[Layer], groups: TimingGroups) -> Markup:
@@ -104,12 +105,12 @@ def render_network_results(layers: Sequence[Layer], groups: TimingGroups) -> Mar
     sources = dict.fromkeys((group.source, group.device) for group in groups_with_times)
     if not sources:
         return make_paragraph("There is no time of any of these layers, and none can be computed.")
-    styles = {name: f"s{number % svg.NUM_MARKS}" for name, number in number_series(layers, groups).items()}
+    styles = choose_series_styles(layers, groups)
     return join_markup(_render_source(layers, groups, source, device, styles) for source, device in sources)
 
 
 def _render_source(
-    layers: Sequence[Layer], groups: TimingGroups, source: str, device: str, styles: Mapping[str, str]
+    layers: Sequence[Layer], groups: TimingGroups, source: str, device: str, styles: Mapping[str, svg.DrawnStyle]
 ) -> Markup:
     group_by_layer = {
         layer: group
@@ -140,7 +141,7 @@ def _render_source(
     return join_markup(fragments)
 
 
-def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], styles: Mapping[str, str]) -> Markup:
+def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], styles: Mapping[str, svg.DrawnStyle]) -> Markup:
     """Render one row per time of each layer."""
     times = [[layer.count * timing.seconds for timing in group.timings] for layer, group in group_by_layer.items()]
     full_seconds = min(max(map(max, times)), OUTLIER_RATIO * max(map(min, times)))
@@ -151,7 +152,7 @@ def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], styles: Mapping[
             seconds = layer.count * timing.seconds
             time = svg.format_microseconds(seconds)
             label = f"{layer.name} by {timing.name}: {time}"
-            bar = svg.make_bar(0, seconds / full_seconds, styles[name_series(group, timing)], label)
+            bar = svg.make_bar(0, seconds / full_seconds, styles[name_series(group, timing)].class_, label)
             header = (layer.name, " ", note) if index == 0 else (note,)
             cells = (time, svg.format_microseconds(timing.seconds))
             lines.append(make_bar_row(header, cells, bar, None if index == 0 else "more"))
@@ -165,22 +166,21 @@ def render_roofline(
     if device_spec is None:
         return make_paragraph("The peak rates of this architecture are unknown, so that there is no roofline.", "soft")
     is_single = len(layers) == 1
-    series_numbers = number_series(layers, groups)
-    points = []
+    points: list[tuple[str, bool, Layer, float]] = []
     for layer in layers:
         for group in groups[layer.workload]:
             for timing in group.timings if group.device in ("", device_spec.name) else ():
                 name = timing.name if is_single else name_series(group, timing)
-                number = int(timing.is_library) if is_single else series_numbers[name]
-                points.append(_RooflinePoint(name, layer, layer.workload.flops / timing.seconds, number))
+                points.append((name, timing.is_library, layer, layer.workload.flops / timing.seconds))
     if not points:
         return make_paragraph(f"No time was measured on {device_spec.name}, the GPU of this roofline.", "soft")
-    marks = {"schedules": 0, "libraries": 1} if is_single else {point.name: point.series_number for point in points}
+    styles = svg.choose_styles({name: is_library for name, is_library, *_ in points})
+    drawn_points = [_RooflinePoint(name, layer, rate, styles[name]) for name, _, layer, rate in points]
     return join_markup(
         [
             make_element("h3", f"Roofline of {device_spec.name}"),
-            svg.make_legend({name: svg.make_mark(number, 8, 8, name) for name, number in marks.items()}),
-            _draw_chart(layers, points, device_spec),
+            svg.make_legend({name: svg.make_mark(style, 8, 8, name) for name, style in styles.items()}),
+            _draw_chart(layers, drawn_points, device_spec),
             make_paragraph(LEGEND, "soft"),
         ]
     )
@@ -193,7 +193,7 @@ class _RooflinePoint:
     name: str
     layer: Layer
     flops_per_second: float
-    series_number: int
+    style: svg.DrawnStyle
 
 
 def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], device_spec: Target) -> Markup:
@@ -224,7 +224,7 @@ def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], devic
         rate = format_significant(point.flops_per_second / 1e9)
         description = f"{layer_text}{point.name}: {rate} GFLOP/s, {percent} of the ceiling"
         position = x(intensity), y(point.flops_per_second / 1e9)
-        fragments.append(svg.make_mark(point.series_number, *position, description))
+        fragments.append(svg.make_mark(point.style, *position, description))
         positions_by_label[f"{point.name} {percent}"] = position
     if len(layers) == 1:
         fragments.append(_render_labels(positions_by_label, y))

@@ -57,10 +57,10 @@ def render_search(source: str, workload: Workload, records: Sequence[Record]) ->
 
 
 def _render_histories(info: HistoryInfo) -> Markup:
-    icons = {}
-    for index, curve in enumerate(info.curves):
+    icons, styles = {}, svg.choose_styles({curve.name: False for curve in info.curves})
+    for curve in info.curves:
         result = f": {format_result(curve.result)}" if curve.result else ""
-        icons[curve.summary + result] = svg.make_mark(index, 8, 8, curve.name)
+        icons[curve.summary + result] = svg.make_mark(styles[curve.name], 8, 8, curve.name)
     legend = svg.make_legend(icons)
     if not any(len(curve.best_gflops) > 1 and curve.best_gflops[-1] for curve in info.curves):
         return legend
@@ -77,7 +77,8 @@ def _draw_history(info: HistoryInfo, unit: str, positions_by_curve: Sequence[Seq
     x = svg.AxisScale(min(first_position, 1.0), last_position, LEFT, WIDTH - RIGHT, is_integer=unit == TRIALS_UNIT)
     y = svg.AxisScale(0, best_rate * 1.08, HEIGHT - BOTTOM, TOP)
     fragments = [svg.make_axes(x, y, unit, "GFLOP/s of the best trial so far")]
-    for index, (curve, positions) in enumerate(zip(info.curves, positions_by_curve, strict=True)):
+    styles = svg.choose_styles({curve.name: False for curve in info.curves})
+    for curve, positions in zip(info.curves, positions_by_curve, strict=True):
         points: list[tuple[float, float]] = []
         for position, rate in zip(positions, curve.best_gflops, strict=True):
             if rate and (not points or y(rate) != points[-1][1]):
@@ -85,8 +86,8 @@ def _draw_history(info: HistoryInfo, unit: str, positions_by_curve: Sequence[Seq
                 points.append((x(position), y(rate)))
         if points:
             points.append((x(positions[-1]), points[-1][1]))
-            fragments.append(svg.make_path(points, f"s{index % svg.NUM_MARKS}", curve.summary))
-            fragments.append(svg.make_mark(index, *points[-1], "", 3.5))
+            fragments.append(svg.make_path(points, f"curve {styles[curve.name].class_}", curve.summary))
+            fragments.append(svg.make_mark(styles[curve.name], *points[-1], "", 3.5))
     return svg.make_chart(f"Best throughput so far over {unit}", WIDTH, HEIGHT, *fragments)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvmconv import palette
 from tvmconv.reports.page.markup import Markup, format_number, join_markup, make_element, make_scroll_box
 from tvmconv.reports.tables import format_significant
 
@@ -14,7 +15,9 @@ from tvmconv.reports.tables import format_significant
 MIN_WIDTH_FRACTION = 0.75
 MAX_WIDTH_CLASS = 16
 MAX_BAR_RATIO = 12  # of the longest unbroken bar to the shortest one
-NUM_MARKS = 6  # shapes and colors of series: classes s0 to s5
+NUM_OTHER_STYLES = 6  # colors of series that are no schedules: classes s0 to s5
+OTHER_MARKERS = "osDv^h"  # their markers
+DARK_PAPER = "#12161b"  # as in page.css
 
 
 @dataclass(frozen=True)
@@ -119,16 +122,81 @@ def make_path(points: Sequence[tuple[float, float]], class_: str, title: str = "
     return make_element("path", *titles, d=data, class_=class_, fill="none", **attributes)
 
 
-def make_mark(series_number: int, x: float, y: float, title: str, size: float = 5) -> Markup:
+@dataclass(frozen=True)
+class DrawnStyle:
+    """How a series is drawn on the page."""
+
+    class_: str  # of the style sheet, for its color
+    marker: str  # Matplotlib's name, one of `_CORNERS`; a circle for others
+
+
+LIBRARY_STYLE = DrawnStyle("library", "s")
+
+
+def choose_styles(is_library_by_name: Mapping[str, bool]) -> dict[str, DrawnStyle]:
+    """Return the styles of the series of a chart: a schedule has its color of `tvmconv.palette`, and the first library
+    the color of text. Other series, and a second one of the same schedule, have colors in turn.
+    """
+    styles: dict[str, DrawnStyle] = {}
+    for name, is_library in is_library_by_name.items():
+        known = palette.find_style_name(name)
+        if is_library:
+            style = LIBRARY_STYLE
+        else:
+            style = DrawnStyle(f"p-{known}", palette.STYLES[known].marker) if known else LIBRARY_STYLE
+        if style in styles.values() or not (is_library or known):
+            number = len(styles) % NUM_OTHER_STYLES
+            style = DrawnStyle(f"s{number}", OTHER_MARKERS[number])
+        styles[name] = style
+    return styles
+
+
+def format_palette() -> str:
+    """Return the rules of the style sheet for `choose_styles`, in light and in dark colors."""
+    light = {name: style.color for name, style in palette.STYLES.items()}
+    dark = {name: palette.lighten(color, DARK_PAPER) for name, color in light.items()}
+    light_rules, dark_rules = (
+        "".join(f".p-{name}{{fill:{color};stroke:{color}}}" for name, color in colors.items())
+        for colors in (light, dark)
+    )
+    return f"{light_rules}@media (prefers-color-scheme:dark){{{dark_rules}}}"
+
+
+def _compute_star(num_points: int, inner_radius: float, turn: float = 0.0) -> tuple[tuple[float, float], ...]:
+    """Return the corners of a star whose first point is above its center; a polygon has no inner corners."""
+    corners = []
+    for i in range(2 * num_points):
+        radius, angle = (1.3 if i % 2 == 0 else inner_radius), math.pi * (i / num_points + turn)
+        if radius:
+            corners.append((radius * math.sin(angle), -radius * math.cos(angle)))
+    return tuple(corners)
+
+
+_PLUS = ((-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4), (1.2, 0.4), (0.4, 0.4))
+_CORNERS = {
+    "s": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+    "^": _compute_star(3, 0),
+    "v": _compute_star(3, 0, 1),
+    "<": _compute_star(3, 0, 1.5),
+    ">": _compute_star(3, 0, 0.5),
+    "D": _compute_star(4, 0),
+    "d": ((0, -1.4), (0.9, 0), (0, 1.4), (-0.9, 0)),
+    "p": _compute_star(5, 0),
+    "h": _compute_star(6, 0),
+    "*": _compute_star(5, 0.55),
+    "P": (*_PLUS, *((-x, -y) for x, y in _PLUS)),
+    "X": _compute_star(4, 0.5, 0.25),
+}
+
+
+def make_mark(style: DrawnStyle, x: float, y: float, title: str, size: float = 5) -> Markup:
     """Return the mark of a series, which has its own shape and color."""
-    corners = {0: (), 1: ((-1, -1), (1, -1), (1, 1), (-1, 1)), 2: ((0, -1.3), (1.2, 1), (-1.2, 1))}
-    corners |= {3: ((0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)), 4: ((0, 1.3), (1.2, -1), (-1.2, -1)), 5: ()}
-    shape, kind = series_number % NUM_MARKS, f"mark s{series_number % NUM_MARKS}"
-    title_element = make_element("title", title)
-    if not corners[shape]:
-        return make_element("circle", title_element, cx=x, cy=y, r=size, class_=kind + " hollow" * (shape == 5))
-    points = " ".join(f"{format_number(x + size * dx)},{format_number(y + size * dy)}" for dx, dy in corners[shape])
-    return make_element("polygon", title_element, points=points, class_=kind)
+    class_, title_element = f"mark {style.class_}", make_element("title", title)
+    corners = _CORNERS.get(style.marker)
+    if corners is None:
+        return make_element("circle", title_element, cx=x, cy=y, r=size, class_=class_)
+    points = " ".join(f"{format_number(x + size * dx)},{format_number(y + size * dy)}" for dx, dy in corners)
+    return make_element("polygon", title_element, points=points, class_=class_)
 
 
 def make_legend(icons: Mapping[str, Markup]) -> Markup:
