@@ -168,13 +168,15 @@ class JsonValue:
     def decode_number(self, minimum: float = -math.inf, maximum: float = math.inf) -> float:
         """Return a number from `minimum` to `maximum`, or raise `JsonError`."""
         number = self.decode(float)
-        self.check(minimum <= number <= maximum, _describe_range("a number", minimum, maximum))
+        if not minimum <= number <= maximum:
+            self.refuse(_describe_range("a number", minimum, maximum))
         return number
 
     def decode_integer(self, minimum: int = -(1 << MAX_BITS), maximum: int = 1 << MAX_BITS) -> int:
         """Return an integer from `minimum` to `maximum`, or raise `JsonError`."""
         number = self.decode(int)
-        self.check(minimum <= number <= maximum, _describe_range("an integer", minimum, maximum))
+        if not minimum <= number <= maximum:
+            self.refuse(_describe_range("an integer", minimum, maximum))
         return number
 
     def refuse(self, expected: str) -> NoReturn:
@@ -216,11 +218,11 @@ _get_type_hints = functools.cache(typing.get_type_hints)
 
 def _decode(value: JsonValue, kind: Any) -> Any:
     """Return a value as `JsonValue.decode` does."""
-    origin, kinds = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value.value
     if kind in _SCALARS:
         return _decode_scalar(value, kind)
+    origin, kinds = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
         for member_kind in kinds:
             if member_kind is Any or _has_json_type(value.value, member_kind):
