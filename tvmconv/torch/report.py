@@ -110,6 +110,11 @@ class Report:
 
         Args:
             formatter: Function that returns a table as text.
+
+        Examples:
+            >>> from tvmconv.torch import Report
+            >>> Report((), notes=("No layer is faster than PyTorch's.",)).format_text().splitlines()[-1]
+            "No layer is faster than PyTorch's."
         """
         text_lines = []
         if self.difference is not None:
