@@ -12,14 +12,9 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...tile_config import add_rules
-from .halo_latency import (
-    estimate_by_input_loader_us,
-    estimate_conversion_us,
-    estimate_halo_latency_us,
-    list_best_halo_tiles,
-)
+from .halo_latency import estimate_by_input_loader_us, list_best_halo_tiles
 from .halo_tile import HaloTile, can_use_halo, halo_constraints
-from .latency import min_latency_us
+from .latency import select_default_config
 from .tile_config import CONVERTED, HALO, INPUT_LOADERS, KNOB_OPTIONS, MAX_SWIZZLE_BYTES, HopperTileConfig
 from .tma_requirements import choose_box_pixels
 
@@ -41,8 +36,9 @@ def offers_halo(w: Conv, viewed_workload: Conv) -> bool:
 def select_halo_default(viewed_workload: Conv) -> HopperTileConfig | None:
     """Return the config with halo rows that has the best estimate; None if a conversion of X is estimated faster."""
     for config in list_best_halo_tiles(viewed_workload, 1):
-        converted_us = estimate_conversion_us(viewed_workload) + min_latency_us(viewed_workload)
-        return config if float(estimate_halo_latency_us(config, viewed_workload)) < converted_us else None
+        converted = select_default_config(viewed_workload)
+        halo_us, converted_us = (float(estimate_by_input_loader_us(c, viewed_workload)) for c in (config, converted))
+        return config if halo_us < converted_us else None
     return None
 
 

@@ -1,7 +1,7 @@
 """Analytic latency of `hopper` configs with halo rows, and the configs with which a search starts.
 
-The rates of loading warps, of stores and of conversions are assumptions from the instructions and bytes that they take;
-they are not fitted to measurements.
+The costs of loads, stores and conversions are fitted to 38 timings of eight layers in float16 on an H100, at batch 1 or
+32. The root mean square of the logarithmic errors of these estimates is 0.17.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from .latency import estimate_latency_us
 from .tile_config import BLOCK_K_BYTES_CHOICES, HALO, KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 
-LOADER_BYTES_PER_US = 20e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
+LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
 LOADER_VECTOR_BYTES = 8
-STORE_RATIO = 2.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
-CONVERSION_LAUNCH_US, CONVERSION_BYTES_PER_US = 2.0, 2.0e6  # of the transpose of X by a launch of its own
+LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
+STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
+CONVERSION_LAUNCH_US, CONVERSION_BYTES_PER_US = 1.1, 2.75e6  # of a transpose by a launch of its own
 
 
 def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
@@ -49,7 +50,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     tap_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, shape.itemsize, params, tma_us, params.k_tile_us)
     stage_wait_us = params.stage_reuse_k_tiles * tap_us / np.minimum(config.stages, halo.blocks_per_cta * taps)
     vector_bytes = image.input_vector * image.itemsize
-    loader_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
+    copy_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
+    loader_us = LOADER_WAIT_US + copy_us
     block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), loader_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
     epilogue_us = ctas_per_sm * epilogue_us * (1 + STORE_RATIO / image.output_vector)
@@ -63,15 +65,21 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
 
 
-def estimate_conversion_us(w: Conv) -> float:
-    """Return the estimated latency of the transpose of X in microseconds."""
-    nbytes = w.N * w.C * math.prod(w.input_size) * get_itemsize(w.storage)
-    return CONVERSION_LAUNCH_US + 2 * nbytes / CONVERSION_BYTES_PER_US
+def estimate_conversion_us(config: HopperTileConfig, w: Conv) -> Any:
+    """Return the estimated latency of the transposes beside configs without halo rows in microseconds.
+
+    X is transposed, and also Y if the reduction is split.
+    """
+    output_bytes = w.N * w.O * math.prod(w.output_size) * get_itemsize(w.storage)
+    input_bytes = w.N * w.C * math.prod(w.input_size) * get_itemsize(w.storage)
+    converts_output = config.split_k > 1
+    nbytes = input_bytes + np.where(converts_output, output_bytes, 0)
+    return CONVERSION_LAUNCH_US * (1 + converts_output) + 2 * nbytes / CONVERSION_BYTES_PER_US
 
 
 def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of configs with halo rows, and of others with the conversion, in microseconds."""
-    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(w)
+    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(config, w)
     return np.where(np.equal(config.input_loader, HALO), estimate_halo_latency_us(config, w), converted_us)
 
 
