@@ -93,7 +93,7 @@ def test_a_knob_names_what_it_takes(run):
         (
             "1x64x14x14,64x1x3x3,g64,f16",
             "depthwise_nhwc",
-            "in float16 with layout nhwc; this workload has nchw",
+            "in float16 with layout nhwc or a mixed layout; this workload has nchw",
         ),
         ("1x64x14x14,64x64x3x3,s2", "winograd", "in float32 with stride 1; this workload has stride 2x2"),
         ("1x64x14x14,64x32x3x3,g2", "winograd", "in float32 with one group; this workload has 2 groups"),

@@ -46,7 +46,7 @@ def test_tune_on_cuda_says_that_there_is_no_driver(log):
     command = [sys.executable, "-m", "tvmconv", "tune", SMALL, "--device", "cuda:0", "--log", str(log)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("tvmconv: no cuda device: no NVIDIA driver; install one")
+    assert ended.stderr.startswith("tvmconv: no cuda device: no NVIDIA driver; install it")
 
 
 def records_of(log):

@@ -50,7 +50,7 @@ def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (0, r"no cuda device: no NVIDIA driver; install one .* or use opencl:0"),
+        (0, r"no cuda device: no NVIDIA driver; install it .* or use opencl:0"),
         (12040, r"driver is of CUDA 12\.4; update it"),
     ],
 )

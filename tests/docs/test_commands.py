@@ -66,9 +66,10 @@ def smaller_command(command, mark):
 
 
 def as_it_runs(command, mark):
-    """What is the same of two commands that do the same here: all but comments and the name of the log."""
+    """What is the same of two commands that do the same here: all but comments and the name of a log that is read."""
     words = shlex.split(smaller_command(command, mark) or command, comments=True)
-    return re.sub(r"\b\w+\.jsonl\b", "LOG", shlex.join(words))
+    text = shlex.join(words)
+    return text if words[1:2] == ["tune"] else re.sub(r"\b\w+\.jsonl\b", "LOG", text)
 
 
 FIRST: dict[str, int] = {}  # of each shell command, the place of the first block that runs it

@@ -190,9 +190,10 @@ class LayoutPlanner:
         borders = " and ".join(
             f"{count} {name[: None if count > 1 else -1]}" for name, count in counts.items() if count
         )
+        convolutions = f"{self.num_moved} convolution{'s' if self.num_moved > 1 else ''}"
         return [
-            f"Inside the model, images are {NAMES[self.layout]} at {self.num_moved} convolutions, which is faster by "
-            f"measured and estimated times; layouts change in {borders or 'no kernel'}."
+            f"Inside the model, images are {NAMES[self.layout]} at {convolutions}, which is faster by measured and "
+            f"estimated times; {f'layouts change in {borders}' if borders else 'no layout changes inside'}."
         ]
 
 
