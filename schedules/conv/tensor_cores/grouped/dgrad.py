@@ -48,22 +48,15 @@ from ...gradient_conversion import build_channels_last_gradient, view_channels_l
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..stem.cta import join_halves
-from .dgrad_config import (
-    MMA_PIXELS,
-    GroupedDgradConfig,
-    Tap,
-    can_form_gradient_units,
-    compute_usage,
-    declare_knobs,
-    list_class_taps,
-)
+from .dgrad_config import GroupedDgradConfig, Tap, can_form_gradient_units, list_class_taps
 from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, for_each_element, wait_for_copies
+from .tile_config import MMA_PIXELS
 
 
 @schedule(
     *(*DGRAD, *TRANSPOSE),
     dtypes=("float16", "bfloat16"),
-    usage=compute_usage,
+    usage=GroupedDgradConfig.compute_usage,
     condition=can_form_gradient_units,
     search_if=can_form_gradient_units,
     supersedes=("implicit_gemm",),
@@ -72,7 +65,7 @@ from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, for_each_element, wait_f
 )
 def grouped_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of dY, in shared memory, by filters that stay in registers."""
-    config = declare_knobs(view_channels_last(w), k)
+    config = GroupedDgradConfig.declare_knobs(view_channels_last(w), k)
     return build_channels_last_gradient(w, lambda arguments: GroupedDgradKernel(config, arguments).emit())
 
 
@@ -80,17 +73,16 @@ class GroupedDgradKernel:
     """Emitter of the kernel."""
 
     def __init__(self, config: GroupedDgradConfig, arguments: dict[str, Buffer]) -> None:
-        self.config, self.shape, self.view = config, config.shape, config.view
+        self.config, self.shape, self.view = config, config.shape, config.convolution
         arrays = {self.view.argument_roles.get(name, name): array for name, array in arguments.items()}
         self.image_array, self.filters, self.output = arrays["X"], arrays["K"], arrays["Y"]
         self.atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
-        self.iterations, self.pixel_blocks = int(config.iterations), int(config.pixel_blocks)
 
     def emit(self) -> None:
         """Emit the kernel."""
         config = self.config
         channels = config.units * config.inputs_per_unit
-        grid = block_axes(self.pixel_blocks, config.unit_blocks)
+        grid = block_axes(int(config.pixel_blocks), config.unit_blocks)
         with grid as (pixel_block, unit_block), thread_axis(config.num_threads, "threadIdx.x") as thread:
             smem = allocate("smem", config.smem_bytes // 4, "uint32", "shared.dyn")
             inputs = Register("inputs", "uint32", T.cuda.cvta_generic_to_shared(smem.access_ptr("rw"))).value
@@ -102,29 +94,20 @@ class GroupedDgradKernel:
             num_pixels = config.window[0] * config.window[1]
             first_channel = self.first_unit * config.inputs_per_unit
             self.window = PixelTile(self.image_array, inputs, num_pixels, channels, first_channel)
-            self.output_pitch = PixelTile(self.output, 0, 0, config.units * config.outputs_per_unit, 0).pitch
             self.a_fragment = allocate("a_fragment", self.atom.a_registers, "uint32")
             self.b_fragments = allocate("b_fragments", config.num_filter_registers, "uint32")
             self.accumulators = allocate("accumulators", config.mmas_n * 4, ACCUMULATOR)
             self.packed = allocate("packed", 4, "uint32")
             self.load_filters()
-            image, row, column = (Register(name) for name in ("image", "row", "column"))
-            tiles_y, tiles_x = config.pixel_tiles
-            with serial_loop(self.iterations, "iteration") as iteration:
-                tile = pixel_block * self.iterations + iteration
-                is_exact = self.pixel_blocks * self.iterations == config.num_tiles
-                with if_(True if is_exact else tile < config.num_tiles):
-                    image.set(tile // (tiles_x * tiles_y))
-                    row.set(tile // tiles_x % tiles_y * config.tile_size[0])
-                    column.set(tile % tiles_x * config.tile_size[1])
-                    self.copy_window(image.value, row.value, column.value)
-                    wait_for_copies()
-                    first_register = 0
-                    for first_pixel, taps in list_class_taps(self.shape).items():
-                        self.multiply_class(first_pixel, taps, first_register)
-                        first_register += self.count_k_octets(taps) * config.mmas_n
-                    emit_call(T.cuda.cta_sync())
-                    self.store_tile(image.value, row.value, column.value)
+            with config.for_each_tile(pixel_block) as origin:
+                self.copy_window(*origin)
+                wait_for_copies()
+                first_register = 0
+                for first_pixel, taps in list_class_taps(self.shape).items():
+                    self.multiply_class(first_pixel, taps, first_register)
+                    first_register += self.count_k_octets(taps) * config.mmas_n
+                emit_call(T.cuda.cta_sync())
+                self.store_tile(*origin)
 
     def count_k_octets(self, taps: list[Tap]) -> int:
         """Return the octets of the reduction of a class; an even number."""
@@ -173,7 +156,7 @@ class GroupedDgradKernel:
         """Compute the pixels of a class, 16 at a time, and put them into the tile of dX in shared memory."""
         config, lane, pitch = self.config, self.position.lane, self.window.pitch
         octets, k_octets = config.inputs_per_unit // OCTET, self.count_k_octets(taps)
-        tiles = ceil_div(config.class_pixels, MMA_PIXELS)
+        tiles = ceil_div(config.num_pixels, MMA_PIXELS)
         steps = ceil_div(tiles, config.warps_pixels)
         pixel_address = Register("pixel_address", "uint32")
 
@@ -185,7 +168,7 @@ class GroupedDgradKernel:
         with serial_loop(steps, "pixel_step") as i:
             step = i * config.warps_pixels + self.pixel_warp
             with if_(True if steps * config.warps_pixels == tiles else step < tiles):
-                pixel = T.min(step * MMA_PIXELS + lane % 16, config.class_pixels - 1)
+                pixel = T.min(step * MMA_PIXELS + lane % 16, config.num_pixels - 1)
                 position = pixel // config.pixels_x * config.window[1] + pixel % config.pixels_x
                 element = position * pitch + self.unit * config.inputs_per_unit
                 pixel_address.set(self.window.address + to_uint32(element * ITEM_BYTES))
@@ -208,7 +191,7 @@ class GroupedDgradKernel:
         _, step_y, step_x = self.shape.upsampling
         for half in range(2):
             row = step * MMA_PIXELS + half * 8 + lane // 4
-            with if_(True if config.class_pixels % MMA_PIXELS == 0 else row < config.class_pixels):
+            with if_(True if config.num_pixels % MMA_PIXELS == 0 else row < config.num_pixels):
                 y = row // config.pixels_x * step_y + first_pixel[0]
                 x = row % config.pixels_x * step_x + first_pixel[1]
                 for mma_n in range(config.mmas_n):
@@ -216,7 +199,7 @@ class GroupedDgradKernel:
                     channel = channel + self.unit * config.outputs_per_unit
                     values = [self.accumulators[mma_n * 4 + half * 2 + e] for e in range(2)]
                     pack(self.packed, 0, values, self.view.storage)
-                    element = (y * config.tile_size[1] + x) * self.output_pitch + channel
+                    element = (y * config.tile_size[1] + x) * config.output_pitch + channel
                     emit_ptx("st.shared.b32", self.outputs + to_uint32(element * ITEM_BYTES), self.packed[0])
 
     def store_tile(self, image: Expr, row: Expr, column: Expr) -> None:
@@ -235,7 +218,7 @@ class GroupedDgradKernel:
                 True if num_rows % height == 0 else y < num_rows, True if num_columns % width == 0 else x < num_columns
             )
             with if_(is_inside):
-                element = pixel * self.output_pitch + octet * OCTET
+                element = pixel * config.output_pitch + octet * OCTET
                 load_shared(self.packed, self.outputs + to_uint32(element * ITEM_BYTES), OCTET * ITEM_BYTES)
                 index = ((image * num_rows + y) * num_columns + x) * self.view.O + first_channel + octet * OCTET
                 store_global(self.output, index, self.packed, OCTET)

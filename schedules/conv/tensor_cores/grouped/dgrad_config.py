@@ -10,29 +10,23 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.fitted_latency import H200_FIT
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, SECTOR_BYTES, WARP_SIZE
+from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, SECTOR_BYTES
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+from ...tile_config import Rule
 from ...transposed_view import TransposedView
-from .pixel_copies import ITEM_BYTES, OCTET, pad_pixel
-from .wgrad_config import (
+from .pixel_copies import ITEM_BYTES, OCTET
+from .tile_config import (
     ADDRESS_INSTRUCTIONS,
     COPY_INSTRUCTIONS,
     LDMATRIX_CYCLES,
-    MAX_SHARED_BYTES,
-    MAX_UNIT_GROUPS,
-    MAX_WARPS,
     MMA_LATENCY,
     MMA_PIXELS,
     PIXELS_X_CHOICES,
@@ -40,6 +34,8 @@ from .wgrad_config import (
     SM_SHARED_BYTES,
     UNITS_CHOICES,
     WARPS_PIXELS_CHOICES,
+    GroupedTileConfig,
+    can_divide_into_units,
     count_unit_groups,
 )
 
@@ -59,46 +55,53 @@ class Tap(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedDgradConfig(TileConfig):
-    """One config, or many configs as columns; `declare_knobs` has the meaning of the knobs."""
+class GroupedDgradConfig(GroupedTileConfig):
+    """One config, or many configs as columns."""
 
     w: InputGradient
-    units: Any
-    pixels_y: Any  # steps of the stride
-    pixels_x: Any
     warps_n: Any
-    warps_pixels: Any
     max_ctas: Any
 
+    @classmethod
+    def list_options(cls, w: InputGradient) -> dict[str, Any]:
+        """Return the options of all knobs."""
+        view = TransposedView.from_workload(w)
+        shape, groups = PlaneShape.from_workload(view), count_unit_groups(view)
+        rows, columns = (ceil_div(shape.output_size[axis], shape.upsampling[axis]) for axis in (1, 2))
+        num_units, octets = view.groups // groups, groups * view.O // view.groups // OCTET
+        whole_row = [columns] if columns <= 128 else []
+        return {
+            "units": [n for n in UNITS_CHOICES if num_units % n == 0],
+            "pixels_y": [n for n in PIXELS_Y_CHOICES if n < 2 * rows],
+            "pixels_x": sorted({*whole_row, *(n for n in PIXELS_X_CHOICES if n < columns), min(16, columns)}),
+            "warps_n": [n for n in (1, 2, 3, 4, 6, 8) if octets % n == 0],
+            "warps_pixels": WARPS_PIXELS_CHOICES,
+            "max_ctas": MAX_CTAS_CHOICES,
+        }
+
+    @classmethod
+    def list_required(cls, w: InputGradient) -> list[Rule]:
+        """Return the conditions on every config."""
+        return [
+            (f"at most {MAX_REGISTERS} registers of filters and sums", lambda t: t.num_registers <= MAX_REGISTERS),
+            *super().list_required(w),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: InputGradient) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        return [
+            (
+                "each warp along the pixels has 16 pixels",
+                lambda t: t.warps_pixels <= ceil_div(t.num_pixels, MMA_PIXELS),
+            ),
+            ("several CTAs share the tiles", lambda t: t.max_ctas < t.num_tiles * t.unit_blocks),
+        ]
+
     @property
-    def view(self) -> TransposedView:
+    def convolution(self) -> TransposedView:
         """The gradient as a direct convolution."""
         return TransposedView.from_workload(self.w)
-
-    @property
-    def shape(self) -> PlaneShape:
-        """Sizes of the direct convolution over planes, rows and columns."""
-        return PlaneShape.from_workload(self.view)
-
-    @property
-    def groups_per_unit(self) -> int:
-        """Groups of a unit."""
-        return count_unit_groups(self.view)
-
-    @property
-    def inputs_per_unit(self) -> int:
-        """Channels of dY of a unit."""
-        return self.groups_per_unit * self.view.C // self.view.groups
-
-    @property
-    def outputs_per_unit(self) -> int:
-        """Channels of dX of a unit."""
-        return self.groups_per_unit * self.view.O // self.view.groups
-
-    @property
-    def unit_blocks(self) -> Any:
-        """CTAs along the units."""
-        return self.view.groups // self.groups_per_unit // self.units
 
     @property
     def mmas_n(self) -> Any:
@@ -118,9 +121,14 @@ class GroupedDgradConfig(TileConfig):
         return sum(self.k_octets) * self.mmas_n
 
     @property
+    def num_accumulators(self) -> Any:
+        """Accumulator registers per thread."""
+        return self.mmas_n * 4
+
+    @property
     def num_registers(self) -> Any:
         """Registers per thread for filters and sums."""
-        return self.num_filter_registers + self.mmas_n * 4
+        return self.num_filter_registers + self.num_accumulators
 
     @property
     def window(self) -> tuple[Any, Any]:
@@ -130,47 +138,15 @@ class GroupedDgradConfig(TileConfig):
         return self.pixels_y + rows, self.pixels_x + columns
 
     @property
-    def class_pixels(self) -> Any:
-        """Pixels of a tile of each class."""
-        return self.pixels_y * self.pixels_x
-
-    @property
-    def tile_size(self) -> tuple[Any, Any]:
-        """Rows and columns of dX of a tile."""
-        _, step_y, step_x = self.shape.upsampling
-        return self.pixels_y * step_y, self.pixels_x * step_x
-
-    @property
-    def input_bytes(self) -> Any:
-        """Bytes of the window of dY in shared memory."""
-        return self.window[0] * self.window[1] * pad_pixel(self.units * self.inputs_per_unit) * ITEM_BYTES
-
-    @property
     def smem_bytes(self) -> Any:
         """Bytes of shared memory: the window of dY and the tile of dX."""
         pixels = self.tile_size[0] * self.tile_size[1]
-        return self.input_bytes + pixels * pad_pixel(self.units * self.outputs_per_unit) * ITEM_BYTES
+        return self.input_bytes + pixels * self.output_pitch * ITEM_BYTES
 
     @property
     def num_warps(self) -> Any:
         """Warps per CTA."""
         return self.units * self.warps_n * self.warps_pixels
-
-    @property
-    def num_threads(self) -> Any:
-        """Threads per CTA."""
-        return self.num_warps * WARP_SIZE
-
-    @property
-    def pixel_tiles(self) -> tuple[Any, Any]:
-        """Numbers of tiles of an image along rows and columns."""
-        _, rows, columns = self.shape.output_size
-        return ceil_div(rows, self.tile_size[0]), ceil_div(columns, self.tile_size[1])
-
-    @property
-    def num_tiles(self) -> Any:
-        """Tiles of pixels of the batch."""
-        return self.shape.num_output_planes * self.pixel_tiles[0] * self.pixel_tiles[1]
 
     @property
     def iterations(self) -> Any:
@@ -179,14 +155,9 @@ class GroupedDgradConfig(TileConfig):
         return np.where(np.equal(self.max_ctas, 0), 1, ceil_div(self.num_tiles, ctas))
 
     @property
-    def pixel_blocks(self) -> Any:
-        """CTAs along the tiles."""
-        return ceil_div(self.num_tiles, self.iterations)
-
-    @property
-    def num_blocks(self) -> Any:
-        """CTAs of the grid."""
-        return self.pixel_blocks * self.unit_blocks
+    def usage_features(self) -> dict[str, Any]:
+        """Further features of the usage for cost models, by name."""
+        return {**super().usage_features, "live_registers": self.num_registers}
 
     @property
     def estimated_cycles(self) -> Any:
@@ -195,7 +166,7 @@ class GroupedDgradConfig(TileConfig):
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), 64 // self.num_warps)
         resident = np.maximum(1, np.minimum(resident, 2048 // ((self.num_registers + 40) * self.num_warps)))
-        tiles, steps = blocks_per_sm * self.iterations, ceil_div(self.class_pixels, MMA_PIXELS)
+        tiles, steps = blocks_per_sm * self.iterations, ceil_div(self.num_pixels, MMA_PIXELS)
         steps_per_warp, k_steps = ceil_div(steps, self.warps_pixels), sum(self.k_octets) / 2
         input_bytes, output_bytes = (
             round_up(ITEM_BYTES * self.units * channels, SECTOR_BYTES)
@@ -239,96 +210,6 @@ def list_class_taps(shape: PlaneShape) -> dict[tuple[int, int], list[Tap]]:
 
 def can_form_gradient_units(w: InputGradient) -> bool:
     """Whether groups are units of at most 64 channels in octets, filters have one plane, and there is no epilogue."""
-    view = TransposedView.from_workload(w)
-    groups, shape = count_unit_groups(view), PlaneShape.from_workload(view)
-    return (
-        not w.epilogue
-        and 1 < view.groups < min(view.C, view.O)
-        and shape.kernel_size[0] == shape.upsampling[0] == 1
-        and shape.pad_low[0] == 0
-        and shape.input_size[0] == shape.output_size[0]
-        and max(w.stride) <= MAX_STRIDE
-        and view.groups % groups == 0
-        and groups <= MAX_UNIT_GROUPS
-        and groups * max(view.C, view.O) // view.groups <= MAX_UNIT_CHANNELS
-        and bool(np.any(_list_legal(w)[1]))
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def list_options(w: InputGradient) -> dict[str, Any]:
-    """Return the options of all knobs."""
-    view = TransposedView.from_workload(w)
-    shape, groups = PlaneShape.from_workload(view), count_unit_groups(view)
-    rows, columns = (ceil_div(shape.output_size[axis], shape.upsampling[axis]) for axis in (1, 2))
-    num_units, octets = view.groups // groups, groups * view.O // view.groups // OCTET
-    whole_row = [columns] if columns <= 128 else []
-    return {
-        "units": [n for n in UNITS_CHOICES if num_units % n == 0],
-        "pixels_y": [n for n in PIXELS_Y_CHOICES if n < 2 * rows],
-        "pixels_x": sorted({*whole_row, *(n for n in PIXELS_X_CHOICES if n < columns), min(16, columns)}),
-        "warps_n": [n for n in (1, 2, 3, 4, 6, 8) if octets % n == 0],
-        "warps_pixels": WARPS_PIXELS_CHOICES,
-        "max_ctas": MAX_CTAS_CHOICES,
-    }
-
-
-def list_required(w: InputGradient) -> list[Rule]:
-    """Return the conditions on every config."""
-    return [
-        (f"at most {MAX_REGISTERS} registers of filters and sums", lambda t: t.num_registers <= MAX_REGISTERS),
-        (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-        (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= MAX_SHARED_BYTES),
-    ]
-
-
-def list_pruned(w: InputGradient) -> list[Rule]:
-    """Return the conditions on configs that are worth a search."""
-    return [
-        (
-            "each warp along the pixels has 16 pixels",
-            lambda t: t.warps_pixels <= ceil_div(t.class_pixels, MMA_PIXELS),
-        ),
-        ("several CTAs share the tiles", lambda t: t.max_ctas < t.num_tiles * t.unit_blocks),
-    ]
-
-
-@functools.lru_cache(maxsize=64)
-def _list_legal(w: InputGradient) -> tuple[GroupedDgradConfig, Any]:
-    configs = GroupedDgradConfig.from_options(list_options(w), w=w)
-    return configs, functools.reduce(np.logical_and, (predicate(configs) for _, predicate in list_required(w)))
-
-
-@functools.lru_cache(maxsize=64)
-def select_default(w: InputGradient) -> GroupedDgradConfig:
-    """Return the config with the lowest estimate."""
-    configs, is_legal = _list_legal(w)
-    return select_cheapest(configs, is_legal, list_pruned(w), configs.estimated_cycles)
-
-
-def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    config = make_config(w, columns)
-    return ResourceUsage(
-        threads=config.num_threads,
-        shared_bytes=np.zeros_like(config.smem_bytes),
-        accumulators=config.mmas_n * 4,
-        blocks=config.num_blocks,
-        dynamic_shared_bytes=config.smem_bytes,
-        all_threads=config.num_blocks * config.num_threads,
-        live_registers=config.num_registers,
-        estimate=config.estimated_cycles,
-    )
-
-
-def make_config(w: InputGradient, values: Mapping[str, Any]) -> GroupedDgradConfig:
-    """Return the config of the knobs' values, or the configs of many."""
-    return GroupedDgradConfig(w=w, **values)
-
-
-def declare_knobs(w: InputGradient, k: Knobs) -> GroupedDgradConfig:
-    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    declare_choices(k, list_options(w), select_default(w))
-    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
-    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
-    return make_config(w, k.values)
+    is_simple = not w.epilogue and max(w.stride) <= MAX_STRIDE
+    can_divide = can_divide_into_units(TransposedView.from_workload(w), MAX_UNIT_CHANNELS)
+    return is_simple and can_divide and GroupedDgradConfig.has_config(w)

@@ -13,6 +13,7 @@ Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm.s_tir import Schedule
@@ -47,19 +48,14 @@ from ...gradient_operators import WGRAD
 from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, wait_for_copies
-from .wgrad_config import (
-    MMA_PIXELS,
-    GroupedWgradConfig,
-    can_form_units,
-    compute_usage,
-    declare_knobs,
-)
+from .tile_config import MMA_PIXELS
+from .wgrad_config import GroupedWgradConfig, can_form_units
 
 
 @schedule(
     *WGRAD,
     dtypes=("float16", "bfloat16"),
-    usage=compute_usage,
+    usage=GroupedWgradConfig.compute_usage,
     condition=can_form_units,
     search_if=can_form_units,
     supersedes=("implicit_gemm",),
@@ -68,9 +64,9 @@ from .wgrad_config import (
 )
 def grouped_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of X and dY over tiles of pixels in shared memory, and add parts in order."""
-    config = declare_knobs(view_channels_last(w), k)
+    config = GroupedWgradConfig.declare_knobs(view_channels_last(w), k)
     result_shape = config.w.argument_shapes[-1]
-    num_sums = _count_elements(result_shape)
+    num_sums = math.prod(result_shape)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", config.num_partial_sums * num_sums, ACCUMULATOR, "global")
@@ -100,7 +96,7 @@ class GroupedWgradKernel:
     def emit(self) -> None:
         """Emit the kernel."""
         config = self.config
-        grid = block_axes(config.num_parts, config.unit_blocks)
+        grid = block_axes(config.pixel_blocks, config.unit_blocks)
         with grid as (part, unit_block), thread_axis(config.num_threads, "threadIdx.x") as thread:
             smem = allocate("smem", config.smem_bytes // 4, "uint32", "shared.dyn")
             self.inputs = Register("inputs", "uint32", T.cuda.cvta_generic_to_shared(smem.access_ptr("rw"))).value
@@ -116,20 +112,12 @@ class GroupedWgradKernel:
             self.b_fragments = allocate("b_fragments", config.mmas_n * self.atom.b_registers, "uint32")
             self.tap_offsets = allocate("tap_offset", config.mmas_m, "uint32")
             self.locate_taps()
-            image, row, column = (Register(name) for name in ("image", "row", "column"))
-            tiles_y, tiles_x = config.pixel_tiles
-            with serial_loop(config.iterations, "iteration") as iteration:
-                tile = part * config.iterations + iteration
-                is_exact = config.num_parts * config.iterations == config.num_tiles
-                with if_(True if is_exact else tile < config.num_tiles):
-                    image.set(tile // (tiles_x * tiles_y))
-                    row.set(tile // tiles_x % tiles_y * config.pixels_y)
-                    column.set(tile % tiles_x * config.pixels_x)
-                    self.copy_inputs(image.value, row.value, column.value)
-                    self.copy_gradient(image.value, row.value, column.value)
-                    wait_for_copies()
-                    self.multiply()
-                    emit_call(T.cuda.cta_sync())
+            with config.for_each_tile(part) as origin:
+                self.copy_inputs(*origin)
+                self.copy_gradient(*origin)
+                wait_for_copies()
+                self.multiply()
+                emit_call(T.cuda.cta_sync())
             self.store_sums(part)
 
     def copy_inputs(self, image: Expr, row: Expr, column: Expr) -> None:
@@ -206,7 +194,7 @@ class GroupedWgradKernel:
         config, shape, w, lane = self.config, self.shape, self.config.w, self.position.lane
         inputs, outputs = w.C // w.groups, w.O // w.groups
         octets, num_taps = config.inputs_per_unit // OCTET, shape.num_taps
-        first = (part * config.warps_pixels + self.pixel_warp) * _count_elements(w.argument_shapes[-1])
+        first = (part * config.warps_pixels + self.pixel_warp) * math.prod(w.argument_shapes[-1])
         first_group = (self.first_unit + self.unit) * config.groups_per_unit
         with unrolled_loop(config.mmas_m, "i") as mma_m, unrolled_loop(config.mmas_n, "j") as mma_n:
             for e in range(self.atom.num_accumulators):
@@ -229,13 +217,6 @@ class GroupedWgradKernel:
     def _b_fragment(self, mma_n: int) -> list[Expr]:
         size = self.atom.b_registers
         return [self.b_fragments[mma_n * size + e] for e in range(size)]
-
-
-def _count_elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _split_index(number: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:

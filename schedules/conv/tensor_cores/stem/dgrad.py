@@ -49,7 +49,7 @@ from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
-from .dgrad_config import StemDgradConfig, can_merge_classes, compute_dgrad_usage, declare_dgrad_knobs
+from .dgrad_config import StemDgradConfig, can_merge_classes
 from .schedule import DTYPES, MAX_CHANNELS
 
 FILTERS_IN_FLIGHT = 8  # elements of the weight that a thread loads at a time
@@ -64,7 +64,7 @@ FEW_RESULT_CHANNELS = Requirement(
 @schedule(
     *("conv2d_dgrad", "conv2d_transpose"),
     dtypes=DTYPES,
-    usage=compute_dgrad_usage,
+    usage=StemDgradConfig.compute_usage,
     condition=all_of(ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
     search_if=lambda w: w.forward.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
@@ -73,7 +73,7 @@ FEW_RESULT_CHANNELS = Requirement(
 )
 def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply a window of dY in shared memory by the filters of all residue classes."""
-    config = declare_dgrad_knobs(view_channels_last(w), k)
+    config = StemDgradConfig.declare_knobs(view_channels_last(w), k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         grid, block = thread_axis(int(config.num_blocks), "blockIdx.x"), thread_axis(config.num_threads, "threadIdx.x")

@@ -7,28 +7,18 @@ few elements of dY, so their channels together are the columns of one product.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import (
-    CLOCKS_PER_MATRIX_MULTIPLY,
-    H200,
-    L2_CLOCKS,
-    PORTABLE_SHARED_BYTES,
-    SCHEDULERS,
-    WARP_SIZE,
-)
+from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, WARP_SIZE
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+from ...estimated_config import EstimatedTileConfig
+from ...tile_config import Rule
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
@@ -50,7 +40,7 @@ L2_BYTES_PER_CYCLE = 32  # of an SM
 
 
 @dataclasses.dataclass(frozen=True)
-class StemDgradConfig(TileConfig):
+class StemDgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns.
 
     Attributes:
@@ -66,6 +56,32 @@ class StemDgradConfig(TileConfig):
     warps_x: Any
     warps_y: Any
     max_ctas: Any
+
+    @classmethod
+    def list_options(cls, w: InputGradient) -> dict[str, Any]:
+        """Return the options of all knobs."""
+        rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
+        return {
+            "rows_per_warp": [n for n in ROWS_PER_WARP_CHOICES if n < 2 * rows],
+            "warps_x": [n for n in WARPS_CHOICES if MmaSyncAtom.m * (n - 1) < columns],
+            "warps_y": [n for n in WARPS_CHOICES if n < 2 * rows],
+            "max_ctas": MAX_CTAS_CHOICES,
+        }
+
+    @classmethod
+    def list_required(cls, w: InputGradient) -> list[Rule]:
+        """Return the conditions on every config."""
+        return [
+            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
+            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
+            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: InputGradient) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        return [("there are fewer CTAs than tiles", lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_tiles))]
 
     @property
     def residues(self) -> ResidueClasses:
@@ -154,11 +170,6 @@ class StemDgradConfig(TileConfig):
         return self.warps_x * self.warps_y
 
     @property
-    def num_threads(self) -> Any:
-        """Threads per CTA."""
-        return self.num_warps * WARP_SIZE
-
-    @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
         return self.rows_per_warp * self.mmas_n * MmaSyncAtom.num_accumulators
@@ -231,80 +242,8 @@ class StemDgradConfig(TileConfig):
         return math.gcd(self.w.forward.input_size[1] * self.w.forward.C, VECTOR_BYTES // self.itemsize)
 
 
-@functools.lru_cache(maxsize=64)
-def list_dgrad_options(w: InputGradient) -> dict[str, Any]:
-    """Return the options of all knobs."""
-    rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
-    return {
-        "rows_per_warp": [n for n in ROWS_PER_WARP_CHOICES if n < 2 * rows],
-        "warps_x": [n for n in WARPS_CHOICES if MmaSyncAtom.m * (n - 1) < columns],
-        "warps_y": [n for n in WARPS_CHOICES if n < 2 * rows],
-        "max_ctas": MAX_CTAS_CHOICES,
-    }
-
-
-def list_required(w: InputGradient) -> list[Rule]:
-    """Return the conditions on every config."""
-    return [
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-        (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-        ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-    ]
-
-
-def list_pruned(w: InputGradient) -> list[Rule]:
-    """Return the conditions on configs that are worth a search."""
-    return [("there are fewer CTAs than tiles", lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_tiles))]
-
-
-@functools.lru_cache(maxsize=64)
-def _list_legal(w: InputGradient) -> tuple[StemDgradConfig, Any]:
-    configs = StemDgradConfig.from_options(list_dgrad_options(w), w=w)
-    return configs, functools.reduce(np.logical_and, (predicate(configs) for _, predicate in list_required(w)))
-
-
 def can_merge_classes(w: InputGradient) -> bool:
     """Whether the channels of all residue classes are few, and filters and a window of dY fit shared memory."""
     config = StemDgradConfig(w, 1, 1, 1, 0)
     is_small = config.columns <= MAX_COLUMNS and math.prod(config.union_taps) <= MAX_UNION_TAPS
-    if not is_small:
-        return False
-    configs, is_legal = _list_legal(w)
-    return bool(np.any(is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)))
-
-
-@functools.lru_cache(maxsize=64)
-def select_dgrad_default(w: InputGradient) -> StemDgradConfig:
-    """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
-    configs, is_legal = _list_legal(w)
-    is_portable = is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
-    return select_cheapest(configs, is_portable, list_pruned(w), configs.estimated_cycles)
-
-
-def compute_dgrad_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    config = make_dgrad_config(w, columns)
-    return ResourceUsage(
-        threads=config.num_threads,
-        shared_bytes=np.zeros_like(config.smem_bytes),
-        accumulators=config.num_accumulators,
-        blocks=config.num_blocks,
-        dynamic_shared_bytes=config.smem_bytes,
-        all_threads=config.num_blocks * config.num_threads,
-        estimate=config.estimated_cycles,
-    )
-
-
-def make_dgrad_config(w: InputGradient, values: Mapping[str, Any]) -> StemDgradConfig:
-    """Return the config of the knobs' values, or the configs of many."""
-    return StemDgradConfig(w=w, **values)
-
-
-def declare_dgrad_knobs(w: InputGradient, k: Knobs) -> StemDgradConfig:
-    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    declare_choices(k, list_dgrad_options(w), select_dgrad_default(w))
-    add_rules(k, functools.partial(make_dgrad_config, w), list_required(w), list_pruned(w))
-    best_estimate = float(select_dgrad_default(w).estimated_cycles)
-    prune_by_estimate(k, functools.partial(make_dgrad_config, w), best_estimate)
-    return make_dgrad_config(w, k.values)
+    return is_small and StemDgradConfig.has_config(w)

@@ -52,13 +52,13 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 from ..wgrad_sums import make_wgrad_reduction
 from .cta import join_halves
 from .schedule import DTYPES, FEW_CHANNELS, MAX_CHANNELS
-from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, declare_wgrad_knobs
+from .wgrad_config import StemWgradConfig, can_fit_registers
 
 
 @schedule(
     "conv2d_wgrad",
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=StemWgradConfig.compute_usage,
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
@@ -67,7 +67,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers, compute_usage, dec
 )
 def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply tiles of pixels in shared memory, whose columns are offsets, and add the sums of all parts."""
-    config = declare_wgrad_knobs(view_channels_last(w), k)
+    config = StemWgradConfig.declare_knobs(view_channels_last(w), k)
     shape, num_parts = config.shape, int(config.num_parts)
 
     def emit(arguments: dict[str, Buffer]) -> None:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import (
-    CLOCKS_PER_MATRIX_MULTIPLY,
-    H200,
-    L2_CLOCKS,
-    PORTABLE_SHARED_BYTES,
-    SCHEDULERS,
-    WARP_SIZE,
-)
+from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ...tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+from ...estimated_config import EstimatedTileConfig
+from ...tile_config import Rule
 from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import make_wgrad_shape
@@ -49,7 +39,7 @@ L2_BYTES_PER_CYCLE = 32  # of an SM
 
 
 @dataclasses.dataclass(frozen=True)
-class StemWgradConfig(TileConfig):
+class StemWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns.
 
     Attributes:
@@ -72,6 +62,40 @@ class StemWgradConfig(TileConfig):
     stages: Any
     parts: Any
 
+    @classmethod
+    def list_options(cls, w: WeightGradient) -> dict[str, Any]:
+        """Return the options of all knobs."""
+        rows, columns = w.forward.output_size
+        whole_row = [round_up(columns, PIXEL_UNIT)] if columns <= max(BLOCK_Q_CHOICES) else []
+        return {
+            "block_m": [n for n in BLOCK_M_CHOICES if n < 2 * max(w.O, 16)],
+            "block_p": [n for n in BLOCK_P_CHOICES if n < 2 * rows],
+            "block_q": sorted({PIXEL_UNIT, *whole_row, *(n for n in BLOCK_Q_CHOICES if n < columns)}),
+            "warps_n": WARPS_CHOICES,
+            "warps_k": WARPS_CHOICES,
+            "stages": STAGES_CHOICES,
+            "parts": PARTS_CHOICES,
+        }
+
+    @classmethod
+    def list_required(cls, w: WeightGradient) -> list[Rule]:
+        """Return the conditions on every config."""
+        return [
+            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
+            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
+            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: WeightGradient) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        return [
+            ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
+            ("warps along the pixels have steps of their own", lambda t: t.warps_k * t.mma_pixels <= t.pixels_per_tile),
+            ("warps along the columns have columns of their own", lambda t: (t.warps_n - 1) * t.mmas_n * 8 < t.shape.n),
+        ]
+
     @property
     def forward(self) -> Conv:
         """The forward convolution."""
@@ -93,9 +117,9 @@ class StemWgradConfig(TileConfig):
         return MmaSyncAtom.k_bytes // self.itemsize
 
     @property
-    def num_threads(self) -> Any:
-        """Threads per CTA."""
-        return self.warps_n * self.warps_k * WARP_SIZE
+    def num_warps(self) -> Any:
+        """Warps per CTA."""
+        return self.warps_n * self.warps_k
 
     @property
     def mmas_m(self) -> Any:
@@ -207,83 +231,6 @@ class StemWgradConfig(TileConfig):
         return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction
 
 
-@functools.lru_cache(maxsize=64)
-def list_options(w: WeightGradient) -> dict[str, Any]:
-    """Return the options of all knobs."""
-    rows, columns = w.forward.output_size
-    whole_row = [round_up(columns, PIXEL_UNIT)] if columns <= max(BLOCK_Q_CHOICES) else []
-    return {
-        "block_m": [n for n in BLOCK_M_CHOICES if n < 2 * max(w.O, 16)],
-        "block_p": [n for n in BLOCK_P_CHOICES if n < 2 * rows],
-        "block_q": sorted({PIXEL_UNIT, *whole_row, *(n for n in BLOCK_Q_CHOICES if n < columns)}),
-        "warps_n": WARPS_CHOICES,
-        "warps_k": WARPS_CHOICES,
-        "stages": STAGES_CHOICES,
-        "parts": PARTS_CHOICES,
-    }
-
-
-def list_required(w: WeightGradient) -> list[Rule]:
-    """Return the conditions on every config."""
-    return [
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-        (f"at most {MAX_WARPS} warps", lambda t: t.warps_n * t.warps_k <= MAX_WARPS),
-        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-        ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-    ]
-
-
-def list_pruned(w: WeightGradient) -> list[Rule]:
-    """Return the conditions on configs that are worth a search."""
-    return [
-        ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
-        ("warps along the pixels have steps of their own", lambda t: t.warps_k * t.mma_pixels <= t.pixels_per_tile),
-        ("warps along the columns have columns of their own", lambda t: (t.warps_n - 1) * t.mmas_n * 8 < t.shape.n),
-    ]
-
-
-@functools.lru_cache(maxsize=64)
-def _list_legal(w: WeightGradient) -> tuple[StemWgradConfig, Any]:
-    configs = StemWgradConfig.from_options(list_options(w), w=w)
-    return configs, functools.reduce(np.logical_and, (predicate(configs) for _, predicate in list_required(w)))
-
-
 def can_fit_registers(w: WeightGradient) -> bool:
     """Whether the sums of all taps and the rows below a tile fit a CTA."""
-    configs, is_legal = _list_legal(w)
-    return bool(np.any(is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)))
-
-
-@functools.lru_cache(maxsize=64)
-def select_default(w: WeightGradient) -> StemWgradConfig:
-    """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
-    configs, is_legal = _list_legal(w)
-    is_portable = is_legal & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
-    return select_cheapest(configs, is_portable, list_pruned(w), configs.estimated_cycles)
-
-
-def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    config = make_config(w, columns)
-    return ResourceUsage(
-        threads=config.num_threads,
-        shared_bytes=np.zeros_like(config.smem_bytes),
-        accumulators=config.num_accumulators,
-        blocks=config.num_blocks,
-        dynamic_shared_bytes=config.smem_bytes,
-        all_threads=config.num_blocks * config.num_threads,
-        estimate=config.estimated_cycles,
-    )
-
-
-def make_config(w: WeightGradient, values: Mapping[str, Any]) -> StemWgradConfig:
-    """Return the config of the knobs' values, or the configs of many."""
-    return StemWgradConfig(w=w, **values)
-
-
-def declare_wgrad_knobs(w: WeightGradient, k: Knobs) -> StemWgradConfig:
-    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    declare_choices(k, list_options(w), select_default(w))
-    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
-    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
-    return make_config(w, k.values)
+    return StemWgradConfig.has_config(w)

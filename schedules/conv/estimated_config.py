@@ -1,0 +1,132 @@
+"""Base of tile configs whose default is the one with the lowest estimated latency.
+
+A subclass has the estimate, the options of its knobs, and rules. From them follow the default, the declaration of the
+knobs and the usage, which are the same for all such schedules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import PORTABLE_SHARED_BYTES, WARP_SIZE
+
+from .tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimatedTileConfig(TileConfig, ABC):
+    """One config of warps that share dynamic shared memory, or many configs as columns; all fields but `w` are knobs.
+
+    Attributes:
+        w: The workload.
+    """
+
+    w: Any
+
+    @classmethod
+    @abstractmethod
+    def list_options(cls, w: Any) -> Mapping[str, Sequence[Any]]:
+        """Return the options of all knobs."""
+
+    @classmethod
+    @abstractmethod
+    def list_required(cls, w: Any) -> list[Rule]:
+        """Return the conditions on every config."""
+
+    @classmethod
+    @abstractmethod
+    def list_pruned(cls, w: Any) -> list[Rule]:
+        """Return the conditions on configs that are worth a search, the most important first."""
+
+    @property
+    @abstractmethod
+    def num_warps(self) -> Any:
+        """Warps per CTA."""
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads per CTA."""
+        return self.num_warps * WARP_SIZE
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> Any:
+        """CTAs of the grid."""
+
+    @property
+    @abstractmethod
+    def num_accumulators(self) -> Any:
+        """Accumulator registers per thread."""
+
+    @property
+    @abstractmethod
+    def smem_bytes(self) -> Any:
+        """Bytes of shared memory."""
+
+    @property
+    @abstractmethod
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles."""
+
+    @property
+    def usage_features(self) -> dict[str, Any]:
+        """Further features of the usage for cost models, by name."""
+        return {"all_threads": self.num_blocks * self.num_threads}
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def list_legal(cls, w: Any) -> tuple[Self, Any]:
+        """Return all configs, and which of them meet the required rules and fit the shared memory of every GPU."""
+        configs = cls.from_options(cls.list_options(w), w=w)
+        is_met = [predicate(configs) for _, predicate in cls.list_required(w)]
+        return configs, functools.reduce(np.logical_and, is_met) & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
+
+    @classmethod
+    def has_config(cls, w: Any) -> bool:
+        """Return whether there is a legal config."""
+        return bool(np.any(cls.list_legal(w)[1]))
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def select_default(cls, w: Any) -> Self:
+        """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
+        configs, is_legal = cls.list_legal(w)
+        return select_cheapest(configs, is_legal, cls.list_pruned(w), configs.estimated_cycles)
+
+    @classmethod
+    def compute_usage(cls, w: Any, columns: Columns) -> ResourceUsage:
+        """Return the resources that configs use."""
+        config = cls(w=w, **columns)
+        return ResourceUsage(
+            threads=config.num_threads,
+            shared_bytes=np.zeros_like(config.smem_bytes),
+            accumulators=config.num_accumulators,
+            blocks=config.num_blocks,
+            dynamic_shared_bytes=config.smem_bytes,
+            estimate=config.estimated_cycles,
+            **config.usage_features,
+        )
+
+    @classmethod
+    def declare_knobs(cls, w: Any, k: Knobs) -> Self:
+        """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
+
+        def make_config(values: Mapping[str, Any]) -> Any:
+            return cls(w=w, **values)
+
+        default = cls.select_default(w)
+        declare_choices(k, cls.list_options(w), default)
+        add_rules(k, make_config, cls.list_required(w), cls.list_pruned(w))
+        prune_by_estimate(k, make_config, float(default.estimated_cycles))
+        return make_config(k.values)
