@@ -62,7 +62,7 @@ def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
     inputs = workload.inputs(seed=0)
     arguments = dict(zip(workload.argument_names, inputs, strict=False))
     expected = conv((), layout=layout).reference(*inputs[:2])
-    channels = -1 if layout == "nhwc" else 1
+    channels = -1 if workload.output_layout == "nhwc" else 1
     for place in np.ndindex(expected.shape):
         for name in epilogue:
             index = {"bias": (place[channels],), "add": place, "drelu": place}.get(name)
