@@ -46,17 +46,19 @@ class DerivedConv(ConvOperator, ABC):
     @property
     def forward(self) -> Conv:
         """The forward convolution, without an epilogue."""
-        return make_conv(
-            self.FORWARD,
+        return self._derive(
             (self.N, self.C, *self.input_size),
             (self.O, *self.kernel),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
-            groups=self.groups,
-            dtype=self.dtype,
-            layout=self.layout,
         )
+
+    def _derive(self, image: Sizes, filters: Sizes, **options: Any) -> Conv:
+        """Return the convolution of an image (N, C, space) with filters (O, kernel), with this operator's groups."""
+        names = ("N", "C", *self.SPACE, "O", *self.KERNEL)
+        options |= {"groups": self.groups, "dtype": self.dtype, "layout": self.layout}
+        return _make_conv(self.FORWARD, tuple(zip(names, (*image, *filters), strict=True)), tuple(options.items()))
 
     @property
     @abstractmethod
@@ -144,15 +146,7 @@ class InputGradient(DerivedConv):
         """A convolution of stride 1 without padding, from O to C channels; `padded` has the zeros between elements."""
         forward = self.forward
         padded = [n + window - 1 for n, window in zip(forward.input_size, forward.window, strict=True)]
-        return make_conv(
-            self.FORWARD,
-            (forward.N, forward.O, *padded),
-            (forward.C, *forward.kernel),
-            dilation=forward.dilation,
-            groups=forward.groups,
-            dtype=forward.dtype,
-            layout=forward.layout,
-        )
+        return self._derive((forward.N, forward.O, *padded), (forward.C, *forward.kernel), dilation=forward.dilation)
 
     @property
     def direct_convolution(self) -> Conv | None:
@@ -165,15 +159,11 @@ class InputGradient(DerivedConv):
         border_high = [n + window - 1 - out - low for n, window, out, low in sizes]
         if max(forward.stride) > 1 or min(*border, *border_high) < 0:
             return None
-        return make_conv(
-            self.FORWARD,
+        return self._derive(
             (forward.N, forward.O, *forward.output_size),
             (forward.C, *forward.kernel),
             padding=(*border, *border_high),
             dilation=forward.dilation,
-            groups=forward.groups,
-            dtype=forward.dtype,
-            layout=forward.layout,
             epilogue=self.epilogue,
         )
 
@@ -237,8 +227,7 @@ class WeightGradient(DerivedConv):
         """A convolution of C / groups images with N channels by O filters of the output's size."""
         forward = self.forward
         sizes = zip(forward.output_size, forward.stride, forward.window, strict=True)
-        return make_conv(
-            self.FORWARD,
+        return self._derive(
             (
                 forward.C // forward.groups,
                 forward.N * forward.groups,
@@ -247,9 +236,6 @@ class WeightGradient(DerivedConv):
             (forward.O, *forward.output_size),
             stride=forward.dilation,
             dilation=forward.stride,
-            groups=forward.groups,
-            dtype=forward.dtype,
-            layout=forward.layout,
         )
 
     @property
@@ -318,16 +304,12 @@ class TransposedConv(InputGradient):
     def forward(self) -> Conv:
         """The convolution from O to C channels whose input's gradient this is."""
         # The output's padding is as much as the last window leaves out, so it shortens the padding behind the input.
-        return make_conv(
-            self.FORWARD,
+        return self._derive(
             (self.N, self.O, *self.output_size),
             (self.C, *self.kernel),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
-            groups=self.groups,
-            dtype=self.dtype,
-            layout=self.layout,
         )
 
     def _check_sizes(self) -> None:
@@ -359,12 +341,6 @@ class TransposedConv(InputGradient):
                 f"weight {quote(text)} has {weight[0]} input channels: {self.C} channels need "
                 f"{join_sizes(self.weight_shape)}"
             )
-
-
-def make_conv(cls: type[Conv], image: Sizes, filters: Sizes, **options: Any) -> Conv:
-    """Return the convolution of an image (N, C, space) with filters (O, kernel)."""
-    names = ("N", "C", *cls.SPACE, "O", *cls.KERNEL)
-    return _make_conv(cls, tuple(zip(names, (*image, *filters), strict=True)), tuple(options.items()))
 
 
 @functools.lru_cache(maxsize=1024)

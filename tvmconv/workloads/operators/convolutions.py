@@ -9,9 +9,78 @@ from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.registry import operator
 
 
+@dataclass(frozen=True, repr=False)
+class Sizes1d:
+    """The fields of convolutions along one axis."""
+
+    SPACE: ClassVar[tuple[str, ...]] = ("W",)
+    KERNEL: ClassVar[tuple[str, ...]] = ("S",)
+
+    N: int
+    C: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Sizes2d:
+    """The fields of convolutions along two axes."""
+
+    SPACE: ClassVar[tuple[str, ...]] = ("H", "W")
+    KERNEL: ClassVar[tuple[str, ...]] = ("R", "S")
+
+    N: int
+    C: int
+    H: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    R: int
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Sizes3d:
+    """The fields of convolutions along three axes."""
+
+    SPACE: ClassVar[tuple[str, ...]] = ("D", "H", "W")
+    KERNEL: ClassVar[tuple[str, ...]] = ("T", "R", "S")
+
+    N: int
+    C: int
+    D: int
+    H: int
+    W: int
+    O: int  # noqa: E741  the field's own letter
+    T: int
+    R: int
+    S: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    epilogue: tuple[str, ...] = ()
+
+
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv1d(Conv):
+class Conv1d(Sizes1d, Conv):
     """A convolution Y of signals X with kernels K.
 
     Y[n, o, q] is the sum over c, s of X[n, c, q·stride + s·dilation - left] · K[o, c, s], with zeros outside X,
@@ -43,26 +112,11 @@ class Conv1d(Conv):
 
     operator: ClassVar[str] = "conv1d"
     EXAMPLE: ClassVar[str] = "conv1d:1x64x16000,64x64x9,s1,p4"
-    SPACE: ClassVar[tuple[str, ...]] = ("W",)
-    KERNEL: ClassVar[tuple[str, ...]] = ("S",)
-
-    N: int
-    C: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv2d(Conv):
+class Conv2d(Sizes2d, Conv):
     """A convolution Y of images X with kernels K.
 
     Y[n, o, p, q] is the sum over c, r, s of X[n, c, p·stride + r·dilation - top, q·stride + s·dilation - left] · K[o,
@@ -96,28 +150,11 @@ class Conv2d(Conv):
 
     operator: ClassVar[str] = "conv2d"
     EXAMPLE: ClassVar[str] = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
-    SPACE: ClassVar[tuple[str, ...]] = ("H", "W")
-    KERNEL: ClassVar[tuple[str, ...]] = ("R", "S")
-
-    N: int
-    C: int
-    H: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    R: int
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv3d(Conv):
+class Conv3d(Sizes3d, Conv):
     """A convolution Y of volumes X with kernels K.
 
     Y[n, o, z, p, q] is the sum over c, t, r, s of X[n, c, z·stride + t·dilation - front, p·stride + r·dilation - top,
@@ -154,25 +191,6 @@ class Conv3d(Conv):
 
     operator: ClassVar[str] = "conv3d"
     EXAMPLE: ClassVar[str] = "conv3d:1x64x8x56x56,64x64x3x3x3,s1,p1"
-    SPACE: ClassVar[tuple[str, ...]] = ("D", "H", "W")
-    KERNEL: ClassVar[tuple[str, ...]] = ("T", "R", "S")
-
-    N: int
-    C: int
-    D: int
-    H: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    T: int
-    R: int
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
 
     @property
     def Z(self) -> int:  # noqa: N802  the field's own letter

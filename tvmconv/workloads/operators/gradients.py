@@ -7,85 +7,13 @@ from typing import ClassVar
 
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.conv_gradient import InputGradient, TransposedConv, WeightGradient
-from tvmconv.workloads.operators.convolutions import Conv1d, Conv2d, Conv3d
+from tvmconv.workloads.operators.convolutions import Conv1d, Conv2d, Conv3d, Sizes1d, Sizes2d, Sizes3d
 from tvmconv.workloads.registry import operator
-
-
-@dataclass(frozen=True, repr=False)
-class _Sizes1d:
-    """The fields of convolutions along one axis."""
-
-    FORWARD: ClassVar[type[Conv]] = Conv1d
-    SPACE: ClassVar[tuple[str, ...]] = Conv1d.SPACE
-    KERNEL: ClassVar[tuple[str, ...]] = Conv1d.KERNEL
-
-    N: int
-    C: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, repr=False)
-class _Sizes2d:
-    """The fields of convolutions along two axes."""
-
-    FORWARD: ClassVar[type[Conv]] = Conv2d
-    SPACE: ClassVar[tuple[str, ...]] = Conv2d.SPACE
-    KERNEL: ClassVar[tuple[str, ...]] = Conv2d.KERNEL
-
-    N: int
-    C: int
-    H: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    R: int
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, repr=False)
-class _Sizes3d:
-    """The fields of convolutions along three axes."""
-
-    FORWARD: ClassVar[type[Conv]] = Conv3d
-    SPACE: ClassVar[tuple[str, ...]] = Conv3d.SPACE
-    KERNEL: ClassVar[tuple[str, ...]] = Conv3d.KERNEL
-
-    N: int
-    C: int
-    D: int
-    H: int
-    W: int
-    O: int  # noqa: E741  the field's own letter
-    T: int
-    R: int
-    S: int
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    dtype: str = "float32"
-    layout: str = "nchw"
-    epilogue: tuple[str, ...] = ()
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv1dDgrad(_Sizes1d, InputGradient):
+class Conv1dDgrad(Sizes1d, InputGradient):
     """The gradient dX of the signals of a `Conv1d`, from dY and K; sizes and options are those of the convolution.
 
     Example:
@@ -94,13 +22,14 @@ class Conv1dDgrad(_Sizes1d, InputGradient):
         ('dY', 'K', 'dX')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv1d
     operator: ClassVar[str] = "conv1d_dgrad"
     EXAMPLE: ClassVar[str] = "conv1d_dgrad:1x64x16000,64x64x9,s1,p4"
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv1dWgrad(_Sizes1d, WeightGradient):
+class Conv1dWgrad(Sizes1d, WeightGradient):
     """The gradient dK of the weight of a `Conv1d`, from dY and X; sizes and options are those of the convolution.
 
     Attributes:
@@ -112,6 +41,7 @@ class Conv1dWgrad(_Sizes1d, WeightGradient):
         ('dY', 'X', 'dK')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv1d
     operator: ClassVar[str] = "conv1d_wgrad"
     EXAMPLE: ClassVar[str] = "conv1d_wgrad:1x64x16000,64x64x9,s1,p4"
 
@@ -120,7 +50,7 @@ class Conv1dWgrad(_Sizes1d, WeightGradient):
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv1dTranspose(_Sizes1d, TransposedConv):
+class Conv1dTranspose(Sizes1d, TransposedConv):
     """A transposed convolution Y of signals X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 
     Attributes:
@@ -133,6 +63,7 @@ class Conv1dTranspose(_Sizes1d, TransposedConv):
         (1, 32, 16000)
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv1d
     operator: ClassVar[str] = "conv1d_transpose"
     EXAMPLE: ClassVar[str] = "conv1d_transpose:1x64x4000,64x32x8,s4,p2"
 
@@ -141,7 +72,7 @@ class Conv1dTranspose(_Sizes1d, TransposedConv):
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv2dDgrad(_Sizes2d, InputGradient):
+class Conv2dDgrad(Sizes2d, InputGradient):
     """The gradient dX of the images of a `Conv2d`, from dY and K; sizes and options are those of the convolution.
 
     Example:
@@ -150,13 +81,14 @@ class Conv2dDgrad(_Sizes2d, InputGradient):
         ('dY', 'K', 'dX')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv2d
     operator: ClassVar[str] = "conv2d_dgrad"
     EXAMPLE: ClassVar[str] = "conv2d_dgrad:1x64x56x56,64x64x3x3,s1,p1"
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv2dWgrad(_Sizes2d, WeightGradient):
+class Conv2dWgrad(Sizes2d, WeightGradient):
     """The gradient dK of the weight of a `Conv2d`, from dY and X; sizes and options are those of the convolution.
 
     Attributes:
@@ -168,6 +100,7 @@ class Conv2dWgrad(_Sizes2d, WeightGradient):
         ('dY', 'X', 'dK')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv2d
     operator: ClassVar[str] = "conv2d_wgrad"
     EXAMPLE: ClassVar[str] = "conv2d_wgrad:1x64x56x56,64x64x3x3,s1,p1"
 
@@ -176,7 +109,7 @@ class Conv2dWgrad(_Sizes2d, WeightGradient):
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv2dTranspose(_Sizes2d, TransposedConv):
+class Conv2dTranspose(Sizes2d, TransposedConv):
     """A transposed convolution Y of images X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 
     Attributes:
@@ -189,6 +122,7 @@ class Conv2dTranspose(_Sizes2d, TransposedConv):
         (1, 32, 56, 56)
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv2d
     operator: ClassVar[str] = "conv2d_transpose"
     EXAMPLE: ClassVar[str] = "conv2d_transpose:1x64x28x28,64x32x4x4,s2,p1"
 
@@ -197,7 +131,7 @@ class Conv2dTranspose(_Sizes2d, TransposedConv):
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv3dDgrad(_Sizes3d, InputGradient):
+class Conv3dDgrad(Sizes3d, InputGradient):
     """The gradient dX of the volumes of a `Conv3d`, from dY and K; sizes and options are those of the convolution.
 
     Example:
@@ -206,13 +140,14 @@ class Conv3dDgrad(_Sizes3d, InputGradient):
         ('dY', 'K', 'dX')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv3d
     operator: ClassVar[str] = "conv3d_dgrad"
     EXAMPLE: ClassVar[str] = "conv3d_dgrad:1x64x8x56x56,64x64x3x3x3,s1,p1"
 
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv3dWgrad(_Sizes3d, WeightGradient):
+class Conv3dWgrad(Sizes3d, WeightGradient):
     """The gradient dK of the weight of a `Conv3d`, from dY and X; sizes and options are those of the convolution.
 
     Attributes:
@@ -224,6 +159,7 @@ class Conv3dWgrad(_Sizes3d, WeightGradient):
         ('dY', 'X', 'dK')
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv3d
     operator: ClassVar[str] = "conv3d_wgrad"
     EXAMPLE: ClassVar[str] = "conv3d_wgrad:1x64x8x56x56,64x64x3x3x3,s1,p1"
 
@@ -232,7 +168,7 @@ class Conv3dWgrad(_Sizes3d, WeightGradient):
 
 @operator
 @dataclass(frozen=True, repr=False)
-class Conv3dTranspose(_Sizes3d, TransposedConv):
+class Conv3dTranspose(Sizes3d, TransposedConv):
     """A transposed convolution Y of volumes X with K, whose weight is (C, O / groups, kernel) as in PyTorch.
 
     Attributes:
@@ -245,6 +181,7 @@ class Conv3dTranspose(_Sizes3d, TransposedConv):
         (1, 32, 8, 56, 56)
     """
 
+    FORWARD: ClassVar[type[Conv]] = Conv3d
     operator: ClassVar[str] = "conv3d_transpose"
     EXAMPLE: ClassVar[str] = "conv3d_transpose:1x64x4x28x28,64x32x2x2x2,s2,p0"
 
