@@ -20,6 +20,7 @@ from tvmconv.workloads.text import check_elements, join_sizes, quote, validate_i
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import te
+    from typing_extensions import Self
 
 CLAMP = "clamp"
 PIECE_ELEMENTS = 1 << 17  # float64 elements of the reference per work item of a thread, which fit a processor's cache
@@ -78,9 +79,19 @@ class Filter(Workload):
         The arguments are ints or TVM expressions.
         """
 
-    @abstractmethod
     def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Return the index in K of a tap of the mask."""
+        """Return the index in K of a tap of the mask, which has only columns if X is a signal.
+
+        Args:
+            r: Row of the mask, an int or a TVM expression.
+            s: Column of the mask, an int or a TVM expression.
+
+        Examples:
+            >>> from tvmconv import Filter1d, Filter2d
+            >>> Filter1d(n=64, k=5).mask_index(0, 2), Filter2d(H=8, W=8, C=3, R=5, S=5).mask_index(1, 2)
+            ((2,), (1, 2))
+        """
+        return (s,) if len(self.mask_shape) == 1 else (r, s)
 
     @property
     def radius(self) -> tuple[int, int]:
@@ -180,6 +191,32 @@ class Filter(Workload):
 
     def _format_text(self, signal: str, mask: str) -> str:
         return ",".join([f"{self.operator}:{signal}", mask, *([CLAMP] if self.clamp else [])])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a filter from its text, `filter1d:N,kK[,clamp]` or `filter2d:HxWxC,RxS[,clamp]`.
+
+        Args:
+            text: Text of a workload, such as `EXAMPLE`.
+
+        Returns:
+            The workload.
+
+        Raises:
+            WorkloadError: The text is malformed, or a size is out of range.
+
+        Examples:
+            >>> from tvmconv import Filter1d, Filter2d
+            >>> Filter1d.parse("filter1d:64,k5").flops, Filter2d.parse("filter2d:8x8x3,5x5").flops
+            (640, 9600)
+        """
+        signal, mask, clamp = cls._split_text(text)
+        return cls(*cls._parse_sizes(signal, mask), clamp)  # type: ignore[call-arg]  # subclasses are dataclasses
+
+    @classmethod
+    @abstractmethod
+    def _parse_sizes(cls, signal: str, mask: str) -> tuple[int, ...]:
+        """Return the sizes in the texts of the signal and of the mask, in the order of the fields."""
 
     @classmethod
     def _split_text(cls, text: str) -> tuple[str, str, bool]:

@@ -64,20 +64,6 @@ class Filter1d(Filter):
         """
         return (element,)
 
-    def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Return the index in K of a tap of the mask's only row.
-
-        Args:
-            r: Row of the mask, an int or a TVM expression.
-            s: Column of the mask, an int or a TVM expression.
-
-        Examples:
-            >>> from tvmconv import Filter1d
-            >>> Filter1d(n=64, k=5).mask_index(0, 2)
-            (2,)
-        """
-        return (s,)
-
     @property
     def signal_shape(self) -> tuple[int]:
         """Shape of X and Y: (n,)."""
@@ -94,29 +80,12 @@ class Filter1d(Filter):
         return self._format_text(str(self.n), f"k{self.k}")
 
     @classmethod
-    def parse(cls, text: str) -> Filter1d:
-        """Read a filter from its text, `filter1d:N,kK[,clamp]`.
-
-        Args:
-            text: Text of a workload, such as `EXAMPLE`.
-
-        Returns:
-            The workload.
-
-        Raises:
-            WorkloadError: The text is malformed, or a size is out of range.
-
-        Examples:
-            >>> from tvmconv import Filter1d
-            >>> Filter1d.parse("filter1d:64,k5").flops
-            640
-        """
-        signal, mask, clamp = cls._split_text(text)
+    def _parse_sizes(cls, signal: str, mask: str) -> tuple[int, ...]:
         (n,) = parse_integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
         if not mask.startswith("k"):
             raise WorkloadError(f"{quote(mask)}: expected k and the number of the mask's taps, as in {cls.EXAMPLE}")
         (k,) = parse_integers(mask[1:], (1,), f"a number after the k of the mask, as in {cls.EXAMPLE}")
-        return cls(n, k, clamp)
+        return n, k
 
 
 @operator
@@ -179,44 +148,14 @@ class Filter2d(Filter):
         """
         return row, element // self.C, element % self.C
 
-    def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Return the index in K of a tap of the mask.
-
-        Args:
-            r: Row of the mask, an int or a TVM expression.
-            s: Column of the mask, an int or a TVM expression.
-
-        Examples:
-            >>> from tvmconv import Filter2d
-            >>> Filter2d(H=8, W=8, C=3, R=5, S=5).mask_index(1, 2)
-            (1, 2)
-        """
-        return r, s
-
     @property
     def text(self) -> str:
         """Canonical text, such as `filter2d:4096x4096x3,5x5` or `filter2d:4096x4096x3,5x5,clamp`."""
         return self._format_text(join_sizes(self.image), join_sizes(self.mask))
 
     @classmethod
-    def parse(cls, text: str) -> Filter2d:
-        """Read a filter from its text, `filter2d:HxWxC,RxS[,clamp]`.
-
-        Args:
-            text: Text of a workload, such as `EXAMPLE`.
-
-        Returns:
-            The workload.
-
-        Raises:
-            WorkloadError: The text is malformed, or a size is out of range.
-
-        Examples:
-            >>> from tvmconv import Filter2d
-            >>> Filter2d.parse("filter2d:8x8x3,5x5").flops
-            9600
-        """
-        signal, mask, clamp = cls._split_text(text)
-        H, W, C = parse_integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
-        R, S = parse_integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
-        return cls(H, W, C, R, S, clamp)
+    def _parse_sizes(cls, signal: str, mask: str) -> tuple[int, ...]:
+        return (
+            *parse_integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}"),
+            *parse_integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}"),
+        )

@@ -210,7 +210,19 @@ class WgmmaMainloop:
             order: Turns of warpgroups that compute work tiles of their own; None if all warpgroups share one.
         """
         with if_(k_range.count > 0 if k_range.may_be_empty else True):
-            self._consume(accumulators, descriptors, k_range, pipeline, state, thread, warpgroup, order)
+            if order:
+                order.wait()
+            with serial_loop(k_range.count, "k_tile") as k_tile:
+                pipeline.consumer_wait(state.index, state.phase)
+                self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), warpgroup, k_tile > 0)
+                with if_(k_tile > 0):
+                    wgmma_wait_group(1)
+                    pipeline.consumer_release(state.previous_index, thread)
+                state.advance()
+            if order:  # all wgmmas of the work tile are issued
+                order.arrive()
+            wgmma_wait_group(0)
+            pipeline.consumer_release(state.previous_index, thread)
         if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
                 order.wait()
@@ -223,31 +235,6 @@ class WgmmaMainloop:
         """
         sums = [accumulators[i] for i in range(self.num_accumulators)]
         return [T.Select(k_range.count > 0, each, T.float32(0)) for each in sums] if k_range.may_be_empty else sums
-
-    def _consume(
-        self,
-        accumulators: Buffer,
-        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        k_range: KRange | ResidueKRange,
-        pipeline: TmaPipeline,
-        state: PipelineState,
-        thread: ThreadPosition,
-        warpgroup: Expr,
-        order: OrderedSequenceBarrier | None,
-    ) -> None:
-        if order:
-            order.wait()
-        with serial_loop(k_range.count, "k_tile") as k_tile:
-            pipeline.consumer_wait(state.index, state.phase)
-            self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), warpgroup, k_tile > 0)
-            with if_(k_tile > 0):
-                wgmma_wait_group(1)
-                pipeline.consumer_release(state.previous_index, thread)
-            state.advance()
-        if order:  # all wgmmas of the work tile are issued
-            order.arrive()
-        wgmma_wait_group(0)
-        pipeline.consumer_release(state.previous_index, thread)
 
     def multiply(
         self,

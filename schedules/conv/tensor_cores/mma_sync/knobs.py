@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +35,28 @@ MAX_SPLIT_K_TILES = 140  # about the SMs of a large GPU; with more tiles, a spli
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
     gemm, config = ImplicitGemmShape.from_workload(w), MmaSyncTileConfig.from_columns(columns)
-    k_tiles, num_tiles = config.k_tiles_per_block(gemm), config.num_tiles(gemm)
+    cluster = np.where(config.uses_cluster_reduction, config.split_k, 1)
+    return compute_product_usage(config, gemm, compute_smem_bytes(w, config), cluster)
+
+
+def compute_product_usage(
+    config: MmaSyncTileConfig, gemm: ImplicitGemmShape, smem_bytes: Any, cluster: Any = None
+) -> ResourceUsage:
+    """Return the resources that configs use for a product.
+
+    Args:
+        config: The configs as columns.
+        gemm: The product.
+        smem_bytes: Bytes of shared memory of a block.
+        cluster: Blocks per cluster; None if no config has clusters.
+    """
+    k_tiles, num_tiles, num_blocks = config.k_tiles_per_block(gemm), config.num_tiles(gemm), config.num_blocks(gemm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
-    num_blocks = config.num_blocks(gemm)
-    smem_bytes = compute_smem_bytes(w, config)
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=0 * smem_bytes,
         dynamic_shared_bytes=smem_bytes,
-        cluster=np.where(config.uses_cluster_reduction, config.split_k, 1),
+        cluster=cluster,
         accumulators=config.num_accumulators,
         blocks=num_blocks,
         steps=k_tiles,

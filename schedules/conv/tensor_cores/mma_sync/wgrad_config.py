@@ -19,6 +19,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import make_wgrad_shape
+from .knobs import compute_product_usage
 from .latency import estimate_latency_us
 from .tile_config import (
     BLOCK_K_BYTES_CHOICES,
@@ -129,26 +130,7 @@ def _list_wgrad_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfi
 def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
     shape, config = make_wgrad_shape(w), make_wgrad_config(columns)
-    k_tiles, num_tiles = config.k_tiles_per_block(shape), config.num_tiles(shape)
-    macs_per_k_tile = config.block_m * config.block_n * config.block_k
-    num_blocks, smem_bytes = config.num_blocks(shape), compute_wgrad_smem_bytes(config, shape)
-    return ResourceUsage(
-        threads=config.num_threads,
-        shared_bytes=0 * smem_bytes,
-        dynamic_shared_bytes=smem_bytes,
-        accumulators=config.num_accumulators,
-        blocks=num_blocks,
-        steps=k_tiles,
-        registers=config.estimate_registers(shape.itemsize, shape.spatial_ndim),
-        products=macs_per_k_tile * k_tiles,
-        intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
-        traffic=num_blocks * k_tiles * config.stage_bytes(shape),
-        padding_ratio=num_tiles * config.block_m * config.block_n / (shape.groups * shape.m * shape.n),
-        in_flight_bytes=(config.stages - 1) * config.stage_bytes(shape),
-        estimate=estimate_latency_us(config, shape),
-        estimate_seconds_per_unit=1e-6,
-        all_threads=num_blocks * config.num_threads,
-    )
+    return compute_product_usage(config, shape, compute_wgrad_smem_bytes(config, shape))
 
 
 def declare_wgrad_knobs(w: WeightGradient, k: Knobs) -> MmaSyncTileConfig:
