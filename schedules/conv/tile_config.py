@@ -70,6 +70,16 @@ def select_cheapest(configs: Config, is_legal: Any, preferred: Iterable[Rule], c
     return configs.row(int(np.argmin(np.where(is_legal, costs, np.inf))))
 
 
+def combine_overlapping(*cycles: Any) -> Any:
+    """Return the estimated clock cycles of work that overlaps in part: more than the longest takes, less than the sum.
+
+    Args:
+        cycles: Clock cycles of each kind of work, numbers or columns (n,).
+    """
+    terms = np.stack(np.broadcast_arrays(*cycles))
+    return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
+
+
 def declare_choices(
     k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig | Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -21,44 +21,30 @@ def with_step(program, **changes):
     return dataclasses.replace(program, kernels=(dataclasses.replace(step, **changes),))
 
 
-@T.prim_func(s_tir=True)
-def row_sums(X: T.Buffer((ROWS, COLUMNS), "float32"), K: T.Buffer((ROWS,), "float32"), Y: T.Buffer((ROWS,), "float32")):
-    """Y[i] = K[i] · ΣX[i]: products to scratch memory, then their sums."""
-    with T.sblock("root"):
-        P = T.alloc_buffer((ROWS, COLUMNS), "float32")
-        for block in T.thread_binding(ROWS, thread="blockIdx.x"):
-            for thread in T.thread_binding(COLUMNS, thread="threadIdx.x"):
-                with T.sblock("P"):
-                    i, j = T.axis.remap("SS", [block, thread])
-                    P[i, j] = X[i, j] * K[i]
-        for thread in T.thread_binding(ROWS, thread="threadIdx.x"):
-            for column in range(COLUMNS):
-                with T.sblock("Y"):
-                    i, j = T.axis.remap("SR", [thread, column])
-                    with T.init():
-                        Y[i] = T.float32(0)
-                    Y[i] = Y[i] + P[i, j]
+def make_row_sums(written_columns):
+    """Y[i] = K[i] · ΣX[i]: products of the first columns to scratch memory, then the sums of all columns there."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((ROWS, COLUMNS), "float32"), K: T.Buffer((ROWS,), "float32"), Y: T.Buffer((ROWS,), "float32")):
+        with T.sblock("root"):
+            P = T.alloc_buffer((ROWS, COLUMNS), "float32")
+            for block in T.thread_binding(ROWS, thread="blockIdx.x"):
+                for thread in T.thread_binding(written_columns, thread="threadIdx.x"):
+                    with T.sblock("P"):
+                        i, j = T.axis.remap("SS", [block, thread])
+                        P[i, j] = X[i, j] * K[i]
+            for thread in T.thread_binding(ROWS, thread="threadIdx.x"):
+                for column in range(COLUMNS):
+                    with T.sblock("Y"):
+                        i, j = T.axis.remap("SR", [thread, column])
+                        with T.init():
+                            Y[i] = T.float32(0)
+                        Y[i] = Y[i] + P[i, j]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def row_sums_unwritten(
-    X: T.Buffer((ROWS, COLUMNS), "float32"), K: T.Buffer((ROWS,), "float32"), Y: T.Buffer((ROWS,), "float32")
-):
-    """As `row_sums`, but the last column of the scratch memory is read and never written."""
-    with T.sblock("root"):
-        P = T.alloc_buffer((ROWS, COLUMNS), "float32")
-        for block in T.thread_binding(ROWS, thread="blockIdx.x"):
-            for thread in T.thread_binding(COLUMNS - 1, thread="threadIdx.x"):
-                with T.sblock("P"):
-                    i, j = T.axis.remap("SS", [block, thread])
-                    P[i, j] = X[i, j] * K[i]
-        for thread in T.thread_binding(ROWS, thread="threadIdx.x"):
-            for column in range(COLUMNS):
-                with T.sblock("Y"):
-                    i, j = T.axis.remap("SR", [thread, column])
-                    with T.init():
-                        Y[i] = T.float32(0)
-                    Y[i] = Y[i] + P[i, j]
+row_sums, row_sums_unwritten = make_row_sums(COLUMNS), make_row_sums(COLUMNS - 1)
 
 
 def split_sums(parts=4, dtype="float32"):

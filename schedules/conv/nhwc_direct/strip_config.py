@@ -33,7 +33,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..direct_config import select_max_overhang
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, add_rules, prune_by_estimate
+from ..tile_config import Rule, add_rules, combine_overlapping, prune_by_estimate
 from ..transposed_view import TransposedView
 
 WORD_BYTES = 4
@@ -355,8 +355,7 @@ class StripConfig(ABC):
         )
         filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
         memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / fit.l2_bytes_per_cycle
-        cycle_terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles))
-        return 0.75 * cycle_terms.max(axis=0) + 0.25 * cycle_terms.sum(axis=0)
+        return combine_overlapping(issue_cycles, read_cycles, memory_cycles)
 
     @property
     def is_default_allowed(self) -> Any:

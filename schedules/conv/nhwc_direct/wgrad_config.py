@@ -37,7 +37,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate
+from ..tile_config import Rule, TileConfig, add_rules, combine_overlapping, declare_choices, prune_by_estimate
 from .strip_config import (
     MAX_DEFAULT_THREADS,
     MAX_LIVE_REGISTERS,
@@ -272,10 +272,10 @@ class WgradConfig(TileConfig):
             gradient_bytes = input_bytes = itemsize
         tile_bytes = math.prod(sizes) * gradient_bytes + inputs * input_bytes
         memory_cycles = blocks_per_sm * self.iterations * tile_bytes / fit.l2_bytes_per_cycle
-        terms = np.stack(np.broadcast_arrays(issue_cycles, read_cycles, memory_cycles, latency_cycles))
+        cycles = combine_overlapping(issue_cycles, read_cycles, memory_cycles, latency_cycles)
         workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
         reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction_cycles
+        return cycles + reduction_cycles
 
 
 def count_positions(num_pixels: Any, num_taps: Any, stride: int, dilation: int) -> Any:

@@ -20,7 +20,7 @@ from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULE
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule
+from ...tile_config import Rule, combine_overlapping
 from ...transposed_view import TransposedView
 from .pixel_copies import ITEM_BYTES, OCTET
 from .tile_config import (
@@ -181,16 +181,12 @@ class GroupedDgradConfig(GroupedTileConfig):
         filter_instructions = FILTER_INSTRUCTIONS * self.num_filter_registers
         all_instructions = blocks_per_sm * filter_instructions + tiles * instructions
         warp_cycles = 5 * L2_CLOCKS + copy_instructions + steps_per_warp * (k_steps * MMA_LATENCY + addresses)
-        terms = np.stack(
-            np.broadcast_arrays(
-                tiles * steps * self.units * self.warps_n * mma_cycles,
-                self.num_warps * all_instructions / SCHEDULERS,
-                tiles * (num_inputs * input_bytes + num_outputs * output_bytes) / fit.l2_bytes_per_cycle,
-                (self.iterations * warp_cycles + filter_instructions + 4 * L2_CLOCKS)
-                * ceil_div(blocks_per_sm, resident),
-            )
+        return combine_overlapping(
+            tiles * steps * self.units * self.warps_n * mma_cycles,
+            self.num_warps * all_instructions / SCHEDULERS,
+            tiles * (num_inputs * input_bytes + num_outputs * output_bytes) / fit.l2_bytes_per_cycle,
+            (self.iterations * warp_cycles + filter_instructions + 4 * L2_CLOCKS) * ceil_div(blocks_per_sm, resident),
         )
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
 
 @functools.lru_cache(maxsize=64)

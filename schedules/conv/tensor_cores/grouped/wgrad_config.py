@@ -16,7 +16,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...plane_shape import PlaneShape
-from ...tile_config import Rule
+from ...tile_config import Rule, combine_overlapping
 from .pixel_copies import ITEM_BYTES, OCTET
 from .tile_config import (
     ADDRESS_INSTRUCTIONS,
@@ -167,17 +167,15 @@ class GroupedWgradConfig(GroupedTileConfig):
         instructions = copy_instructions + steps_per_warp * step_instructions
         # Products of a step are independent of each other.
         warp_cycles = 5 * L2_CLOCKS + copy_instructions + steps_per_warp * (2 * MMA_LATENCY + 2 * step_instructions)
-        terms = np.stack(
-            np.broadcast_arrays(
-                tiles * steps * self.units * self.warps_taps * mma_cycles,
-                tiles * self.num_warps * instructions / SCHEDULERS,
-                tiles * (num_inputs * input_bytes + self.num_pixels * gradient_bytes) / fit.l2_bytes_per_cycle,
-                self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
-            )
+        cycles = combine_overlapping(
+            tiles * steps * self.units * self.warps_taps * mma_cycles,
+            tiles * self.num_warps * instructions / SCHEDULERS,
+            tiles * (num_inputs * input_bytes + self.num_pixels * gradient_bytes) / fit.l2_bytes_per_cycle,
+            self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
         )
         sums = self.num_partial_sums * math.prod(self.w.argument_shapes[-1])
         reduction = REDUCTION_CYCLES + 8 * sums / WORKSPACE_BYTES_PER_CYCLE
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction
+        return cycles + reduction
 
 
 def can_form_units(w: WeightGradient) -> bool:

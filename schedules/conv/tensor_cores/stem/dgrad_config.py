@@ -18,7 +18,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...estimated_config import EstimatedTileConfig
-from ...tile_config import Rule
+from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
@@ -222,17 +222,14 @@ class StemDgradConfig(EstimatedTileConfig):
         overhead = (copies + stores) / self.num_warps + TILE_CYCLES + 3 * L2_CLOCKS
         warp_cycles = overhead + slices * (40 + 1.5 * slice_instructions)
         bytes_per_tile = self.window[0] * self.window[1] * vectors * VECTOR_BYTES + results * self.itemsize
-        terms = np.stack(
-            np.broadcast_arrays(
-                tiles * self.num_warps * slices * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
-                tiles * self.num_warps * slices * shared_cycles,
-                (tiles * (self.num_warps * slices * slice_instructions + copies + stores) + blocks_per_sm * filters)
-                / SCHEDULERS,
-                tiles * bytes_per_tile / L2_BYTES_PER_CYCLE,
-                (self.iterations * warp_cycles + filters / self.num_warps) * ceil_div(blocks_per_sm, resident),
-            )
+        return combine_overlapping(
+            tiles * self.num_warps * slices * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
+            tiles * self.num_warps * slices * shared_cycles,
+            (tiles * (self.num_warps * slices * slice_instructions + copies + stores) + blocks_per_sm * filters)
+            / SCHEDULERS,
+            tiles * bytes_per_tile / L2_BYTES_PER_CYCLE,
+            (self.iterations * warp_cycles + filters / self.num_warps) * ceil_div(blocks_per_sm, resident),
         )
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
     @property
     def store_vector(self) -> int:

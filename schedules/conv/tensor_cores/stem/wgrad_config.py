@@ -14,7 +14,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...estimated_config import EstimatedTileConfig
-from ...tile_config import Rule
+from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import make_wgrad_shape
@@ -217,18 +217,16 @@ class StemWgradConfig(EstimatedTileConfig):
         warp_cycles = (
             TILE_CYCLES + 2 * L2_CLOCKS / self.stages + ceil_div(steps, self.warps_k) * (40 + 1.5 * step_instructions)
         )
-        terms = np.stack(
-            np.broadcast_arrays(
-                tiles * steps * self.warps_n * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
-                tiles * steps * self.warps_n * step_loads,
-                tiles * instructions / SCHEDULERS,
-                tiles * self.stage_bytes / L2_BYTES_PER_CYCLE,
-                self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
-            )
+        cycles = combine_overlapping(
+            tiles * steps * self.warps_n * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
+            tiles * steps * self.warps_n * step_loads,
+            tiles * instructions / SCHEDULERS,
+            tiles * self.stage_bytes / L2_BYTES_PER_CYCLE,
+            self.iterations * warp_cycles * ceil_div(blocks_per_sm, resident),
         )
         sums = self.num_parts * self.shape.m * self.shape.n
         reduction = REDUCTION_CYCLES + 2 * ACCUMULATOR_BYTES * sums / WORKSPACE_BYTES_PER_CYCLE
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0) + reduction
+        return cycles + reduction
 
 
 def can_fit_registers(w: WeightGradient) -> bool:
