@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import tvmconv as tc
 from tvmconv.compiler.lowered_module import LoweredModule
 from tvmconv.emulator.execution import bind_arguments, execute
 from tvmconv.emulator.memory.arrays import GlobalArray
 from tvmconv.emulator.observers import AccessObserver
+from tvmconv.kernel import Kernel
+from tvmconv.space import Config
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
@@ -41,6 +44,14 @@ def run(
     for step in lowered.kernels:
         execute(step.function, step.launch, bind_arguments(step, places), observer=watch)
     return places[len(given)].values.reshape(output.shape)
+
+
+def build_checked(text: str, schedule: str, config: Config | None = None, arch: str = "sm_90") -> Kernel:
+    """The kernel of a workload's text, whose result has been checked."""
+    w = tc.parse(text)
+    kernel = tc.build(w, schedule, arch=arch, config=config)
+    assert error(kernel.lowered_module, w) <= w.tolerance, config
+    return kernel
 
 
 def error(lowered: LoweredModule, workload, *, seed: int = 0) -> float:

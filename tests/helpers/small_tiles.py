@@ -3,6 +3,7 @@
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
+import emulate
 import numpy as np
 from cubins import space_of
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs, latency, tile_config
@@ -16,6 +17,10 @@ SMALL |= {"cluster_m": 1, "cluster_n": 1}
 
 def built(w, config=None, arch="sm_90"):
     return tc.build(w, "hopper", arch=arch, config=config)
+
+
+def build_checked(text, config=None):
+    return emulate.build_checked(text, "hopper", config)
 
 
 @contextmanager

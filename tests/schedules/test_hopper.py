@@ -3,13 +3,12 @@
 import itertools
 import re
 
-import emulate
 import numpy as np
 import pytest
 from cubins import needs_nvrtc, space_of
 from nasty import PATCHES
 from pairs import in_pairs
-from small_tiles import SMALL, built, few_multiprocessors
+from small_tiles import SMALL, build_checked, built, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.knobs import declare_knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.tma_requirements import WGMMA_K_BYTES
@@ -24,13 +23,6 @@ from tvmconv.space.mutation import Mutator
 
 WIDE = "conv2d:32x256x14x14,256x256x3x3,s1,p1"
 DTYPES = ("f16", "bf16", "tf32")
-
-
-def check(text, config=None):
-    w = tc.parse(text)
-    kernel = built(w, config)
-    assert emulate.error(kernel.lowered_module, w) <= w.tolerance, config
-    return kernel
 
 
 @pytest.mark.parametrize("text", [*PATCHES, "conv2d:1x6x12x24,16x6x3x2,s1x2,p1x0,f16,nhwc"])
@@ -92,7 +84,7 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
     channels, config = WAYS[way]
     text = ",".join(filter(None, (PATHS[path].format(channels), dtype, "nhwc", order)))
     with few_multiprocessors():
-        kernel = check(text, {**SMALL, **config})
+        kernel = build_checked(text, {**SMALL, **config})
         space = space_of(kernel.workload, "hopper")
         used = space.compute_usage(space.point_from_config(kernel.config)[None])
         (step,) = kernel.kernels
@@ -109,14 +101,16 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
 def test_blocks_take_tiles_in_turn(tiles, epilogue):
     """As many each, or one more for some; a ring and slabs that begin anywhere at a tile, and in either parity."""
     with few_multiprocessors():
-        kernel = check(f"conv1d:1x64x{tiles * 64 - 7},16x64x3,s1,p1,f16,nhwc{epilogue}", {**SMALL, "block_k_bytes": 32})
+        kernel = build_checked(
+            f"conv1d:1x64x{tiles * 64 - 7},16x64x3,s1,p1,f16,nhwc{epilogue}", {**SMALL, "block_k_bytes": 32}
+        )
     assert kernel.launch.grid == (2, 1, 1)
 
 
 @pytest.mark.parametrize("share", [{"cluster_m": 2}, {"cluster_m": 4, "cluster_n": 2, "block_n": 32}])
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
-    check("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
+    build_checked("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
 
 
 MULTIPLIERS = re.compile(r"HGMMA|WARPGROUP\.\w+")

@@ -1,10 +1,9 @@
 """`hopper` computes gradients and transposed convolutions, executed without a GPU."""
 
-import emulate
 import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
-from small_tiles import SMALL, built, few_multiprocessors
+from small_tiles import SMALL, build_checked, built, few_multiprocessors
 from tvm import tirx
 from tvmconv.builtin.conv.tensor_cores.hopper import strided_dgrad
 
@@ -65,22 +64,15 @@ RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxe
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
 
 
-def check(text, config=None):
-    w = tc.parse(text)
-    kernel = built(w, config)
-    assert emulate.error(kernel.lowered_module, w) <= w.tolerance, config
-    return kernel
-
-
 @pytest.mark.parametrize(("text", "config"), [*DGRADS, *STRIDED])
 def test_gradients_of_inputs_are_computed(text, config):
     with few_multiprocessors():
-        check(text, {**SMALL, **config})
+        build_checked(text, {**SMALL, **config})
 
 
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
-    check(text, {**SMALL_WGRAD, **config})
+    build_checked(text, {**SMALL_WGRAD, **config})
 
 
 @pytest.mark.parametrize(
@@ -88,10 +80,10 @@ def test_gradients_of_weights_are_computed(text, config):
 )
 @pytest.mark.parametrize("num_configs", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_defaults_and_random_configs_are_right(text, num_configs):
-    check(text)
+    build_checked(text)
     space = space_of(tc.parse(text), "hopper")
     for point in space.sample_legal(num_configs, np.random.default_rng(1)):
-        check(text, space.config_from_point(point))
+        build_checked(text, space.config_from_point(point))
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def test_random_workloads_on_opencl(seed, opencl):
     ],
 )
 def test_schedules_with_layouts_of_their_own(schedule, sizes, layout):
-    w = tc.parse(f"{sizes},{layout},bias,add,relu")
-    kernel = tc.build(w, schedule, arch="sm_90")
-    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
+    emulate.build_checked(f"{sizes},{layout},bias,add,relu", schedule)
 
 
 @pytest.mark.parametrize(("layout", "launches"), [("nchw", 1 + 1), ("nchw-nhwc", 1 + 1), ("nhwc-nchw", 1), ("nhwc", 1)])

@@ -16,11 +16,6 @@ def built(w, config=None, arch="sm_90"):
     return tc.build(w, "mma_sync", arch=arch, config=config)
 
 
-def check(text, config=None):
-    w = tc.parse(text)
-    assert emulate.error(built(w, config).lowered_module, w) <= w.tolerance, config
-
-
 @pytest.mark.parametrize(
     ("choices", "turns", "stages"),
     [
@@ -34,7 +29,7 @@ def test_blocks_compute_several_tiles_in_turn(choices, turns, stages):
     """The last blocks have fewer than the others. A search tries that where blocks are many more."""
     tile = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "split_k": 1}
     config = {**tile, "split_k_reduction": "workspace", "tiles_per_block": turns, "stages": stages}
-    check(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", config)
+    emulate.build_checked(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", "mma_sync", config)
 
 
 @pytest.mark.parametrize("meet", ["workspace", "cluster"])

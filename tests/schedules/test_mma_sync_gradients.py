@@ -3,8 +3,6 @@
 import emulate
 import pytest
 
-import tvmconv as tc
-
 SMALL = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 1, "stages": 3}
 WGRADS = [
     ("conv2d_wgrad:2x24x11x9,80x24x3x3,s1,p1,f16,nhwc", {"block_m": 32, "block_n": 64, "warps_n": 2, "warps_m": 2}),
@@ -21,17 +19,11 @@ DGRADS = [
 ]
 
 
-def check(text, config):
-    w = tc.parse(text)
-    kernel = tc.build(w, "mma_sync", arch="sm_80", config=config)
-    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
-
-
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
-    check(text, {**SMALL, "split_k": 2, **config})
+    emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 2, **config}, "sm_80")
 
 
 @pytest.mark.parametrize(("text", "config"), DGRADS)
 def test_gradients_of_inputs_are_computed(text, config):
-    check(text, {**SMALL, "split_k": 1, **config})
+    emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 1, **config}, "sm_80")

@@ -3,8 +3,6 @@
 import emulate
 import pytest
 
-import tvmconv as tc
-
 WGRADS = [
     ("conv2d_wgrad:3x3x33x41,40x3x7x7,s2,p3,f16,nhwc,add", {"block_m": 32, "warps_n": 4, "warps_k": 2}),
     ("conv2d_wgrad:2x1x20x23,24x1x5x5,s1x2,p2x1x0x3,d2x1,tf32,nhwc", {"block_p": 2, "warps_n": 2}),
@@ -19,19 +17,13 @@ DGRADS = [
 ]
 
 
-def check(text, config):
-    w = tc.parse(text)
-    kernel = tc.build(w, "stem", arch="sm_80", config=config)
-    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
-
-
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
     small = {"block_m": 16, "block_p": 1, "block_q": 16, "warps_n": 1, "warps_k": 1, "stages": 2, "parts": 4}
-    check(text, {**small, **config})
+    emulate.build_checked(text, "stem", {**small, **config}, "sm_80")
 
 
 @pytest.mark.parametrize(("text", "config"), DGRADS)
 def test_gradients_of_inputs_are_computed(text, config):
     small = {"rows_per_warp": 1, "warps_x": 1, "warps_y": 1, "max_ctas": 0}
-    check(text, {**small, **config})
+    emulate.build_checked(text, "stem", {**small, **config}, "sm_80")
