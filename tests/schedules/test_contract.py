@@ -351,7 +351,9 @@ def test_defaults_fit_every_architecture_and_may_be_searched(schedule):
 
 @pytest.mark.slow
 @needs_nvrtc
-@pytest.mark.parametrize(("schedule", "text"), [(name, text) for name, texts in LAYERS.items() for text in dict.fromkeys(texts)])
+@pytest.mark.parametrize(
+    ("schedule", "text"), [(name, text) for name, texts in LAYERS.items() for text in dict.fromkeys(texts)]
+)
 def test_defaults_compile_without_spills_for_every_architecture(schedule, text):
     for arch in architectures(schedule, text):
         check_spills(tc.parse(text), schedule, arch)
