@@ -6,6 +6,7 @@ The line table of the machine code relates each access to the TIR statement that
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,12 @@ from tvmconv.analysis.memory.requests import CostliestRequest, find_worst_reques
 from tvmconv.analysis.memory.traffic import BlockTraffic, TrafficObserver, count_traffic
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter import block_execution as executed
-from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts, count_requests, list_array_names
+from tvmconv.analysis.sass.interpreter.request_counts import (
+    InstructionCounts,
+    count_requests,
+    count_requests_by_block,
+    list_array_names,
+)
 from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
 from tvmconv.analysis.tir.accesses import (
     AccessTotals,
@@ -38,8 +44,9 @@ from tvmconv.analysis.tir.accesses import (
     select_middle_block,
 )
 from tvmconv.analysis.tir.scopes import has_instructions, needs_execution
+from tvmconv.compiler.executable import CompiledKernel
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.compiler.sass_listing import SassInstruction
+from tvmconv.compiler.sass_listing import Listing, SassInstruction
 from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessSite, ForwardingObserver, MemorySpace
 from tvmconv.emulator.threads import BlockIndex, count_lanes, expand_to_clusters
@@ -49,6 +56,8 @@ from tvmconv.kernel import Kernel
 RequestKind = Literal["load", "store"]
 REQUEST_KINDS: tuple[RequestKind, ...] = ("load", "store")
 MAX_BLOCK_INSTRUCTIONS = 1_000_000  # warp instructions of a block to interpret, which takes some seconds
+# Part of these instructions that blocks may take together, beyond which each is interpreted alone.
+JOINT_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,9 @@ class BlockCounts:
     traffic: BlockTraffic  # bytes and operations of the block without the accesses of TMA and wgmma
 
 
+# Counts of the instructions of a block, by the name of the device kernel and the block.
+_INSTRUCTION_CACHE: WeakKeyDictionary[Kernel, dict[tuple[str, BlockIndex], list[InstructionCounts]]]
+_INSTRUCTION_CACHE = WeakKeyDictionary()
 # By the name of the device kernel.
 _SASS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockAccessCounts]] = WeakKeyDictionary()
 _TIR_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockCounts]] = WeakKeyDictionary()
@@ -138,6 +150,29 @@ def count_sass_accesses(
     return cache[lowered_kernel.name]
 
 
+def count_blocks_together(kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]) -> None:
+    """Interpret some blocks of a device kernel together, for later calls of the other functions of this module.
+
+    Several blocks take little longer than one, because most of the time is spent per executed instruction, not per
+    thread. Nothing is kept if the machine code cannot be interpreted. The later call then finds the reason.
+    """
+    known_counts = _INSTRUCTION_CACHE.setdefault(kernel, {})
+    missing = [block for block in dict.fromkeys(blocks) if (lowered_kernel.name, block) not in known_counts]
+    if len(missing) < 2:
+        return
+    max_instructions = int(JOINT_FRACTION * MAX_BLOCK_INSTRUCTIONS)
+    with contextlib.suppress(AnalysisError, CompileError):
+        counts_by_block = count_requests_by_block(*_list_code(kernel, lowered_kernel), missing, max_instructions)
+        for block, counts in zip(missing, counts_by_block, strict=True):
+            known_counts[lowered_kernel.name, block] = counts
+
+
+def _list_code(kernel: Kernel, lowered_kernel: LoweredKernel) -> tuple[CompiledKernel, Listing, str]:
+    """Return what the interpreter needs of a device kernel: the compiled kernel, its machine code and architecture."""
+    index = kernel.kernels.index(lowered_kernel)
+    return kernel.executable.kernels[index], link_sources(kernel)[index].listing, str(kernel.device.arch)
+
+
 def _interpret(
     kernel: Kernel,
     lowered_kernel: LoweredKernel,
@@ -145,11 +180,11 @@ def _interpret(
     max_instructions: int,
     on_access: executed.AccessCallback | None = None,
 ) -> tuple[LinkedSources, list[InstructionCounts]]:
-    index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
-    sources = link_sources(kernel)[index]
-    compiled_kernel = kernel.executable.kernels[index]
-    counts = count_requests(compiled_kernel, sources.listing, arch, [block], on_access, max_instructions)
-    return sources, counts
+    known_counts, key = _INSTRUCTION_CACHE.setdefault(kernel, {}), (lowered_kernel.name, block)
+    if on_access or key not in known_counts:
+        code = _list_code(kernel, lowered_kernel)
+        known_counts[key] = count_requests(*code, [block], on_access, max_instructions)
+    return link_sources(kernel)[kernel.kernels.index(lowered_kernel)], known_counts[key]
 
 
 def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int) -> BlockAccessCounts:
