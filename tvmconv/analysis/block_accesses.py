@@ -35,7 +35,7 @@ from tvmconv.analysis.sass.interpreter.request_counts import (
     count_requests_by_block,
     list_array_names,
 )
-from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources, read_instructions
 from tvmconv.analysis.tir.accesses import (
     AccessTotals,
     RequestObserver,
@@ -137,14 +137,11 @@ def count_block_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> Block
     return cache[lowered_kernel.name]
 
 
-def count_sass_accesses(
-    kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int | None = None
-) -> BlockAccessCounts:
+def count_sass_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockAccessCounts:
     """Count the memory requests of the middle block of a device kernel from its machine code alone."""
     cache = _SASS_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
-        limit = max_instructions or MAX_BLOCK_INSTRUCTIONS
-        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, limit)
+        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, MAX_BLOCK_INSTRUCTIONS)
     if cache[lowered_kernel.name].instruction_counts is None:
         raise AnalysisError(cache[lowered_kernel.name].fallback_reason)
     return cache[lowered_kernel.name]
@@ -170,7 +167,8 @@ def count_blocks_together(kernel: Kernel, lowered_kernel: LoweredKernel, blocks:
 def _list_code(kernel: Kernel, lowered_kernel: LoweredKernel) -> tuple[CompiledKernel, Listing, str]:
     """Return what the interpreter needs of a device kernel: the compiled kernel, its machine code and architecture."""
     index = kernel.kernels.index(lowered_kernel)
-    return kernel.executable.kernels[index], link_sources(kernel)[index].listing, str(kernel.device.arch)
+    listing = read_instructions(kernel).get(lowered_kernel.name, ())
+    return kernel.executable.kernels[index], listing, str(kernel.device.arch)
 
 
 def _interpret(
@@ -179,17 +177,22 @@ def _interpret(
     block: BlockIndex,
     max_instructions: int,
     on_access: executed.AccessCallback | None = None,
-) -> tuple[LinkedSources, list[InstructionCounts]]:
+) -> list[InstructionCounts]:
     known_counts, key = _INSTRUCTION_CACHE.setdefault(kernel, {}), (lowered_kernel.name, block)
     if on_access or key not in known_counts:
         code = _list_code(kernel, lowered_kernel)
         known_counts[key] = count_requests(*code, [block], on_access, max_instructions)
-    return link_sources(kernel)[kernel.kernels.index(lowered_kernel)], known_counts[key]
+    return known_counts[key]
+
+
+def _link_instructions(kernel: Kernel, lowered_kernel: LoweredKernel) -> LinkedSources:
+    return link_sources(kernel)[kernel.kernels.index(lowered_kernel)]
 
 
 def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int) -> BlockAccessCounts:
     middle_block = select_middle_block(lowered_kernel)
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
+    sources = _link_instructions(kernel, lowered_kernel)
+    instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
     array_names = list_array_names(kernel, lowered_kernel)
     buffers = _SharedBufferNames(sources, instruction_counts)
     counts_by_access: defaultdict[tuple[MemorySpace, int, RequestKind, str], InstructionCounts]
@@ -216,11 +219,17 @@ def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instruct
 
 
 def count_instructions(
-    kernel: Kernel, lowered_kernel: LoweredKernel, block: BlockIndex
+    kernel: Kernel, lowered_kernel: LoweredKernel, block: BlockIndex, max_instructions: int | None = None
 ) -> list[tuple[SassInstruction, InstructionCounts]]:
-    """Return the SASS instructions of a device kernel in their order, each with its counts in one block."""
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, block, MAX_BLOCK_INSTRUCTIONS)
-    return list(zip(sources.listing, instruction_counts, strict=True))
+    """Return the SASS instructions of a device kernel in their order, each with its counts in one block.
+
+    The instructions are not related to statements of the TIR, which takes longer (`count_sass_accesses`).
+    """
+    access_counts = _SASS_CACHE.get(kernel, {}).get(lowered_kernel.name)
+    if access_counts and access_counts.fallback_reason:
+        raise AnalysisError(access_counts.fallback_reason)
+    counts = _interpret(kernel, lowered_kernel, block, max_instructions or MAX_BLOCK_INSTRUCTIONS)
+    return list(zip(read_instructions(kernel)[lowered_kernel.name], counts, strict=True))
 
 
 def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
@@ -237,10 +246,10 @@ def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
 
 def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
     costliest: dict[tuple[int, MemorySpace], CostliestRequest] = {}
-    listing = link_sources(kernel)[kernel.kernels.index(lowered_kernel)].listing
+    sources = _link_instructions(kernel, lowered_kernel)
 
     def note_request(request: executed.WarpRequest) -> None:
-        opcode, is_copy = listing[request.instruction_index].opcode, request.source_addresses is not None
+        opcode, is_copy = sources.listing[request.instruction_index].opcode, request.source_addresses is not None
         for (space, kind), opcodes in ACCESSES.items():
             if opcode not in opcodes:
                 continue
@@ -255,11 +264,11 @@ def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
                 costliest[key] = worst
 
     middle_block = select_middle_block(lowered_kernel)
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
+    instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
     array_names, buffers = list_array_names(kernel, lowered_kernel), _SharedBufferNames(sources, instruction_counts)
     requests_by_access: dict[tuple[int, MemorySpace, RequestKind, str], CostliestRequest] = {}
     for (instruction_index, space), request in costliest.items():
-        statement = sources.find_statement_index(listing[instruction_index])
+        statement = sources.find_statement_index(sources.listing[instruction_index])
         counts = instruction_counts[instruction_index]
         array_text = ", ".join(array_names[n] for n in sorted(counts.array_indices))
         name = buffers.find_name(request.kind, statement, counts) if space == "shared" else array_text
