@@ -225,6 +225,19 @@ class Kernel:
         return sass.disassemble(self.cubin.image)
 
     @functools.cached_property
+    def instructions(self) -> dict[str, Listing]:
+        """SASS instructions of each device function by its name; raises as `sass`.
+
+        They have no source lines unless `listings` was read before, because lines take another compilation.
+        """
+        from tvmconv.compiler import sass
+        from tvmconv.compiler.sass_listing import parse_disassembly
+
+        if known_listings := self.__dict__.get("listings"):
+            return known_listings
+        return parse_disassembly(sass.disassemble(self.cubin.image, with_lines=True))  # nvdisasm, not cuobjdump
+
+    @functools.cached_property
     def listings(self) -> dict[str, Listing]:
         """SASS instructions of each device function by its name, with their lines in `source`; raises as `sass`."""
         from tvmconv.compiler.sass_listing import disassemble_with_lines, parse_disassembly

@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, cast
 
 from tvmconv import devices, registry
 from tvmconv.analysis.local_memory import estimate_seconds_from_cubin, estimate_seconds_from_text
-from tvmconv.analysis.predicted_time import estimate_schedule_seconds, predict_kernel_time
+from tvmconv.analysis.predicted_time import (
+    estimate_config_seconds,
+    estimate_schedule_seconds,
+    predict_kernel_time,
+)
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.cost_model.similarity import workload_distance
@@ -43,6 +47,7 @@ MIN_LARGE_WORKLOAD_FLOPS = 5e9  # a workload with more FLOP is tried with its mo
 MAX_LOW_PRIORITY_SCHEDULES = 3  # schedules outside the default search that are tried for a large workload
 MAX_WORKLOAD_DISTANCE = 6.0  # largest trusted distance to a training workload, as the sum of |log2| of size ratios
 SECONDS_PER_CHECK = 0.005  # timing per kernel after the warm-up of the clocks
+MAX_ESTIMATE_RATIO = 2.0  # longest estimate of a default kernel to build, over the shortest time of those before it
 MAX_DEFAULT_BUILD_SECONDS = 5.0  # time after which no further default kernel is built for the comparison
 
 
@@ -154,12 +159,33 @@ def build_default_kernels(
 def build_fastest_default(workload: Workload, device: Device) -> Kernel:
     """Build the default kernel with the shortest predicted time. If no time can be predicted, the result is the default
     kernel of the first schedule that a search tries.
+
+    The schedules are tried in the order of their own estimates, and those without an estimate last. A schedule whose
+    estimate exceeds the shortest time so far by `MAX_ESTIMATE_RATIO` is not built.
     """
+    fastest: Kernel | None = None
+    shortest_seconds = math.inf
     if cost_model := cost_model_for(device.arch):
-        machine, candidates = cost_model.device_spec, default_candidate_schedules(workload, device, will_be_timed=False)
-        if kernels := build_default_kernels(workload, device, candidates):
-            return min(kernels, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
+        schedules = default_candidate_schedules(workload, device, will_be_timed=False)
+        estimates = {schedule.name: _estimate_default(workload, schedule, device) for schedule in schedules}
+        for schedule in sorted(schedules, key=lambda schedule: estimates[schedule.name] or math.inf):
+            if (estimates[schedule.name] or 0) > MAX_ESTIMATE_RATIO * shortest_seconds:
+                continue
+            for kernel in build_default_kernels(workload, device, [schedule]):
+                seconds = estimate_kernel_seconds(kernel, cost_model.device_spec)
+                if fastest is None or seconds < shortest_seconds:
+                    fastest, shortest_seconds = kernel, seconds
+    if fastest:
+        return fastest
     return build_for_device(workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None)
+
+
+def _estimate_default(workload: Workload, schedule: Schedule, device: Device) -> float | None:
+    """Return the estimated seconds of a schedule's default config; None if the schedule cannot estimate it."""
+    try:
+        return estimate_config_seconds(workload, schedule, None, device.limits)
+    except Error:
+        return None
 
 
 def estimate_kernel_seconds(kernel: Kernel, machine: Target) -> float:

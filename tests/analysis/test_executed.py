@@ -11,7 +11,12 @@ import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
 from tvmconv.analysis.memory.coalescing import count_global_accesses
 from tvmconv.analysis.sass.interpreter.block_execution import SassInterpreter
-from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests, count_requests, sample_grid
+from tvmconv.analysis.sass.interpreter.request_counts import (
+    count_launch_requests,
+    count_requests,
+    count_requests_by_block,
+    sample_grid,
+)
 from tvmconv.analysis.sass.interpreter.semantics import evaluate_lut
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import parse_disassembly
@@ -306,3 +311,12 @@ def test_all_blocks_of_a_grid_are_counted_where_they_are_short():
     for place, each in enumerate(grid.instruction_counts):
         assert each.num_sectors == sum(counts[place].num_sectors for counts in one_by_one)
         assert each.num_executed == sum(counts[place].num_executed for counts in one_by_one)
+
+
+def test_blocks_counted_together_have_the_counts_of_each_alone():
+    kernel = tc.build(tc.parse("conv2d:1x4x30x30,8x4x3x3,s1,p1"), "tiling", arch="sm_90")
+    (step,) = kernel.executable.kernels
+    code = kernel.instructions[step.name]
+    blocks = [(0, 0, 0), tuple(extent - 1 for extent in step.launch.grid)]
+    together = count_requests_by_block(step, code, "sm_90", blocks)
+    assert together == [count_requests(step, code, "sm_90", [block]) for block in blocks]

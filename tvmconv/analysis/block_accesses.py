@@ -6,6 +6,7 @@ The line table of the machine code relates each access to the TIR statement that
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +29,13 @@ from tvmconv.analysis.memory.requests import CostliestRequest, find_worst_reques
 from tvmconv.analysis.memory.traffic import BlockTraffic, TrafficObserver, count_traffic
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter import block_execution as executed
-from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts, count_requests, list_array_names
-from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
+from tvmconv.analysis.sass.interpreter.request_counts import (
+    InstructionCounts,
+    count_requests,
+    count_requests_by_block,
+    list_array_names,
+)
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources, read_instructions
 from tvmconv.analysis.tir.accesses import (
     AccessTotals,
     RequestObserver,
@@ -38,8 +44,9 @@ from tvmconv.analysis.tir.accesses import (
     select_middle_block,
 )
 from tvmconv.analysis.tir.scopes import has_instructions, needs_execution
+from tvmconv.compiler.executable import CompiledKernel
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.compiler.sass_listing import SassInstruction
+from tvmconv.compiler.sass_listing import Listing, SassInstruction
 from tvmconv.emulator.execution import run_with_observer
 from tvmconv.emulator.observers import AccessSite, ForwardingObserver, MemorySpace
 from tvmconv.emulator.threads import BlockIndex, count_lanes, expand_to_clusters
@@ -49,6 +56,8 @@ from tvmconv.kernel import Kernel
 RequestKind = Literal["load", "store"]
 REQUEST_KINDS: tuple[RequestKind, ...] = ("load", "store")
 MAX_BLOCK_INSTRUCTIONS = 1_000_000  # warp instructions of a block to interpret, which takes some seconds
+# Part of these instructions that blocks may take together, beyond which each is interpreted alone.
+JOINT_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,9 @@ class BlockCounts:
     traffic: BlockTraffic  # bytes and operations of the block without the accesses of TMA and wgmma
 
 
+# Counts of the instructions of a block, by the name of the device kernel and the block.
+_INSTRUCTION_CACHE: WeakKeyDictionary[Kernel, dict[tuple[str, BlockIndex], list[InstructionCounts]]]
+_INSTRUCTION_CACHE = WeakKeyDictionary()
 # By the name of the device kernel.
 _SASS_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockAccessCounts]] = WeakKeyDictionary()
 _TIR_CACHE: WeakKeyDictionary[Kernel, dict[str, BlockCounts]] = WeakKeyDictionary()
@@ -125,17 +137,38 @@ def count_block_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> Block
     return cache[lowered_kernel.name]
 
 
-def count_sass_accesses(
-    kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int | None = None
-) -> BlockAccessCounts:
+def count_sass_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockAccessCounts:
     """Count the memory requests of the middle block of a device kernel from its machine code alone."""
     cache = _SASS_CACHE.setdefault(kernel, {})
     if lowered_kernel.name not in cache:
-        limit = max_instructions or MAX_BLOCK_INSTRUCTIONS
-        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, limit)
+        cache[lowered_kernel.name] = _count_from_sass(kernel, lowered_kernel, MAX_BLOCK_INSTRUCTIONS)
     if cache[lowered_kernel.name].instruction_counts is None:
         raise AnalysisError(cache[lowered_kernel.name].fallback_reason)
     return cache[lowered_kernel.name]
+
+
+def count_blocks_together(kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]) -> None:
+    """Interpret some blocks of a device kernel together, for later calls of the other functions of this module.
+
+    Several blocks take little longer than one, because most of the time is spent per executed instruction, not per
+    thread. Nothing is kept if the machine code cannot be interpreted. The later call then finds the reason.
+    """
+    known_counts = _INSTRUCTION_CACHE.setdefault(kernel, {})
+    missing = [block for block in dict.fromkeys(blocks) if (lowered_kernel.name, block) not in known_counts]
+    if len(missing) < 2:
+        return
+    max_instructions = int(JOINT_FRACTION * MAX_BLOCK_INSTRUCTIONS)
+    with contextlib.suppress(AnalysisError, CompileError):
+        counts_by_block = count_requests_by_block(*_list_code(kernel, lowered_kernel), missing, max_instructions)
+        for block, counts in zip(missing, counts_by_block, strict=True):
+            known_counts[lowered_kernel.name, block] = counts
+
+
+def _list_code(kernel: Kernel, lowered_kernel: LoweredKernel) -> tuple[CompiledKernel, Listing, str]:
+    """Return what the interpreter needs of a device kernel: the compiled kernel, its machine code and architecture."""
+    index = kernel.kernels.index(lowered_kernel)
+    listing = read_instructions(kernel).get(lowered_kernel.name, ())
+    return kernel.executable.kernels[index], listing, str(kernel.device.arch)
 
 
 def _interpret(
@@ -144,17 +177,22 @@ def _interpret(
     block: BlockIndex,
     max_instructions: int,
     on_access: executed.AccessCallback | None = None,
-) -> tuple[LinkedSources, list[InstructionCounts]]:
-    index, arch = kernel.kernels.index(lowered_kernel), str(kernel.device.arch)
-    sources = link_sources(kernel)[index]
-    compiled_kernel = kernel.executable.kernels[index]
-    counts = count_requests(compiled_kernel, sources.listing, arch, [block], on_access, max_instructions)
-    return sources, counts
+) -> list[InstructionCounts]:
+    known_counts, key = _INSTRUCTION_CACHE.setdefault(kernel, {}), (lowered_kernel.name, block)
+    if on_access or key not in known_counts:
+        code = _list_code(kernel, lowered_kernel)
+        known_counts[key] = count_requests(*code, [block], on_access, max_instructions)
+    return known_counts[key]
+
+
+def _link_instructions(kernel: Kernel, lowered_kernel: LoweredKernel) -> LinkedSources:
+    return link_sources(kernel)[kernel.kernels.index(lowered_kernel)]
 
 
 def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int) -> BlockAccessCounts:
     middle_block = select_middle_block(lowered_kernel)
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
+    sources = _link_instructions(kernel, lowered_kernel)
+    instruction_counts = _interpret(kernel, lowered_kernel, middle_block, max_instructions)
     array_names = list_array_names(kernel, lowered_kernel)
     buffers = _SharedBufferNames(sources, instruction_counts)
     counts_by_access: defaultdict[tuple[MemorySpace, int, RequestKind, str], InstructionCounts]
@@ -181,11 +219,17 @@ def _count_from_sass(kernel: Kernel, lowered_kernel: LoweredKernel, max_instruct
 
 
 def count_instructions(
-    kernel: Kernel, lowered_kernel: LoweredKernel, block: BlockIndex
+    kernel: Kernel, lowered_kernel: LoweredKernel, block: BlockIndex, max_instructions: int | None = None
 ) -> list[tuple[SassInstruction, InstructionCounts]]:
-    """Return the SASS instructions of a device kernel in their order, each with its counts in one block."""
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, block, MAX_BLOCK_INSTRUCTIONS)
-    return list(zip(sources.listing, instruction_counts, strict=True))
+    """Return the SASS instructions of a device kernel in their order, each with its counts in one block.
+
+    The instructions are not related to statements of the TIR, which takes longer (`count_sass_accesses`).
+    """
+    access_counts = _SASS_CACHE.get(kernel, {}).get(lowered_kernel.name)
+    if access_counts and access_counts.fallback_reason:
+        raise AnalysisError(access_counts.fallback_reason)
+    counts = _interpret(kernel, lowered_kernel, block, max_instructions or MAX_BLOCK_INSTRUCTIONS)
+    return list(zip(read_instructions(kernel)[lowered_kernel.name], counts, strict=True))
 
 
 def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
@@ -202,10 +246,10 @@ def find_costliest_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
 
 def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[CostliestRequest]:
     costliest: dict[tuple[int, MemorySpace], CostliestRequest] = {}
-    listing = link_sources(kernel)[kernel.kernels.index(lowered_kernel)].listing
+    sources = _link_instructions(kernel, lowered_kernel)
 
     def note_request(request: executed.WarpRequest) -> None:
-        opcode, is_copy = listing[request.instruction_index].opcode, request.source_addresses is not None
+        opcode, is_copy = sources.listing[request.instruction_index].opcode, request.source_addresses is not None
         for (space, kind), opcodes in ACCESSES.items():
             if opcode not in opcodes:
                 continue
@@ -220,11 +264,11 @@ def _find_costliest_in_sass(kernel: Kernel, lowered_kernel: LoweredKernel) -> li
                 costliest[key] = worst
 
     middle_block = select_middle_block(lowered_kernel)
-    sources, instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
+    instruction_counts = _interpret(kernel, lowered_kernel, middle_block, MAX_BLOCK_INSTRUCTIONS, note_request)
     array_names, buffers = list_array_names(kernel, lowered_kernel), _SharedBufferNames(sources, instruction_counts)
     requests_by_access: dict[tuple[int, MemorySpace, RequestKind, str], CostliestRequest] = {}
     for (instruction_index, space), request in costliest.items():
-        statement = sources.find_statement_index(listing[instruction_index])
+        statement = sources.find_statement_index(sources.listing[instruction_index])
         counts = instruction_counts[instruction_index]
         array_text = ", ".join(array_names[n] for n in sorted(counts.array_indices))
         name = buffers.find_name(request.kind, statement, counts) if space == "shared" else array_text

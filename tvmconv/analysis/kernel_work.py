@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tvmconv.analysis.block_accesses import count_sass_accesses
-from tvmconv.analysis.memory.coalescing import GlobalAccess
+from tvmconv.analysis.block_accesses import count_instructions
 from tvmconv.analysis.memory.footprint import ArrayFootprints, compute_footprints, count_kernel_dram_bytes
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
-from tvmconv.analysis.sass.instruction_mix import count_lane_clocks
+from tvmconv.analysis.sass.instruction_mix import ACCESSES, count_lane_clocks
+from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts
 from tvmconv.analysis.sass.interpreter.semantics import count_registers
+from tvmconv.analysis.sass.linked_sources import read_instructions
 from tvmconv.analysis.sass.warp_pipeline import WarpPipeline, build_code
+from tvmconv.analysis.tir.accesses import select_middle_block
 from tvmconv.compiler.lowered_module import LoweredKernel
+from tvmconv.compiler.sass_listing import SassInstruction
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
 from tvmconv.target import SECTOR_BYTES, find_architecture
@@ -30,6 +34,8 @@ _INTEGER_OPCODES = frozenset(
 )
 _LOCAL_OPCODES = ("LDL", "STL")
 _ASYNC_OPCODES = ("UTMALDG", "UTMASTG", "UBLKCP", "HGMMA")  # the interpreter does not model the work of TMA and wgmma
+
+_ASYNC_REASON = "the time that TMA copies and wgmma instructions take is not modelled"
 
 
 @dataclass(frozen=True)
@@ -57,19 +63,20 @@ class KernelWork:
 
 def count_kernel_work(kernel: Kernel, max_instructions: int | None = None) -> list[KernelWork]:
     """Count the work of each timed device kernel of a kernel."""
+    if any(lowered_kernel.tensor_maps for lowered_kernel in kernel.timed_kernels):
+        raise AnalysisError(_ASYNC_REASON)  # known without the machine code
     return [_count_lowered_kernel(kernel, lowered_kernel, max_instructions) for lowered_kernel in kernel.timed_kernels]
 
 
 def _count_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, max_instructions: int | None) -> KernelWork:
     occupancy = compute_kernel_occupancy(kernel, lowered_kernel)
-    listing = kernel.listings[lowered_kernel.name]
+    listing = read_instructions(kernel)[lowered_kernel.name]
     if any(instruction.opcode in _ASYNC_OPCODES for instruction in listing):
-        raise AnalysisError("the time that TMA copies and wgmma instructions take is not modelled")
+        raise AnalysisError(_ASYNC_REASON)
     if not occupancy.resident_blocks:
         raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(occupancy.limiting_resources)}")
-    access_counts = count_sass_accesses(kernel, lowered_kernel, max_instructions)
-    instruction_counts = access_counts.instruction_counts
-    assert instruction_counts is not None
+    middle_block = select_middle_block(lowered_kernel)
+    instruction_counts = count_instructions(kernel, lowered_kernel, middle_block, max_instructions)
     num_executed = [counts.num_executed for _, counts in instruction_counts]
     num_backward_branches = [counts.num_backward_branches for _, counts in instruction_counts]
     warp = WarpPipeline()
@@ -89,25 +96,31 @@ def _count_lowered_kernel(kernel: Kernel, lowered_kernel: LoweredKernel, max_ins
         floats=sum(count_lane_clocks(instruction) * counts.num_executed for instruction, counts in instruction_counts),
         integers=sum(issued_by_opcode[name] for name in _INTEGER_OPCODES),
         matrices=issued_by_opcode["HMMA"],
-        wavefronts=sum(counts.wavefronts for counts in access_counts.shared_accesses),
+        wavefronts=sum(counts.num_wavefronts for _, counts in instruction_counts),
         spilled=sum(
             count_registers(instruction) * counts.num_executed
             for instruction, counts in instruction_counts
             if instruction.opcode in _LOCAL_OPCODES
         ),
-        lines=sum(counts.num_lines for counts in access_counts.global_accesses),
-        l1_sectors=sum(counts.sectors for counts in access_counts.global_accesses),
-        l2_sectors=_count_l2_sectors(access_counts.global_accesses, footprints, l1_bytes),
+        lines=sum(counts.num_lines for _, counts in instruction_counts),
+        l1_sectors=sum(counts.num_sectors for _, counts in instruction_counts),
+        l2_sectors=_count_l2_sectors(instruction_counts, footprints, l1_bytes),
         dram_bytes=0
         if _sum_array_bytes(kernel, footprints) <= architecture.l2_bytes
         else count_kernel_dram_bytes(kernel, lowered_kernel, footprints, architecture.l2_bytes),
     )
 
 
-def _count_l2_sectors(global_accesses: list[GlobalAccess], footprints: ArrayFootprints | None, l1_bytes: int) -> int:
+def _count_l2_sectors(
+    instruction_counts: Sequence[tuple[SassInstruction, InstructionCounts]],
+    footprints: ArrayFootprints | None,
+    l1_bytes: int,
+) -> int:
     """Return the sectors that a block stores to and loads from L2; it loads each once if they fit its part of L1."""
-    stored_sectors = sum(access.sectors for access in global_accesses if access.kind == "store")
-    loaded_sectors = sum(access.sectors for access in global_accesses if access.kind == "load")
+    stored_sectors, loaded_sectors = (
+        sum(counts.num_sectors for instruction, counts in instruction_counts if instruction.opcode in opcodes)
+        for opcodes in (ACCESSES["global", "store"], ACCESSES["global", "load"])
+    )
     if footprints is None:
         return stored_sectors + loaded_sectors
     distinct_sectors = sum(access.num_sectors for (kind, _), access in footprints.items() if kind == "load")

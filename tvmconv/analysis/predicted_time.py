@@ -21,8 +21,9 @@ means full overlap. Each device kernel adds the time of a launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tvmconv.analysis.kernel_work import KernelWork, count_kernel_work
 from tvmconv.errors import KnobError
@@ -34,8 +35,14 @@ from tvmconv.target import (
     L2_SECTORS_PER_CLOCK,
     SCHEDULERS,
     WARP_SIZE,
+    BlockLimits,
     Target,
 )
+
+if TYPE_CHECKING:
+    from tvmconv.registry import Schedule
+    from tvmconv.space.knobs import Value
+    from tvmconv.workloads import Workload
 
 OVERLAP_EXPONENT = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/experiments/bounds-direct.md
 QUARTILES = (0.86, 1.11)  # measured divided by predicted time, on layers outside the fit: the same file
@@ -126,9 +133,16 @@ def estimate_schedule_seconds(kernel: Kernel) -> float | None:
 
     None if the schedule has no estimate, or if it does not cover the kernel's config.
     """
-    space = kernel.schedule.space(kernel.workload, kernel.device.limits)
+    return estimate_config_seconds(kernel.workload, kernel.schedule, kernel.config, kernel.device.limits)
+
+
+def estimate_config_seconds(
+    workload: Workload, schedule: Schedule, config: Mapping[str, Value] | None, limits: BlockLimits
+) -> float | None:
+    """Return the same as `estimate_schedule_seconds` for a config that is not built, by default that of defaults."""
+    space = schedule.space(workload, limits)
     try:
-        usage = space.compute_usage(space.point_from_config(kernel.config)[None])
+        usage = space.compute_usage(space.point_from_config(space.default if config is None else config)[None])
     except KnobError:  # the config has a value outside the search space
         return None
     if usage is None or usage.estimate is None or usage.estimate_seconds_per_unit is None:

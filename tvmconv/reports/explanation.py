@@ -15,7 +15,12 @@ from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, estimate_s
 from tvmconv.analysis.sass.instruction_mix import analyze_mix
 from tvmconv.analysis.sass.linked_sources import link_sources, prefetch_listings
 from tvmconv.analysis.sensitivity import iterate_knob_neighbors
-from tvmconv.analysis.speed_of_light import UnitLowerBound, compute_unit_times, explain_text_counts
+from tvmconv.analysis.speed_of_light import (
+    UnitLowerBound,
+    compute_unit_times,
+    count_unit_blocks,
+    explain_text_counts,
+)
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
 from tvmconv.compiler.sass_listing import Listing
@@ -57,6 +62,8 @@ def explain_kernel(kernel: Kernel, device_spec: Target | None, formatter: TableF
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     try:
         linked_sources, failure = link_sources(kernel), ""
+        if device_spec:
+            count_unit_blocks(kernel, with_bounds=True)
     except CompileError as error:  # no disassembler is installed
         linked_sources, failure = None, f"instructions  {error}"
     for kernel_index, lowered_kernel in enumerate(kernel.kernels):

@@ -106,6 +106,21 @@ def count_copy_wavefronts(
 ) -> tuple[int, int, int]:
     """Return the same as `count_wavefronts` for asynchronous copies of 16 bytes.
 
+    See `count_copy_wavefronts_by_request` for the arguments.
+    """
+    num_wavefronts = count_copy_wavefronts_by_request(addresses, active, source_addresses, is_read)
+    num_requests, _, min_wavefronts = count_wavefronts(addresses, active, VECTOR_BYTES)
+    return num_requests, int(num_wavefronts.sum()), min_wavefronts
+
+
+def count_copy_wavefronts_by_request(
+    addresses: NDArray[np.int64],
+    active: NDArray[np.bool_],
+    source_addresses: NDArray[np.int64],
+    is_read: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return the wavefronts of each request of asynchronous copies of 16 bytes.
+
     Data from a line of 128 bytes is written to a row of the banks in one wavefront, 8 threads at a time. If some
     threads of a warp store zeros instead of reading a source, all rows of the warp are written once more (measured on
     an H200). The arrays have the shape (requests, threads per warp).
@@ -114,9 +129,7 @@ def count_copy_wavefronts(
     bank_rows = addresses // LINE_BYTES * 4 + quarter
     num_wavefronts = count_distinct(np.where(is_read, bank_rows + (source_addresses // LINE_BYTES << 32), -1))
     stores_zeros = (active & ~is_read).any(axis=1)
-    num_wavefronts = num_wavefronts + np.where(stores_zeros, count_distinct(np.where(active, bank_rows, -1)), 0)
-    num_requests, _, min_wavefronts = count_wavefronts(addresses, active, VECTOR_BYTES)
-    return num_requests, int(num_wavefronts.sum()), min_wavefronts
+    return num_wavefronts + np.where(stores_zeros, count_distinct(np.where(active, bank_rows, -1)), 0)
 
 
 def count_wavefronts_by_request(

@@ -86,7 +86,7 @@ def count_sectors(
         return 0, 0, 0, 0
     addresses, active = addresses[is_request].astype(np.int64), active[is_request]
     num_sectors, min_sectors = count_sectors_by_request(addresses, active, nbytes, is_copy=is_copy)
-    lines = _count_touched_pieces(addresses, active, nbytes, LINE_BYTES)
+    lines = count_lines_by_request(addresses, active, nbytes)
     return int(is_request.sum()), int(num_sectors.sum()), int(min_sectors.sum()), int(lines.sum())
 
 
@@ -100,6 +100,11 @@ def count_sectors_by_request(
     if nbytes == VECTOR_BYTES:
         num_sectors = _count_by_quarter(addresses // SECTOR_BYTES, active, is_copy=is_copy)
     return num_sectors, ceil_div(requested_bytes, SECTOR_BYTES)
+
+
+def count_lines_by_request(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> NDArray[np.int64]:
+    """Return the lines that each request touches; see `count_sectors` for the arguments."""
+    return _count_touched_pieces(addresses, active, nbytes, LINE_BYTES)
 
 
 def _count_by_quarter(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -68,6 +69,16 @@ def prefetch_listings(kernel: Kernel) -> None:
     executor = ThreadPoolExecutor(1)
     _PENDING_LISTINGS[kernel] = executor.submit(lambda: kernel.listings)
     executor.shutdown(wait=False)
+
+
+def read_instructions(kernel: Kernel) -> Mapping[str, Listing]:
+    """Return the SASS instructions of each device function by its name, with source lines only if those are known.
+
+    The lines take another compilation, unless `prefetch_listings` was called before the kernel was compiled.
+    """
+    if pending := _PENDING_LISTINGS.get(kernel):
+        pending.result()
+    return kernel.instructions
 
 
 def link_sources(kernel: Kernel) -> list[LinkedSources]:

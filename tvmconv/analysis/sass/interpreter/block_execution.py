@@ -12,7 +12,6 @@ Lam, Sethi and Ullman, "Compilers", 9.2.5) of the registers that accesses and br
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -198,9 +197,19 @@ Key = TypeVar("Key")
 class BlockExecution:
     """Result of the execution of some blocks."""
 
-    execution_counts: list[int]  # executions by a warp of each instruction
-    backward_branch_counts: list[int]  # times that a warp takes each branch backward
+    executions_by_block: NDArray[np.int64]  # executions by a warp, of shape (instructions, blocks)
+    backward_branches_by_block: NDArray[np.int64]  # times that a warp takes each branch backward, of the same shape
     num_executed: int  # executed instructions, each for all threads that have reached it
+
+    @property
+    def execution_counts(self) -> list[int]:
+        """Executions by a warp of each instruction in all blocks."""
+        return self.executions_by_block.sum(axis=1).tolist()
+
+    @property
+    def backward_branch_counts(self) -> list[int]:
+        """Times that a warp takes each branch backward in all blocks."""
+        return self.backward_branches_by_block.sum(axis=1).tolist()
 
 
 class SassInterpreter:
@@ -226,7 +235,7 @@ class SassInterpreter:
         self._special_registers.update(self._evaluate_special_registers(blocks))
         is_thread = np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block
         mask, limit = np.tile(is_thread, len(blocks)), max_instructions or MAX_INSTRUCTIONS
-        return _BlockExecutor(self._instructions, self._next_required, mask, on_access, limit).execute()
+        return _BlockExecutor(self._instructions, self._next_required, mask, len(blocks), on_access, limit).execute()
 
     def _evaluate_special_registers(self, blocks: Sequence[BlockIndex]) -> dict[str, Array]:
         x, y, _ = self._launch.block
@@ -254,12 +263,14 @@ class _BlockExecutor:
         instructions: Sequence[DecodedInstruction],
         next_required: Sequence[int],
         thread_mask: NDArray[np.bool_],
+        num_blocks: int,
         on_access: AccessCallback,
         max_instructions: int,
     ) -> None:
         self._instructions, self._next_required = instructions, next_required
         self._on_access, self._max_instructions = on_access, max_instructions
-        self._thread_mask = thread_mask
+        self._thread_mask, self._num_blocks = thread_mask, num_blocks
+        self._num_thread_mask_warps = self._count_warps(thread_mask)
         self._values: Values = [None] * (FIRST_STACK_SLOT + _STACK_WORDS)
         self._values[:FIRST_PREDICATE] = [np.zeros(1, np.uint32)] * FIRST_PREDICATE
         self._values[FIRST_PREDICATE:FIRST_STACK_SLOT] = [np.zeros(1, bool)] * (FIRST_STACK_SLOT - FIRST_PREDICATE)
@@ -267,9 +278,10 @@ class _BlockExecutor:
         self._convergence_masks: dict[str, NDArray[np.bool_]] = {}  # threads that have to converge, by barrier register
         self._waiting_masks: dict[tuple[str, int], NDArray[np.bool_]] = {}  # threads at each BSYNC, by register, index
         self._exited = ~thread_mask
-        self._num_entered: Counter[int] = Counter()  # warps that start a straight run of instructions at each index
-        self._num_left: Counter[int] = Counter()  # warps whose run ends at each index
-        self._num_backward_branches: Counter[int] = Counter()
+        shape = len(instructions) + 1, num_blocks  # the counts of warps are those of each block
+        self._num_entered = np.zeros(shape, np.int64)  # warps that start a straight run of instructions at each index
+        self._num_left = np.zeros(shape, np.int64)  # warps whose run ends before each index
+        self._num_backward_branches = np.zeros(shape, np.int64)
         self._num_executed = 0
 
     def execute(self) -> BlockExecution:
@@ -279,31 +291,23 @@ class _BlockExecutor:
             self._execute_from(index, self._masks_by_index.pop(index))
             if not self._masks_by_index and self._waiting_masks:
                 self._release_waiting(force=True)
-        num_inside, execution_counts = 0, []
-        for index in range(len(self._instructions)):
-            num_inside += self._num_entered[index]
-            execution_counts.append(num_inside)
-            num_inside -= self._num_left[index]
-        return BlockExecution(
-            execution_counts,
-            [self._num_backward_branches[index] for index in range(len(self._instructions))],
-            self._num_executed,
-        )
+        num_inside = np.cumsum(self._num_entered - self._num_left, axis=0)
+        return BlockExecution(num_inside[:-1], self._num_backward_branches[:-1], self._num_executed)
 
     def _execute_from(self, index: int, mask: NDArray[np.bool_]) -> None:
         """Execute from one index on until the threads diverge, join others, wait or exit."""
         is_full = self._is_whole(mask)
-        num_warps = _count_warps(mask)
+        num_warps = self._num_thread_mask_warps if is_full else self._count_warps(mask)
         self._num_entered[index] += num_warps
         instructions, next_required = self._instructions, self._next_required
         while True:
             next_index = next_required[index]
             if next_index >= len(instructions):
-                self._num_left[len(instructions) - 1] += num_warps
+                self._num_left[len(instructions)] += num_warps
                 return
             index = next_index
             if self._masks_by_index and index in self._masks_by_index:  # other threads wait here to execute
-                self._num_left[index - 1] += num_warps
+                self._num_left[index] += num_warps
                 _add_threads(self._masks_by_index, index, mask)
                 return
             self._num_executed += 1
@@ -317,13 +321,17 @@ class _BlockExecutor:
             if instruction.is_branch:
                 continuing = self._branch(index, instruction, mask)
                 if continuing is None:
-                    self._num_left[index] += num_warps
+                    self._num_left[index + 1] += num_warps
                     return
                 if continuing is not mask:
-                    self._num_left[index] += num_warps
-                    mask, is_full, num_warps = continuing, self._is_whole(continuing), _count_warps(continuing)
+                    self._num_left[index + 1] += num_warps
+                    mask, is_full, num_warps = continuing, self._is_whole(continuing), self._count_warps(continuing)
                     self._num_entered[index + 1] += num_warps
             index += 1
+
+    def _count_warps(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the number of warps of each block that have a thread in a mask."""
+        return mask.reshape(self._num_blocks, -1, WARP_SIZE).any(axis=2).sum(axis=1)
 
     def _is_whole(self, mask: NDArray[np.bool_]) -> bool:
         return mask is self._thread_mask or bool((mask == self._thread_mask).all())
@@ -369,7 +377,7 @@ class _BlockExecutor:
         if not mask.any():
             return
         values = [source.read(self._values) for source in instruction.address_operands]
-        addresses = [_group_by_warp(value.astype(np.int64), mask) for value in values if value is not None]
+        addresses = [_group_by_warp(value.view(np.int64), mask) for value in values if value is not None]
         if len(addresses) < len(values):
             raise AnalysisError(f"the address of {instruction.instruction.text} depends on an unknown value")
         request = WarpRequest(index, addresses[0], _group_by_warp(mask, mask), instruction.access_bytes)
@@ -409,10 +417,10 @@ class _BlockExecutor:
             self._release_waiting()
         elif instruction.target_index is not None and instruction.target_index != index:
             target_mask = self._masks_by_index.get(instruction.target_index)
-            num_present = 0 if target_mask is None else _count_warps(target_mask)
+            num_present = 0 if target_mask is None else self._count_warps(target_mask)
             merged_mask = _add_threads(self._masks_by_index, instruction.target_index, taken_mask)
             if instruction.target_index < index:  # a warp that is at the target already continues as one warp
-                self._num_backward_branches[index] += _count_warps(merged_mask) - num_present
+                self._num_backward_branches[index] += self._count_warps(merged_mask) - num_present
         else:
             raise AnalysisError("the machine code has an infinite loop, a branch to itself")
         return fallthrough_mask if fallthrough_mask.any() else None
@@ -449,10 +457,6 @@ def _add_threads(masks: dict[Key, NDArray[np.bool_]], key: Key, mask: NDArray[np
     return masks[key]
 
 
-def _count_warps(mask: NDArray[np.bool_]) -> int:
-    return int(mask.reshape(-1, WARP_SIZE).any(axis=1).sum())
-
-
 def _spread_over_warps(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return a mask of all threads of the warps that have a thread in `mask`."""
     return np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
@@ -460,5 +464,5 @@ def _spread_over_warps(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _group_by_warp(value: Array, shape_mask: Array) -> Array:
     """Reshape one value per thread to (warps, 32)."""
-    full_value: Array = value if value.shape == shape_mask.shape else np.broadcast_to(value, shape_mask.shape)
+    full_value: Array = value if value.shape == shape_mask.shape else np.repeat(value, len(shape_mask))
     return full_value.reshape(-1, WARP_SIZE)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 FIRST_UNIFORM, FIRST_PREDICATE, FIRST_STACK_SLOT = 256, 512, 528
 WORD_BITS = 32
+_WORD_MASK, _WORD_SHIFT = np.uint64(0xFFFFFFFF), np.uint64(WORD_BITS)
 Value = NDArray[Any] | None
 Values = list[Value]
 Constants = Callable[[int, int], int | None]  # returns the word of (bank, offset), or None if it is unknown
@@ -43,10 +44,16 @@ class OperandReader:
 
 def combine_operands(function: Callable[..., NDArray[Any]], *operands: OperandReader) -> OperandReader:
     """Return the reader of a function of operands, whose value is unknown if that of an operand is."""
+    readers = [operand.read for operand in operands]
 
     def read(values: Values) -> Value:
-        operand_values = [operand.read(values) for operand in operands]
-        return None if any(value is None for value in operand_values) else function(*operand_values)
+        operand_values = []
+        for read_operand in readers:
+            value = read_operand(values)
+            if value is None:
+                return None
+            operand_values.append(value)
+        return function(*operand_values)
 
     return OperandReader(reduce(operator.or_, (operand.register_bits for operand in operands), 0), read)
 
@@ -120,7 +127,7 @@ def parse_pair(text: str, constants: Constants) -> OperandReader:
 def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> OperandReader:
     """Return the reader of a byte address such as `desc[UR4][R2.64+-0x10]` or `[R5.X4+UR4+0x100]`.
 
-    The address has 64 bits if one of its terms has.
+    The values are 64-bit unsigned integers. The address has 64 bits if one of its terms has.
     """
     match = _ADDRESS.fullmatch(text)
     if not match:
@@ -131,8 +138,9 @@ def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> 
         terms[registers[-1]] += ".64"
     is_wide = any(term.endswith(".64") for term in terms)
     term_readers = [_parse_address_term(term, constants) for term in terms]
-    address_mask = np.uint64(0xFFFFFFFF_FFFFFFFF if is_wide else 0xFFFFFFFF)
-    return combine_operands(lambda *terms: reduce(operator.add, terms) & address_mask, *term_readers)
+    if is_wide:
+        return combine_operands(lambda *terms: reduce(operator.add, terms), *term_readers)
+    return combine_operands(lambda *terms: reduce(operator.add, terms) & _WORD_MASK, *term_readers)
 
 
 def _parse_address_term(text: str, constants: Constants) -> OperandReader:
@@ -156,7 +164,7 @@ def _apply_sign(operand: OperandReader, sign: str) -> OperandReader:
 
 def _join_words(low_word: OperandReader, high_word: OperandReader) -> OperandReader:
     return combine_operands(
-        lambda low, high: low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(WORD_BITS), low_word, high_word
+        lambda low, high: low.astype(np.uint64) | high.astype(np.uint64) << _WORD_SHIFT, low_word, high_word
     )
 
 

@@ -7,18 +7,18 @@ because the blocks at the border of the grid do less than those inside.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.bank_conflicts import count_copy_wavefronts, count_wavefronts
-from tvmconv.analysis.memory.coalescing import count_sectors
+from tvmconv.analysis.memory.bank_conflicts import count_copy_wavefronts_by_request, count_wavefronts_by_request
+from tvmconv.analysis.memory.coalescing import count_lines_by_request, count_sectors_by_request
 from tvmconv.analysis.sass.instruction_mix import ACCESSES
 from tvmconv.analysis.sass.interpreter.block_execution import AccessCallback, SassInterpreter, WarpRequest
-from tvmconv.analysis.tir.accesses import CachedCount
 from tvmconv.arithmetic import round_up
 from tvmconv.compiler.executable import CompiledKernel
 from tvmconv.compiler.lowered_module import LoweredKernel
@@ -26,7 +26,10 @@ from tvmconv.compiler.sass_listing import Listing
 from tvmconv.emulator.threads import BlockIndex
 from tvmconv.errors import AnalysisError
 from tvmconv.kernel import Kernel
-from tvmconv.target import VECTOR_BYTES
+from tvmconv.target import LINE_BYTES, VECTOR_BYTES, WARP_SIZE
+
+_GLOBAL_OPCODES = frozenset(ACCESSES["global", "load"] + ACCESSES["global", "store"])
+_SHARED_OPCODES = frozenset(ACCESSES["shared", "load"] + ACCESSES["shared", "store"])
 
 
 class _ConstantBankLayout(NamedTuple):
@@ -100,7 +103,7 @@ def count_launch_requests(compiled_kernel: CompiledKernel, listing: Listing, arc
     num_blocks = num_first_blocks + blocks_per_batch * (_MAX_GRID_INSTRUCTIONS // num_instructions)
     for batch_start in range(num_first_blocks, min(num_blocks, len(order)), blocks_per_batch):
         counter.count_blocks(order[batch_start : batch_start + blocks_per_batch])
-    return LaunchCounts(counter.counts, min(num_blocks, len(order)) / math.prod(compiled_kernel.launch.grid))
+    return LaunchCounts(counter.list_counts(), min(num_blocks, len(order)) / math.prod(compiled_kernel.launch.grid))
 
 
 def count_requests(
@@ -114,7 +117,23 @@ def count_requests(
     """Count the memory requests of a device kernel's instructions in some blocks, in the order of the listing."""
     counter = _RequestCounter(compiled_kernel, listing, arch, on_access)
     counter.count_blocks(blocks, max_instructions)
-    return counter.counts
+    return counter.list_counts()
+
+
+def count_requests_by_block(
+    compiled_kernel: CompiledKernel,
+    listing: Listing,
+    arch: str,
+    blocks: Sequence[BlockIndex],
+    max_instructions: int | None = None,
+) -> list[list[InstructionCounts]]:
+    """Return the counts of `count_requests` for each of some blocks.
+
+    The blocks are executed together, so that several blocks take little longer than one of them.
+    """
+    counter = _RequestCounter(compiled_kernel, listing, arch, num_groups=len(blocks))
+    counter.count_blocks(blocks, max_instructions)
+    return [counter.list_counts(group) for group in range(len(blocks))]
 
 
 def list_array_names(kernel: Kernel, lowered_kernel: LoweredKernel) -> dict[int, str]:
@@ -138,9 +157,47 @@ def sample_grid(grid: BlockIndex, max_blocks: int) -> list[BlockIndex]:
     return list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
 
 
+# Sums of an instruction's requests, in the order of the rows of `_InstructionTotals.sums`.
+_SUM_NAMES = ("num_requests", "num_sectors", "min_sectors", "num_lines", "num_wavefronts", "min_wavefronts")
+_SECTOR_ROWS, _WAVEFRONT_ROWS = slice(1, 4), slice(4, 6)
+_NO_ADDRESS = np.iinfo(np.int64).max
+_MAX_PENDING_ROWS = 1 << 16  # rows of 32 addresses that are kept until they are counted, 16 MiB
+
+
+class _InstructionTotals:
+    """Counts of one instruction for each group of blocks; the arrays have a column for each group."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.sums = np.zeros((len(_SUM_NAMES), num_groups), np.int64)
+        self.first_shared_addresses = np.full(num_groups, _NO_ADDRESS)
+        self.last_shared_addresses = np.full(num_groups, -1)
+        self.groups_by_array: dict[int, NDArray[np.bool_]] = {}  # groups that access an array, by its index
+        self.access_bytes = 0
+
+    def make_counts(self, group: int, num_executed: int, num_backward_branches: int) -> InstructionCounts:
+        """Return the counts of one group."""
+        first, last = int(self.first_shared_addresses[group]), int(self.last_shared_addresses[group])
+        num_requests = int(self.sums[0, group])
+        return InstructionCounts(
+            num_executed=num_executed,
+            num_backward_branches=num_backward_branches,
+            **dict(zip(_SUM_NAMES, self.sums[:, group].tolist(), strict=True)),
+            array_indices={index for index, is_accessed in self.groups_by_array.items() if is_accessed[group]},
+            shared_address_range=(first, last) if first <= last else None,
+            access_bytes=self.access_bytes if num_requests else 0,
+        )
+
+
 class _RequestCounter:
+    """Counter of the requests of blocks, either of all blocks as one group or of each block as its own group."""
+
     def __init__(
-        self, compiled_kernel: CompiledKernel, listing: Listing, arch: str, on_access: AccessCallback | None = None
+        self,
+        compiled_kernel: CompiledKernel,
+        listing: Listing,
+        arch: str,
+        on_access: AccessCallback | None = None,
+        num_groups: int = 1,
     ) -> None:
         if not listing:
             raise AnalysisError("the kernel has no machine code")
@@ -149,67 +206,145 @@ class _RequestCounter:
             listing, compiled_kernel.launch, lambda bank, offset: constant_words.get(offset) if bank == 0 else None
         )
         self._listing, self._arrays, self._on_access = listing, frozenset(compiled_kernel.arguments), on_access
-        self._count_wavefronts, self._count_sectors = CachedCount(count_wavefronts), CachedCount(count_sectors)
-        self.counts = [InstructionCounts() for _ in listing]
+        self._num_groups = num_groups
+        self._pending_requests: defaultdict[int, list[WarpRequest]] = defaultdict(list)  # by index of the instruction
+        self._num_pending_rows = 0
+        self._totals = [_InstructionTotals(num_groups) for _ in listing]
+        self._num_executed = np.zeros((len(listing), num_groups), np.int64)
+        self._num_backward_branches = np.zeros((len(listing), num_groups), np.int64)
 
     def count_blocks(self, blocks: Sequence[BlockIndex], max_instructions: int | None = None) -> int:
         """Interpret some blocks, and return the number of executed instructions."""
-        execution = self._interpreter.execute_blocks(blocks, self._count_access, max_instructions)
-        for counts, num_executed, num_backward_branches in zip(
-            self.counts, execution.execution_counts, execution.backward_branch_counts, strict=True
-        ):
-            counts.num_executed += num_executed
-            counts.num_backward_branches += num_backward_branches
+        execution = self._interpreter.execute_blocks(blocks, self._collect_request, max_instructions)
+        self._count_pending()
+        shape = len(self._listing), self._num_groups, -1
+        self._num_executed += execution.executions_by_block.reshape(shape).sum(axis=2)
+        self._num_backward_branches += execution.backward_branches_by_block.reshape(shape).sum(axis=2)
         return execution.num_executed
 
-    def _count_access(self, request: WarpRequest) -> None:
-        """Count a request; of matrix accesses, only the lanes that provide an address stay active."""
-        instruction, counts = self._listing[request.instruction_index], self.counts[request.instruction_index]
-        counts.num_requests += int(request.is_active.any(axis=1).sum())
-        counts.access_bytes = request.access_bytes
+    def list_counts(self, group: int = 0) -> list[InstructionCounts]:
+        """Return the counts of each instruction in one group of blocks."""
+        executed = self._num_executed[:, group].tolist(), self._num_backward_branches[:, group].tolist()
+        return [totals.make_counts(group, *counts) for totals, *counts in zip(self._totals, *executed, strict=True)]
+
+    def _collect_request(self, request: WarpRequest) -> None:
+        """Keep a request until there are enough to count them together, which is far quicker than one by one."""
+        self._pending_requests[request.instruction_index].append(request)
+        self._num_pending_rows += len(request.addresses)
+        if self._num_pending_rows > _MAX_PENDING_ROWS:
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        for requests in self._pending_requests.values():
+            self._count_requests(requests)
+        self._pending_requests.clear()
+        self._num_pending_rows = 0
+
+    def _count_requests(self, requests: Sequence[WarpRequest]) -> None:
+        """Count the requests of one instruction, whose matrix accesses have only the lanes that provide an address."""
+        index, access_bytes = requests[0].instruction_index, requests[0].access_bytes
+        instruction, totals = self._listing[index], self._totals[index]
+        addresses = np.concatenate([request.addresses for request in requests])
+        active = np.concatenate([request.is_active for request in requests])
+        sources = [request.source_addresses for request in requests if request.source_addresses is not None]
+        reads = [request.is_read for request in requests if request.is_read is not None]
+        source_addresses, is_read = (np.concatenate(sources), np.concatenate(reads)) if sources else (None, None)
+        totals.sums[0] += self._sum_groups(active.any(axis=1, keepdims=True).T, len(requests))[0]
+        totals.access_bytes = access_bytes
         if instruction.opcode in ("LDSM", "STSM"):
             num_matrices = next((int(item) for item in instruction.modifiers if item in ("1", "2", "4")), 1)
-            is_address_lane = np.arange(request.is_active.shape[1]) < 8 * num_matrices
-            request = replace(request, is_active=request.is_active & is_address_lane, access_bytes=VECTOR_BYTES)
-        if instruction.opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
-            self._count_global(request, counts)
-        if instruction.opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
-            self._count_shared(request, counts)
+            active = np.logical_and(active, np.arange(WARP_SIZE) < 8 * num_matrices)
+            access_bytes = VECTOR_BYTES
+        request = WarpRequest(index, addresses, active, access_bytes, source_addresses, is_read)
+        distinct, distinct_rows = _find_distinct_requests(request)
+        if instruction.opcode in _GLOBAL_OPCODES:
+            counts = _count_sectors_by_row(distinct)[:, distinct_rows]
+            totals.sums[_SECTOR_ROWS] += self._sum_groups(counts, len(requests))
+            self._note_arrays(request, len(requests), totals)
+        if instruction.opcode in _SHARED_OPCODES:
+            counts = _count_wavefronts_by_row(distinct)[:, distinct_rows]
+            totals.sums[_WAVEFRONT_ROWS] += self._sum_groups(counts, len(requests))
+            self._note_shared_addresses(request, len(requests), totals)
         if self._on_access:
-            self._on_access(_make_array_relative(request))
+            self._on_access(_make_array_relative(distinct))
 
-    def _count_global(self, request: WarpRequest, counts: InstructionCounts) -> None:
-        is_copy = request.source_addresses is not None
+    def _sum_groups(self, counts: NDArray[Any], num_requests: int) -> NDArray[np.int64]:
+        """Return the sums over the groups' rows of an array with a column for each row of some requests."""
+        return counts.reshape(len(counts), num_requests, self._num_groups, -1).sum(axis=(1, 3))
+
+    def _note_arrays(self, request: WarpRequest, num_requests: int, totals: _InstructionTotals) -> None:
+        """Note the arrays that contain the first address of each group's requests."""
         addresses = request.addresses if request.source_addresses is None else request.source_addresses
         active = request.is_active if request.is_read is None else request.is_read
-        if not active.any():
-            return
-        _, num_sectors, min_sectors, num_lines = self._count_sectors(
-            addresses, active, request.access_bytes, is_copy=is_copy
-        )
-        counts.num_sectors += num_sectors
-        counts.min_sectors += min_sectors
-        counts.num_lines += num_lines
-        array_index = (int(addresses[active][0]) >> ARRAY_ADDRESS_BITS) - 1
-        if array_index not in self._arrays:
-            opcode = self._listing[request.instruction_index].opcode
-            raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
-        counts.array_indices.add(array_index)
+        active_by_group = active.reshape(num_requests * self._num_groups, -1)
+        first_threads = active_by_group.argmax(axis=1)[:, None]
+        first_addresses = np.take_along_axis(addresses.reshape(active_by_group.shape), first_threads, axis=1)
+        array_indices = ((first_addresses >> ARRAY_ADDRESS_BITS) - 1).reshape(num_requests, -1)
+        is_accessed = active_by_group.any(axis=1).reshape(num_requests, -1)
+        for array_index in np.unique(array_indices[is_accessed]).tolist():
+            if array_index not in self._arrays:
+                opcode = self._listing[request.instruction_index].opcode
+                raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
+            groups = (is_accessed & (array_indices == array_index)).any(axis=0)
+            totals.groups_by_array[array_index] = groups | totals.groups_by_array.get(array_index, False)
 
-    def _count_shared(self, request: WarpRequest, counts: InstructionCounts) -> None:
-        addresses, active = request.addresses, request.is_active
-        if not active.any():
-            return
-        if request.source_addresses is not None and request.access_bytes == VECTOR_BYTES:
-            assert request.is_read is not None
-            totals: Sequence[int] = count_copy_wavefronts(addresses, active, request.source_addresses, request.is_read)
-        else:
-            totals = self._count_wavefronts(addresses, active, request.access_bytes)
-        counts.num_wavefronts += totals[1]
-        counts.min_wavefronts += totals[2]
-        first, last = int(addresses[active].min()), int(addresses[active].max())
-        known_first, known_last = counts.shared_address_range or (first, last)
-        counts.shared_address_range = min(known_first, first), max(known_last, last)
+    def _note_shared_addresses(self, request: WarpRequest, num_requests: int, totals: _InstructionTotals) -> None:
+        """Note the smallest and the largest address of each group."""
+        first, last = (
+            np.where(request.is_active, request.addresses, unused).reshape(num_requests, self._num_groups, -1)
+            for unused in (_NO_ADDRESS, -1)
+        )
+        totals.first_shared_addresses = np.minimum(totals.first_shared_addresses, first.min(axis=(0, 2)))
+        totals.last_shared_addresses = np.maximum(totals.last_shared_addresses, last.max(axis=(0, 2)))
+
+
+def _find_distinct_requests(request: WarpRequest) -> tuple[WarpRequest, NDArray[np.intp]]:
+    """Return the distinct rows of requests in their order, and the number of the distinct row of each row.
+
+    Rows whose addresses differ by whole lines have the same costs, so they count as one.
+    """
+    keys = _make_relative(request.addresses, request.is_active)
+    if request.source_addresses is not None and request.is_read is not None:
+        keys = np.concatenate([keys, _make_relative(request.source_addresses, request.is_read)], axis=1)
+    multipliers = np.random.default_rng(0).integers(1, 1 << 63, keys.shape[1], np.uint64)
+    hashes = keys.astype(np.uint64) @ multipliers
+    _, first_rows, distinct_rows = np.unique(hashes, return_index=True, return_inverse=True)
+    if (keys != keys[first_rows[distinct_rows]]).any():  # two different rows have the same hash
+        first_rows = distinct_rows = np.arange(len(keys))
+    order = np.argsort(first_rows)
+    rows = first_rows[order]
+    distinct = replace(
+        request,
+        addresses=request.addresses[rows],
+        is_active=request.is_active[rows],
+        source_addresses=None if request.source_addresses is None else request.source_addresses[rows],
+        is_read=None if request.is_read is None else request.is_read[rows],
+    )
+    return distinct, np.argsort(order)[distinct_rows]
+
+
+def _make_relative(addresses: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return addresses relative to the first line of their row plus 1, and 0 for threads that take no part."""
+    first_addresses = np.where(active, addresses, _NO_ADDRESS).min(axis=1, keepdims=True) // LINE_BYTES * LINE_BYTES
+    return np.where(active, addresses - first_addresses + 1, 0)
+
+
+def _count_sectors_by_row(request: WarpRequest) -> NDArray[np.int64]:
+    """Return the sectors, the sectors at least, and the lines of each row."""
+    addresses, active, is_copy = request.addresses, request.is_active, False
+    if request.source_addresses is not None and request.is_read is not None:
+        addresses, active, is_copy = request.source_addresses, request.is_read, True
+    sectors = count_sectors_by_request(addresses, active, request.access_bytes, is_copy=is_copy)
+    return np.stack([*sectors, count_lines_by_request(addresses, active, request.access_bytes)])
+
+
+def _count_wavefronts_by_row(request: WarpRequest) -> NDArray[np.int64]:
+    """Return the wavefronts and the wavefronts at least of each row."""
+    arrays = request.addresses, request.is_active
+    wavefronts, min_wavefronts = count_wavefronts_by_request(*arrays, request.access_bytes)
+    if request.source_addresses is not None and request.is_read is not None and request.access_bytes == VECTOR_BYTES:
+        wavefronts = count_copy_wavefronts_by_request(*arrays, request.source_addresses, request.is_read)
+    return np.stack([wavefronts, min_wavefronts])
 
 
 def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int, int]:
