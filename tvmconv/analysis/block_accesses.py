@@ -147,7 +147,7 @@ def count_sass_accesses(kernel: Kernel, lowered_kernel: LoweredKernel) -> BlockA
     return cache[lowered_kernel.name]
 
 
-def count_blocks_together(kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]) -> None:
+def count_several_blocks(kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]) -> None:
     """Interpret some blocks of a device kernel together, for later calls of the other functions of this module.
 
     Several blocks take little longer than one, because most of the time is spent per executed instruction, not per

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tvmconv.analysis.block_accesses import (
     count_block,
     count_block_accesses,
-    count_blocks_together,
+    count_several_blocks,
     count_instructions,
 )
 from tvmconv.analysis.memory.footprint import count_dram_bytes
@@ -120,7 +120,7 @@ def count_unit_blocks(kernel: Kernel, *, with_bounds: bool) -> None:
             blocks += _select_corner_blocks(lowered_kernel)
         if _is_uneven(kernel, lowered_kernel):
             blocks += _sample_blocks(lowered_kernel)
-        count_blocks_together(kernel, lowered_kernel, blocks)
+        count_several_blocks(kernel, lowered_kernel, blocks)
 
 
 def explain_text_counts(kernel: Kernel) -> str:
