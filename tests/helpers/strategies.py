@@ -13,6 +13,7 @@ from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.registry import operators
 
 MAX_FLOPS = 200_000
+MAX_OPERATIONS = 4  # of an epilogue
 
 
 RANKS = ("conv1d", "conv2d", "conv3d")
@@ -48,7 +49,9 @@ def convolutions(
     for taps, gap, step, before, behind in zip(kernel, dilation, stride, padding[:rank], padding[rank:], strict=True):
         smallest = max(1, (taps - 1) * gap + 1 - before - behind)
         space.append(draw_int(smallest, smallest + (max(1, side) - 1) * step))
-    chosen = draw(st.lists(st.sampled_from(sorted(load_ops())), unique=True)) if epilogues else ()
+    # An activation reads its operand several times, so that the expression of a chain grows exponentially.
+    operations = st.lists(st.sampled_from(sorted(load_ops())), unique=True, max_size=MAX_OPERATIONS)
+    chosen = draw(operations) if epilogues else ()
     how = draw(st.sampled_from(dtypes)), draw(st.sampled_from(layouts)), tuple(chosen)
     return operators()[operator](N, C, *space, O, *kernel, stride, padding, dilation, groups, *how)
 

@@ -32,8 +32,8 @@ from typing import NamedTuple
 from tvmconv.analysis.block_accesses import (
     count_block,
     count_block_accesses,
-    count_several_blocks,
     count_instructions,
+    count_several_blocks,
 )
 from tvmconv.analysis.memory.footprint import count_dram_bytes
 from tvmconv.analysis.sass.instruction_mix import count_lane_clocks, count_lane_flops, count_matrix_flops
