@@ -29,6 +29,7 @@ WORKLOADS = [
     "conv2d_wgrad:2x67x8x9,67x1x3x3,s1,p1,g67,nhwc",
     "conv1d_wgrad:2x8x40,8x1x9,s3,p2,g8,nhwc",
     "conv3d_wgrad:1x4x5x6x7,4x1x3x3x3,s2x1x2,p1,g4,nhwc",
+    "conv3d_wgrad:1x4x1x6x7,4x1x1x3x3,p1,g4,nhwc",
     "conv2d_wgrad:2x20x5x1,20x1x2x4,s3,p3,d2,g20,nhwc",  # no tap meets an element of X
     "conv2d_dgrad:2x8x9x7,12x2x3x3,s1,p1,g4,nhwc",
     "conv2d_dgrad:1x12x10x11,24x4x5x4,s2x3,p2x1,d1x2,g3,bf16,nhwc",

@@ -261,7 +261,9 @@ class WgradKernel:
         config, shape = self.config, self.shape
         plane, row, column = first
         planes, rows, columns = shape.input_size
-        plane_conditions = [plane >= 0, plane < planes] if planes > 1 or shape.kernel_size[0] > 1 else []
+        # Arrays with two axes have a single plane, below the only tap, and no padding around it.
+        has_planes = (planes, shape.kernel_size[0], shape.output_size[0], shape.pad_low[0]) != (1, 1, 1, 0)
+        plane_conditions = [plane >= 0, plane < planes] if has_planes else []
         row_offsets = list_positions(config.pixels_y, config.taps_y, shape.strides[1], shape.dilations[1])
 
         for row_offset in row_offsets:
