@@ -5,7 +5,8 @@
 A tutorial is a notebook as text: jupytext opens it, and the word behind a block's language is its mark. Blocks marked
 `run`, `gpu` and `file` run from top to bottom in a temporary folder. What a block prints goes between the lines
 `<!-- output -->` and `<!-- /output -->` behind it, if they are there, with the device, versions and date. A picture
-that the block writes is copied to `outputs/` beside the page, and shown as well. Tests check the other blocks.
+that the block writes is copied to `outputs/` beside the page, and shown as well. Tests check the other blocks. Blocks
+for OpenCL run on the GPU instead, as a machine with a GPU may lack OpenCL.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def run_page(page: Path, provenance: str) -> str:
         cells: list[str] = []  # blocks in Python marked `run`, which share a process with those before and after them
 
         def run_match(match: re.Match[str]) -> str:
-            language, mark, code = match["language"], match["mark"], match["text"]
+            language, mark, code = match["language"], match["mark"], match["text"].replace("opencl:0", "cuda:0")
             if mark == "file":
                 first_line, _, contents = code.partition("\n")
                 (folder / first_line.removeprefix("%%writefile ")).write_text(contents, encoding="utf-8")
