@@ -122,8 +122,9 @@ def search_all(
     **option_values: Any,
 ) -> list[SearchResult]:
     """Tune workloads one after another, with worker processes that start once, and return the results in the order of
-    `network`, which has the number of occurrences of each workload. The time limit of the first one counts from the
-    start of the command. With `--seconds-total`, the workloads that cost the network most are searched first.
+    `network`, which has the number of occurrences of each workload. The time limit of a single workload counts from the
+    start of the command, and that of the first layer of a suite from the time at which the processes are ready. With
+    `--seconds-total`, the workloads that cost the network most are searched first.
     `on_workload` is called before each search with its number, from 1. `option_values` are fields of `TuneOptions`.
     """
     from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
@@ -137,7 +138,13 @@ def search_all(
         name: getattr(args, name)
         for name in ("tuner", "trials", "log", "seed", "patience", "transfer_logs", "workers", "verify")
     }
-    tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
+    tune_options = TuneOptions(
+        **parsed_options,
+        seconds=args.seconds,
+        started_at=started_at,
+        counts_from_ready_workers=args.suite is not None and deadline is None,
+        **option_values,
+    )
     with keep_workers_alive():
         measuring_devices = find_devices(args.device, args.tracker)
         options.print_auto_device(args.device, *measuring_devices)
