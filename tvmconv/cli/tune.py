@@ -66,7 +66,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     text = "Stop after N trials, those in the log included (default: 512 without --seconds)"
     options.add_option(parser, "--trials", "N", text, type=options.parse_count)
     limits = parser.add_mutually_exclusive_group()
-    text = "Time limit in seconds for each workload, from the start of the command, final timings included"
+    text = (
+        "Time limit in seconds for each workload, final timings included; for a single workload from the start of the "
+        "command, for the layers of a suite from the time at which the search can start"
+    )
     options.add_option(limits, "--seconds", "T", text, type=options.parse_positive)
     text = "Time limit in seconds for all workloads, divided by the expected cost of each in the network"
     options.add_option(limits, "--seconds-total", "T", text, type=options.parse_positive)
