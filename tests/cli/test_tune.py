@@ -53,7 +53,9 @@ def tune(log, capsys):
 )
 def test_fork_server_starts_before_a_search_command_is_parsed(monkeypatch, words, num_starts):
     starts = []
-    monkeypatch.setattr("tvmconv.measure.workers.pool.WorkerPool.prestart_fork_server", lambda pool: starts.append(pool))
+    monkeypatch.setattr(
+        "tvmconv.measure.workers.pool.WorkerPool.prestart_fork_server", lambda pool: starts.append(pool)
+    )
     with prestart_search(words.split()):
         assert len(starts) == num_starts
 
