@@ -11,7 +11,12 @@ from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, ResultRow
 from tvmconv.experiments.run import add_untuned_row
 from tvmconv.kernel import build_for_device
-from tvmconv.predicted_kernel import default_candidate_schedules, estimate_kernel_seconds, is_plausible
+from tvmconv.predicted_kernel import (
+    build_fastest_default,
+    default_candidate_schedules,
+    estimate_kernel_seconds,
+    is_plausible,
+)
 
 REPLKNET = tc.parse("conv2d:1x32x28x28,32x1x31x31,s1,p15,g32")  # a layer of RepLKNet-31B with fewer channels
 ORDINARY = tc.parse("conv2d:1x256x14x14,64x256x1x1,s1,p0")  # much like layers that the model was taught
@@ -31,6 +36,23 @@ def test_far_from_what_was_taught_the_analysis_decides():
     kernel = tc.build(REPLKNET, arch="sm_90")
     assert kernel.config.get("operand_scope") != "registers"
     assert estimate_kernel_seconds(kernel, cost_model_for("sm_90").device_spec) < 20e-6
+
+
+def test_built_kernel_with_default_config_is_not_built_again(monkeypatch):
+    place, built_again = find_device("sm_90"), []
+    schedule = registry.schedules_to_tune(ORDINARY, place.kind, place.arch)[0]
+    default = build_for_device(ORDINARY, schedule, place, None)
+    other = build_for_device(ORDINARY, schedule, place, {"auto_unroll_max_step": 1500})
+
+    def build(workload, device, schedules):
+        built_again.extend(each.name for each in schedules)
+        return []
+
+    monkeypatch.setattr("tvmconv.predicted_kernel.build_default_kernels", build)
+    assert build_fastest_default(ORDINARY, place, default) is default
+    assert schedule.name not in built_again
+    build_fastest_default(ORDINARY, place, other)
+    assert schedule.name in built_again
 
 
 def test_on_a_device_a_prediction_is_timed_beside_the_defaults():

@@ -29,6 +29,14 @@ def test_tvm_comes_without_torch_which_may_follow(torch):
     assert run(code, torch) == ["True", "False", "True", "imported"]
 
 
+def test_suite_is_tuned_without_torch(torch, tmp_path):
+    code = (
+        "from tvmconv import cli\nstatus = cli.main(['bench', 'tune-suite', '--tune-only', '--schedule', 'none', '-o', "
+        "sys.argv[2]])\nprint(status, 'tvm' in sys.modules, 'torch' in sys.modules)"
+    )
+    assert run(code, torch, tmp_path) == ["2", "True", "False"]
+
+
 def test_library_imports_tvm_as_it_is(torch):
     (torch / "tvm.py").write_text("import torch\nraise ImportError('enough')\n")
     code = "import tvmconv as tc\ntry: tc.schedules()\nexcept tc.Error: print('error')"

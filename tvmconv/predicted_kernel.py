@@ -68,7 +68,7 @@ def build_predicted(workload: Workload, device: Device, *, time_candidates: bool
     if predicted is None:
         return build_fastest_default(workload, device)
     if _distance_to_nearest_example(workload, predicted, cost_model) > MAX_WORKLOAD_DISTANCE:
-        machine, default = cost_model.device_spec, build_fastest_default(workload, device)
+        machine, default = cost_model.device_spec, build_fastest_default(workload, device, predicted)
         return min(predicted, default, key=lambda kernel: estimate_kernel_seconds(kernel, machine))
     return predicted
 
@@ -156,12 +156,14 @@ def build_default_kernels(
     return [kernel for kernel, compilation in builds if compilation.exception() is None]
 
 
-def build_fastest_default(workload: Workload, device: Device) -> Kernel:
+def build_fastest_default(workload: Workload, device: Device, built: Kernel | None = None) -> Kernel:
     """Build the default kernel with the shortest predicted time. If no time can be predicted, the result is the default
     kernel of the first schedule that a search tries.
 
     The schedules are tried in the order of their own estimates, and those without an estimate last. A schedule whose
     estimate exceeds the shortest time so far by `MAX_ESTIMATE_RATIO` is not built.
+
+    `built`: kernel that is used instead of building the default config of its schedule again, if it has that config.
     """
     fastest: Kernel | None = None
     shortest_seconds = math.inf
@@ -171,13 +173,21 @@ def build_fastest_default(workload: Workload, device: Device) -> Kernel:
         for schedule in sorted(schedules, key=lambda schedule: estimates[schedule.name] or math.inf):
             if (estimates[schedule.name] or 0) > MAX_ESTIMATE_RATIO * shortest_seconds:
                 continue
-            for kernel in build_default_kernels(workload, device, [schedule]):
+            is_built = built is not None and _has_default_config(built, schedule)
+            for kernel in [built] if built and is_built else build_default_kernels(workload, device, [schedule]):
                 seconds = estimate_kernel_seconds(kernel, cost_model.device_spec)
                 if fastest is None or seconds < shortest_seconds:
                     fastest, shortest_seconds = kernel, seconds
     if fastest:
         return fastest
     return build_for_device(workload, registry.schedules_to_tune(workload, device.kind, device.arch)[0], device, None)
+
+
+def _has_default_config(kernel: Kernel, schedule: Schedule) -> bool:
+    """Return whether a kernel is of a schedule and has the default value of each knob."""
+    if kernel.schedule.name != schedule.name:
+        return False
+    return kernel.config == schedule.space(kernel.workload, kernel.device.limits).default
 
 
 def _estimate_default(workload: Workload, schedule: Schedule, device: Device) -> float | None:

@@ -65,6 +65,7 @@ class Schedule:
         starting_configs: `f(w)`, which returns the configs that a search tries after the default; None for no others.
         supersedes: Names of schedules that a search skips when it tries this one.
         defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
+        estimate_seconds: `f(w)`, which returns the estimated seconds of a good config; None if it has none.
         device_kinds: Kinds of devices that it supports, among `DEVICE_KINDS`.
         baseline: Whether speed-ups are relative to this schedule.
         min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
@@ -97,6 +98,7 @@ class Schedule:
     starting_configs: Callable[[Any], Sequence[Mapping[str, Value]]] | None = field(default=None, repr=False)
     supersedes: tuple[str, ...] = ()
     defers_when: Callable[[Any], bool] | None = field(default=None, repr=False)
+    estimate_seconds: Callable[[Any], float] | None = field(default=None, repr=False)
     device_kinds: tuple[str, ...] = DEVICE_KINDS
     baseline: bool = False
     min_arch: int = 0
@@ -170,6 +172,26 @@ class Schedule:
             return []
         with self._guard_user_code(self.starting_configs):
             return [dict(config) for config in self.starting_configs(w)]
+
+    def estimate_good_config_seconds(self, w: Workload) -> float | None:
+        """Return the estimated seconds of a good config on the GPU of the fit, or None if the schedule has no estimate.
+
+        Args:
+            w: Workload that the schedule can compute.
+
+        Raises:
+            ScheduleFailure: The function `estimate_seconds` raises an exception.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:32x64x56x56,64x64x3x3,s1,p1")
+            >>> round(find_schedule(w, "winograd").estimate_good_config_seconds(w) * 1e6)
+            74
+        """
+        if self.estimate_seconds is None:
+            return None
+        with self._guard_user_code(self.estimate_seconds):
+            return float(self.estimate_seconds(w))
 
     def _meets(self, condition: Callable[[Any], bool] | None, w: Workload, *, default: bool = False) -> bool:
         if condition is None:
@@ -359,6 +381,7 @@ def schedule(
     starting_configs: Callable[[Any], Sequence[Mapping[str, Value]]] | None = None,
     supersedes: tuple[str, ...] = (),
     defers_when: Callable[[Any], bool] | None = None,
+    estimate_seconds: Callable[[Any], float] | None = None,
     device_kinds: tuple[str, ...] = DEVICE_KINDS,
     baseline: bool = False,
     min_arch: int = 0,
@@ -379,6 +402,8 @@ def schedule(
             first. Each may lack knobs; a config that is not legal is replaced by a legal neighbor.
         supersedes: Names of schedules that a search skips when it tries this one.
         defers_when: `f(w)`, which returns whether other searched schedules come first; None for never.
+        estimate_seconds: `f(w)`, which returns the estimated seconds of a good config on the GPU of the fit. It is for
+            schedules whose `usage` estimates no time, and decides whether their default kernel is worth a build.
         device_kinds: Kinds of devices that it supports.
         baseline: Whether speed-ups are relative to this schedule; an operator has at most one baseline.
         min_arch: Lowest NVIDIA architecture that it supports: 80 for sm_80.
@@ -419,6 +444,7 @@ def schedule(
                 starting_configs,
                 supersedes,
                 defers_when,
+                estimate_seconds,
                 device_kinds,
                 baseline,
                 min_arch,

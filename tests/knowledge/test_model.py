@@ -191,13 +191,15 @@ def test_nothing_is_learnt_of_a_dtype_that_is_never_fast(monkeypatch):
     assert slow.schedule_models["direct"].kinds == ("float32 nchw",)
 
 
-def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2, 15])
+def test_search_begins_with_a_default_per_builder_then_predictions(in_use, tmp_path, workers):
     place = find_device("sm_90")
-    contest = create_search(
-        NEW, ScheduleSelection.resolve(NEW, [], place), place, TuneOptions(log=tmp_path / "log.jsonl")
-    )
+    field = ScheduleSelection.resolve(NEW, [], place)
+    contest = create_search(NEW, field, place, TuneOptions(log=tmp_path / "log.jsonl", workers=workers))
+    defaults = [(s.name, s.space(NEW, place.limits).default) for s in field.high_priority]
+    assert contest.ask(20) == defaults[:workers]
     expected = [(each.schedule, each.config) for each in recommend_configs(NEW, place, 3)]
-    assert contest.ask(3) == expected
+    assert contest.ask(20)[:3] == expected
     yardstick = TuneOptions("random", log=tmp_path / "log.jsonl")
     assert create_search(NEW, ScheduleSelection.resolve(NEW, [], place), place, yardstick).ask(1) != expected[:1]
 
@@ -205,8 +207,8 @@ def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
 def test_defaults_that_the_model_does_not_know_are_measured_soon(in_use, tmp_path):
     place = find_device("sm_90")
     field = ScheduleSelection.resolve(NEW, [], place)
-    contest = create_search(NEW, field, place, TuneOptions(log=tmp_path / "log.jsonl"))
-    soon = contest.ask(3 + len(field.high_priority))[3:]
+    contest = create_search(NEW, field, place, TuneOptions(log=tmp_path / "log.jsonl", workers=1))
+    soon = contest.ask(1) + contest.ask(3 + len(field.high_priority))
     unheard = [s for s in field.high_priority if s.name not in model.cost_model_for(place.arch).schedule_models]
     assert unheard
     assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)

@@ -16,7 +16,11 @@ from tvmconv.builtin.conv.winograd.knobs import estimate_relative_error, list_ou
 
 import tvmconv as tc
 from tvmconv import registry
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
+from tvmconv.registry import find_schedule
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
 LAYER = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
@@ -237,3 +241,15 @@ def test_vectors_are_copied_sixteen_bytes_at_a_time():
     assert "LDGSTS.E.BYPASS.128" in sass
     assert "LDGSTS.E " not in sass
     assert "LDS.128" in sass
+
+
+def test_estimate_agrees_with_the_fastest_measured_configs():
+    log = Path(__file__).parents[2] / "tuning_logs/nvidia-h200/resnet50"
+    fastest = {}
+    for file in list_log_files([log]):
+        for record in read_records(file, InvalidLines()):
+            if record.schedule == "winograd" and record.ok:
+                fastest[record.workload] = min(record.cost, fastest.get(record.workload, math.inf))
+    ratios = [find_schedule(w, "winograd").estimate_good_config_seconds(w) / cost for w, cost in fastest.items()]
+    assert len(ratios) >= 3
+    assert all(0.8 < ratio < 1.5 for ratio in ratios)

@@ -1,6 +1,7 @@
 """A time limit holds for a whole search and for a whole network, whatever trials take; what did not fit is named."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from instant import Clock, made_up
@@ -59,6 +60,27 @@ def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, c
     assert len(trials_of(log)) == num_trials
     assert clock.now - begun + 1.9 <= longest(2.0)
     assert SkippedPhase.SEARCH not in tuned.omitted
+
+
+@pytest.mark.parametrize(("counts_from_ready_workers", "num_trials"), [(True, 10), (False, 1)])
+def test_start_of_processes_is_no_part_of_a_suite_layers_time(
+    log, instant, clock, monkeypatch, counts_from_ready_workers, num_trials
+):
+    def wait_for_worker(pool, key, timeout):
+        clock.now += 5.0
+        return True
+
+    monkeypatch.setattr("tvmconv.measure.workers.pool.WorkerPool.wait_for_worker", wait_for_worker)
+    instant.duration, request = (lambda trial: 0.2), TuneOptions("random", seconds=2.0, log=log, measure_baseline=False)
+    request = replace(
+        request,
+        started_at=clock.now - 1.9,
+        remeasure_best=False,
+        waits_for_first_trials=False,
+        counts_from_ready_workers=counts_from_ready_workers,
+    )
+    tune_all(WORKLOAD, ["tiling"], [find_device("opencl:0")], request, lambda status: None)
+    assert len(trials_of(log)) == num_trials
 
 
 def test_records_of_an_earlier_session_spare_the_wait(log, instant, clock):

@@ -146,5 +146,5 @@ def estimate_config_seconds(
     except KnobError:  # the config has a value outside the search space
         return None
     if usage is None or usage.estimate is None or usage.estimate_seconds_per_unit is None:
-        return None
+        return None if config else schedule.estimate_good_config_seconds(workload)
     return float(usage.estimate[0]) * usage.estimate_seconds_per_unit

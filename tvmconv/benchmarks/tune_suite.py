@@ -40,6 +40,7 @@ from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
 from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
+from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
 
 # Schedules without tuning that are compared: the naive one, and the last of these that computes the workload.
@@ -84,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
     selection = options.parse_layers(args)
     workloads = list(dict.fromkeys(selection.workloads.values()))
-    assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
+    if args.compare_only:
+        import_tvm()
+        assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
     if not args.compare_only:

@@ -1,7 +1,8 @@
 """The command line: one module per command, each with `add_options(parser)` and `run(args) -> exit status`.
 
 TVM is imported only when a command needs it, so that `--help` and mistyped words are answered at once. For `tvmconv
-tune`, the process that builders are forked from starts before the modules of the commands are imported.
+tune` and `tvmconv bench tune-suite`, the process that builders are forked from starts before the modules of the
+commands are imported.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ COMMANDS = (
     "bench",
     "completion",
 )
-SEARCH_COMMAND = "tune"
+# First words of the commands that search, and words with which they do not.
+SEARCH_COMMANDS, WORDS_WITHOUT_SEARCH = (("tune",), ("bench", "tune-suite")), ("-h", "--help", "--compare-only")
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell function of argcomplete sets it
 # The 90,000 objects that TVM's modules create are never garbage. At Python's threshold of 700 new objects, the
 # collector would traverse them so often that it takes a fifth of a short command's time.
@@ -77,14 +79,21 @@ def complete_words() -> None:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    with contextlib.ExitStack() as stack:
-        if [*words[:1]] == [SEARCH_COMMAND] and not {"-h", "--help"} & {*words}:
-            from tvmconv.measure.workers import pool
-
-            stack.enter_context(pool.keep_workers_alive())
-            pool.shared.prestart_fork_server()
+    with prestart_search(words):
         args = parse_words(words)
         return args.run(args)
+
+
+def prestart_search(words: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Return a block in which processes of searches stay alive; they start with it if the command of these words, such
+    as `tune` or `bench tune-suite`, searches.
+    """
+    is_search = any((*words[: len(command)],) == command for command in SEARCH_COMMANDS)
+    if not is_search or {*WORDS_WITHOUT_SEARCH} & {*words}:
+        return contextlib.nullcontext()
+    from tvmconv.measure.workers.pool import keep_workers_alive
+
+    return keep_workers_alive(starts_fork_server=True)
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:

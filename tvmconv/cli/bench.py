@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tvmconv.cli import output
+from tvmconv.cli import output, prestart_search
 from tvmconv.cli.errors import CommandParser, run_guarded
 
 BENCHMARKS = {
@@ -75,7 +75,8 @@ def run_script(name: str, script: str, argv: Sequence[str] | None = None, **defa
         parser = BenchmarkParser(prog=f"python scripts/{script}.py")
         parser.benchmark = name
         parser.set_defaults(**defaults)
-        args = parser.parse_args(argv)
-        return args.run(args)
+        with prestart_search(["bench", name, *(sys.argv[1:] if argv is None else argv)]):
+            args = parser.parse_args(argv)
+            return args.run(args)
 
     return run_guarded(script, command)

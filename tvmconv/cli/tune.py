@@ -66,7 +66,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     text = "Stop after N trials, those in the log included (default: 512 without --seconds)"
     options.add_option(parser, "--trials", "N", text, type=options.parse_count)
     limits = parser.add_mutually_exclusive_group()
-    text = "Time limit in seconds for each workload, from the start of the command, final timings included"
+    text = (
+        "Time limit in seconds for each workload, final timings included; for a single workload from the start of the "
+        "command, for the layers of a suite from the time at which the search can start"
+    )
     options.add_option(limits, "--seconds", "T", text, type=options.parse_positive)
     text = "Time limit in seconds for all workloads, divided by the expected cost of each in the network"
     options.add_option(limits, "--seconds-total", "T", text, type=options.parse_positive)
@@ -122,8 +125,9 @@ def search_all(
     **option_values: Any,
 ) -> list[SearchResult]:
     """Tune workloads one after another, with worker processes that start once, and return the results in the order of
-    `network`, which has the number of occurrences of each workload. The time limit of the first one counts from the
-    start of the command. With `--seconds-total`, the workloads that cost the network most are searched first.
+    `network`, which has the number of occurrences of each workload. The time limit of a single workload counts from the
+    start of the command, and that of the first layer of a suite from the time at which the processes are ready. With
+    `--seconds-total`, the workloads that cost the network most are searched first.
     `on_workload` is called before each search with its number, from 1. `option_values` are fields of `TuneOptions`.
     """
     from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
@@ -137,7 +141,13 @@ def search_all(
         name: getattr(args, name)
         for name in ("tuner", "trials", "log", "seed", "patience", "transfer_logs", "workers", "verify")
     }
-    tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
+    tune_options = TuneOptions(
+        **parsed_options,
+        seconds=args.seconds,
+        started_at=started_at,
+        counts_from_ready_workers=args.suite is not None and deadline is None,
+        **option_values,
+    )
     with keep_workers_alive():
         measuring_devices = find_devices(args.device, args.tracker)
         options.print_auto_device(args.device, *measuring_devices)

@@ -39,6 +39,8 @@ class TuneOptions:
     # Whether the search waits beyond `seconds` for all configs of its first submission, two for each builder process,
     # and not only for the first config.
     waits_for_first_trials: bool = True
+    # Whether `seconds` counts from the time at which a builder process is ready, instead of from `started_at`.
+    counts_from_ready_workers: bool = False
 
     def __post_init__(self) -> None:
         if self.verify not in VERIFICATION_MODES:

@@ -24,6 +24,7 @@ from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.measure import faults
+from tvmconv.measure.builder import START_SECONDS
 from tvmconv.measure.measurer import Measurer
 from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.measure.results import (
@@ -34,6 +35,7 @@ from tvmconv.measure.results import (
     merge_results,
 )
 from tvmconv.measure.timing_rounds import measure_in_rounds
+from tvmconv.measure.workers import pool
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import PortfolioSearch
 from tvmconv.search.progress import SearchProgress
@@ -228,15 +230,16 @@ class _SearchSession:
         fastest configs with their kernels.
         """
         progress = self.progress
-        clock_start = started_at - progress.elapsed_seconds
-        if self._options.seconds is not None:
-            own_deadline = Deadline.after(self._options.seconds - progress.elapsed_seconds, started_at)
-            self._hard_deadline = find_earliest(own_deadline.cut_off, self._options.hard_deadline)
+        clock_start = self._start_clock(started_at)
         needs_baseline = self._measures_baseline and self._naive_schedule is not None and progress.reference is None
         if self._is_time_up() or (self._can_stop() and not needs_baseline):
             if not progress.num_trials:
                 self.skipped_phases.add(SkippedPhase.SEARCH)
             return 0.0, {}, []
+        if self._options.counts_from_ready_workers:
+            self._create_portfolio()
+            pool.shared.wait_for_worker(pool.BUILDER_MODULE, START_SECONDS)
+            clock_start = self._start_clock(time.monotonic())
         schedules = list(self._schedules.values())
         with contextlib.ExitStack() as stack:
             measurer = Measurer(  # its builders start while the search spaces are created
@@ -249,11 +252,7 @@ class _SearchSession:
             stack.enter_context(measurer)
             if needs_baseline and self._naive_schedule:
                 measurer.submit([{}], self._naive_schedule.name)
-            if not self._can_stop():
-                self._portfolio = self._prefetcher.pop_search(
-                    self._workload, self._selection, self._devices[0], self._options
-                )
-                self._portfolio.tell(self._untold_records)
+            self._create_portfolio()
             progress.elapsed_seconds = time.monotonic() - clock_start
             measuring_started_at = time.monotonic()
             self._measure(measurer, clock_start, on_progress)
@@ -262,6 +261,24 @@ class _SearchSession:
             elif needs_baseline and progress.reference is None and self._is_time_up():
                 self.skipped_phases.add(SkippedPhase.BASELINE)
             return time.monotonic() - measuring_started_at, measurer.phase_means, measurer.fastest_candidates
+
+    def _start_clock(self, started_at: float) -> float:
+        """Set the deadline of a search that begins at `started_at`, by `time.monotonic`. Return the time at which it
+        would have begun without interruptions.
+        """
+        elapsed_seconds = self.progress.elapsed_seconds
+        if self._options.seconds is not None:
+            own_deadline = Deadline.after(self._options.seconds - elapsed_seconds, started_at)
+            self._hard_deadline = find_earliest(own_deadline.cut_off, self._options.hard_deadline)
+        return started_at - elapsed_seconds
+
+    def _create_portfolio(self) -> None:
+        """Create the search spaces and tuners, if any trial remains and they do not exist."""
+        if self._portfolio is None and not self._can_stop():
+            self._portfolio = self._prefetcher.pop_search(
+                self._workload, self._selection, self._devices[0], self._options
+            )
+            self._portfolio.tell(self._untold_records)
 
     def _measure(self, measurer: Measurer, clock_start: float, on_progress: Callable[[SearchProgress], None]) -> None:
         """Propose, measure, log and learn until the end; `clock_start` is the time at which the search began."""
@@ -316,8 +333,7 @@ class _SearchSession:
         )
         measurer.submit_candidates([MeasureCandidate(name, config) for name, config in proposals])
         if self._num_required_trials is None:
-            num_first = min(len(proposals), num_builder_jobs)
-            self._num_required_trials = num_first if self._options.waits_for_first_trials else 1
+            self._num_required_trials = num_builder_jobs if self._options.waits_for_first_trials else 1
         return bool(proposals)
 
     def _count_records(self, records: Iterable[Record], *, is_resumed: bool = False) -> None:

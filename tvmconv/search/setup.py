@@ -20,6 +20,7 @@ from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import iterate_fastest_first, list_log_files
 from tvmconv.logs.record import Record, RecordKey
 from tvmconv.measure.reference_data import ProblemPrefetcher
+from tvmconv.measure.workers.pool import resolve_num_workers
 from tvmconv.search import tuners
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.portfolio import LOW_PRIORITY_WEIGHT, PortfolioMember, PortfolioSearch, Proposal
@@ -31,8 +32,8 @@ from tvmconv.workloads.conv_operator import ConvOperator
 
 NUM_WARM_START_WORKLOADS = 4  # number of nearest workloads whose best configs are enqueued, for each schedule
 NUM_PREDICTED_CONFIGS = 16  # number of configs that the cost model predicts to be the fastest, enqueued before these
-# Number of predicted configs that are enqueued before the defaults. Defaults come early, because a schedule that the
-# cost model does not cover may be faster than all predictions.
+# Number of predicted configs that are enqueued before the remaining defaults. Defaults come early, because a schedule
+# that the cost model does not cover may be faster than all predictions.
 NUM_LEADING_PREDICTIONS = 3
 UNINFORMED_TUNERS = ("random", "grid")  # tuners without first candidates, as they are references for the others
 
@@ -97,17 +98,17 @@ def _iterate_enqueued(
     options: TuneOptions,
     members: Sequence[PortfolioMember],
 ) -> Iterator[list[Proposal]]:
-    """Yield the first candidates in batches; only the later batches need the logs, which take time to read."""
+    """Yield the first candidates in batches. The first one keeps the builders busy while the cost model predicts the
+    next. The last one needs the logs, which take time to read.
+    """
     spaces = {member.schedule.name: member.tuner.space for member in members}
     defaults = [(name, space.default) for name, space in spaces.items()]
     num_high_priority = sum(member.schedule in selection.high_priority for member in members)
+    own_configs = [*defaults[:num_high_priority], *_list_starting_configs(workload, members[:num_high_priority])]
+    yield own_configs[: resolve_num_workers(options.workers)]
     predictions = recommend_configs(workload, device, NUM_PREDICTED_CONFIGS, spaces)[:NUM_PREDICTED_CONFIGS]
     predicted_configs = [(prediction.schedule, prediction.config) for prediction in predictions]
-    yield [
-        *predicted_configs[:NUM_LEADING_PREDICTIONS],
-        *defaults[:num_high_priority],
-        *_list_starting_configs(workload, members[:num_high_priority]),
-    ]
+    yield [*predicted_configs[:NUM_LEADING_PREDICTIONS], *own_configs]
     own_log = Path(options.log)
     logs = [*list_log_files(options.transfer_logs), *([own_log] if own_log.exists() else []), *packaged_logs()]
     yield [

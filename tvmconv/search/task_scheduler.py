@@ -33,13 +33,15 @@ def tune_tasks(
     `deadline`, all searches have to be done. The workloads are then ordered by their cost in the network (their number
     of occurrences is the value in `network`), the most expensive first, and the time is divided by cost. If it is too
     short for all, the results of the last workloads are those of the log. Without a deadline, `options.seconds` limits
-    each search, and `options.started_at` applies to the first one.
+    each search, and `options.started_at` and `options.counts_from_ready_workers` apply to the first one.
     """
     prefetcher, started_at, names_by_workload = SearchPrefetcher(), options.started_at, schedule_names or {}
     remaining = [*network] if deadline is None else sort_by_cost(network, devices[0])
     while remaining:
         is_first = len(remaining) == len(network)
-        task_options, next_workloads = replace(options, started_at=started_at), [*remaining[1:2]]
+        counts_from_ready_workers = options.counts_from_ready_workers and is_first
+        task_options = replace(options, started_at=started_at, counts_from_ready_workers=counts_from_ready_workers)
+        next_workloads = [*remaining[1:2]]
         if deadline is not None:
             affordable = select_affordable(deadline.remaining_seconds, remaining)
             seconds = max(

@@ -106,9 +106,7 @@ def tune(
     schedule_names = [] if schedule is None else [schedule]
     parsed_workload = as_workload(workload)
     can_skip_torch = can_leave_out_torch()  # the answer is valid only before this library starts threads
-    with pool.keep_workers_alive():
-        # It loads the libraries of builders while this process finds devices and imports TVM.
-        pool.shared.prestart_fork_server()
+    with pool.keep_workers_alive(starts_fork_server=True):
         measuring_devices = find_devices(device)
         prestart_workers(options.workers, measuring_devices)
         if can_skip_torch:

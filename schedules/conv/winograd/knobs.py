@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
+from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
@@ -102,6 +103,28 @@ def estimate_relative_error(m: int, r: int, num_channels: int) -> float:
     to 1,280 channels, m of 2, 4 and 6 and r of 3 to 7, which they predict within 5 %.
     """
     return float(2.0**-24 * compute_error_growth(make_winograd_matrices(m, r)) * math.sqrt(1.6 + 0.09 * num_channels))
+
+
+def estimate_seconds(w: Conv2d, m: int | None = None) -> float:
+    """Return the estimated seconds of the fastest config on an H200, by the sum of its products, bytes and launches.
+
+    The bytes are those of X, K, Y and of the transformed inputs, filters and products, each written and read once.
+
+    Args:
+        w: Workload that the schedule supports.
+        m: Outputs per tile and axis; the default of `output_tile` if it is None.
+
+    Example:
+        >>> from tvmconv import parse
+        >>> round(estimate_seconds(parse("conv2d:32x64x56x56,64x64x3x3,s1,p1")) * 1e6)
+        74
+    """
+    grid, fit = WinogradTileGrid.from_workload(w, m or select_default_output_tile(w)), H200_FIT.winograd
+    num_points = grid.alpha**2
+    num_products = num_points * grid.count * w.C * w.O
+    num_values = num_points * (grid.count * (w.C + w.O) + w.C * w.O)
+    num_bytes = 2 * DTYPES[ACCUMULATOR].itemsize * num_values + w.min_bytes
+    return 1e-6 * (num_products / fit.fma_per_us + num_bytes / fit.bytes_per_us + fit.launch_us)
 
 
 def select_default_output_tile(w: Conv2d) -> int:

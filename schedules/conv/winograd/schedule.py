@@ -35,7 +35,7 @@ from ...primitives import get_loop_extent, hoist_guards, inline_producers, mark_
 from ..block_tiling import pipeline_operand_copies, split_reduction, tile_output
 from ..direct_config import VECTOR_ELEMENTS, DirectTileConfig
 from ..reduction import DTYPES
-from .knobs import WinogradTileGrid, compute_usage, declare_knobs, is_promising, is_supported
+from .knobs import WinogradTileGrid, compute_usage, declare_knobs, estimate_seconds, is_promising, is_supported
 from .te_stages import declare_winograd
 
 TRANSFORM_THREADS = 128  # threads per block of a transform
@@ -47,6 +47,7 @@ TRANSFORM_THREADS = 128  # threads per block of a transform
     usage=compute_usage,
     condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
     search_if=is_promising,
+    estimate_seconds=estimate_seconds,
 )
 def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tile channels and output tiles as (block, virtual thread, thread, local) and reductions as (step, tap)."""

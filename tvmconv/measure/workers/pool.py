@@ -132,16 +132,21 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextlib.contextmanager
-def keep_workers_alive() -> Iterator[None]:
+def keep_workers_alive(*, starts_fork_server: bool = False) -> Iterator[None]:
     """Keep the processes of closed `Measurer`s for reuse by the next one until the end of the block.
 
     Loading TVM takes seconds and initializing a device takes one more, which matters for successive searches. Blocks
     can be nested and used in several threads. The pooled processes end with the last block or with this process, even
     if it is killed. Without a block, no process outlives its `Measurer`.
+
+    `starts_fork_server`: whether the fork server starts with the block, so that it loads TVM while this process finds
+        devices and imports TVM.
     """
     pool = shared
     pool.enter_context()
     try:
+        if starts_fork_server:
+            pool.prestart_fork_server()
         yield
     finally:
         if pool is shared:  # otherwise this process was forked within the block
