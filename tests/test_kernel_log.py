@@ -68,6 +68,7 @@ def test_a_config_and_a_log_contradict_each_other(log):
         tc.build(W, "tiling", device="opencl:0", config={}, log=log.path)
 
 
-def test_an_architecture_without_a_record_is_named(log):
+def test_an_architecture_without_a_record_is_named(log, record):
+    log.append(record(1e-6, workload=OTHER))
     with pytest.warns(tc.FallbackWarning, match=r"^no record of \S+ for sm_90: built is "):
         tc.build(W, "tiling", arch="sm_90", log=log.path)

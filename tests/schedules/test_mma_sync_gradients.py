@@ -2,6 +2,9 @@
 
 import emulate
 import pytest
+from cubins import check_spills, needs_nvrtc
+
+import tvmconv as tc
 
 SMALL = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 1, "stages": 3}
 WGRADS = [
@@ -19,6 +22,22 @@ DGRADS = [
 ]
 
 
+SMALL_HALO = {"block_m": 16, "block_c": 16, "taps_y": 1, "warps_m": 1, "warps_n": 1, "warps_k": 1, "block_p": 1}
+HALO_WGRADS = [
+    ("conv2d_wgrad:2x20x9x11,24x20x3x3,s1,p1,tf32,nhwc", {"taps_y": 3, "warps_n": 3, "block_q": 8}),
+    (
+        "conv2d_wgrad:3x24x11x9,40x24x3x3,s2,p2x1x0x1,d2,tf32,nhwc",
+        {"block_m": 32, "block_p": 2, "warps_m": 2, "warps_k": 2, "block_q": 4},
+    ),
+    (
+        "conv2d_wgrad:2x40x7x9,48x20x3x2,s1,p1,g2,f16,add",
+        {"block_m": 32, "block_c": 32, "taps_y": 3, "warps_n": 2, "block_q": 10},
+    ),
+    ("conv2d_wgrad:2x18x7x19,18x18x5x3,s1x2,p1,bf16,nhwc,out-f32", {"block_p": 4, "warps_n": 4, "stages": 3}),
+    ("conv2d_wgrad:2x34x8x14,68x17x3x3,s1,p1,g2,tf32,nhwc,add", {"taps_y": 3, "warps_n": 4, "block_q": 14}),
+]
+
+
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 2, **config}, "sm_80")
@@ -27,3 +46,13 @@ def test_gradients_of_weights_are_computed(text, config):
 @pytest.mark.parametrize(("text", "config"), DGRADS)
 def test_gradients_of_inputs_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 1, **config}, "sm_80")
+
+
+@pytest.mark.parametrize(("text", "config"), HALO_WGRADS)
+def test_windows_with_halos_give_gradients_of_weights(text, config):
+    emulate.build_checked(text, "halo_mma_sync", {**SMALL_HALO, "block_q": 8, "stages": 2, "parts": 4, **config}, "sm_80")
+
+
+@needs_nvrtc
+def test_halo_wgrad_compiles_without_spills():
+    check_spills(tc.parse("conv2d_wgrad:32x64x56x56,64x64x3x3,s1,p1,tf32,nhwc"), "halo_mma_sync", "sm_90")

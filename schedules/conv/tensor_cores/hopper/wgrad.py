@@ -56,7 +56,7 @@ def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     condition=all_of(ONE_GROUP, can_load_wgrad_by_tma),
     search_if=can_load_wgrad_by_tma,
     starting_configs=lambda w: [config for config, _ in list_best_configs(view_channels_last(w))[1:]],
-    supersedes=("mma_sync", "implicit_gemm", "tiling"),
+    supersedes=("halo_mma_sync", "mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
