@@ -50,7 +50,9 @@ def test_gradients_of_inputs_are_computed(text, config):
 
 @pytest.mark.parametrize(("text", "config"), HALO_WGRADS)
 def test_windows_with_halos_give_gradients_of_weights(text, config):
-    emulate.build_checked(text, "halo_mma_sync", {**SMALL_HALO, "block_q": 8, "stages": 2, "parts": 4, **config}, "sm_80")
+    emulate.build_checked(
+        text, "halo_mma_sync", {**SMALL_HALO, "block_q": 8, "stages": 2, "parts": 4, **config}, "sm_80"
+    )
 
 
 @needs_nvrtc

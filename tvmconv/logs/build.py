@@ -103,8 +103,7 @@ def build(
     )
     config_kind = "predicted" if built_kernel.prediction else "default"
     _warn(
-        f"no record of {workload} for {target}: built is "
-        f"{built_kernel.schedule.name} with {config_kind} knobs",
+        f"no record of {workload} for {target}: built is {built_kernel.schedule.name} with {config_kind} knobs",
         failures,
     )
     return built_kernel

@@ -14,7 +14,15 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space.factors import list_divisors
-from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, NUM_BANKS, SCHEDULERS, WARP_SIZE
+from tvmconv.target import (
+    CLOCKS_PER_MATRIX_MULTIPLY,
+    H200,
+    L2_CLOCKS,
+    MAX_REGISTERS_PER_THREAD,
+    NUM_BANKS,
+    SCHEDULERS,
+    WARP_SIZE,
+)
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
@@ -37,8 +45,7 @@ STAGES_CHOICES = (2, 3)
 PARTS_CHOICES = (1, 2, 4, 8, 16, 33, 66, 132, 264)
 MIN_WARPS, MAX_WARPS = 4, 16
 MAX_ACCUMULATORS = 160
-MAX_REGISTERS = 255
-OVERHEAD_REGISTERS = 40
+OVERHEAD_REGISTERS, DIVISION_REGISTERS = 40, 24  # the latter where the pixels of a step may lie in two rows
 REGISTERS_PER_SM = 65536
 SM_SHARED_BYTES = 227 << 10
 BANK_BYTES = NUM_BANKS * 4  # of shared memory per cycle
@@ -106,10 +113,7 @@ class HaloWgradConfig(EstimatedTileConfig):
             (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
             (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
             (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-            (
-                "the registers of all threads fit",
-                lambda t: (t.registers <= MAX_REGISTERS) & (t.registers * t.num_threads <= REGISTERS_PER_SM),
-            ),
+            ("the registers of all threads fit", lambda t: t.registers <= count_registers_per_thread(t.num_warps)),
         ]
 
     @classmethod
@@ -179,7 +183,8 @@ class HaloWgradConfig(EstimatedTileConfig):
     def registers(self) -> Any:
         """Estimated registers per thread."""
         fragments = MmaSyncAtom.a_registers * self.mmas_m + 2 * MmaSyncAtom.b_registers
-        return self.num_accumulators + fragments + self.mmas_n // 2 + OVERHEAD_REGISTERS
+        overhead = OVERHEAD_REGISTERS + (self.block_q % self.mma_pixels > 0) * DIVISION_REGISTERS
+        return self.num_accumulators + fragments + self.mmas_n // 2 + overhead
 
     @property
     def blocks_m(self) -> Any:
@@ -291,6 +296,13 @@ class HaloWgradConfig(EstimatedTileConfig):
         )
         sums = self.num_parts * self.shape.groups * self.shape.m * self.shape.n
         return cycles + REDUCTION_CYCLES + 2 * ACCUMULATOR_BYTES * sums / WORKSPACE_BYTES_PER_CYCLE
+
+
+def count_registers_per_thread(num_warps: Any) -> Any:
+    """Return the maximum number of registers per thread of a CTA, whose warps the partitions of an SM divide."""
+    warps_per_partition = ceil_div(num_warps, SCHEDULERS)
+    registers = REGISTERS_PER_SM // (SCHEDULERS * WARP_SIZE) // warps_per_partition // 8 * 8
+    return np.minimum(MAX_REGISTERS_PER_THREAD, registers)
 
 
 def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
