@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
