@@ -20,6 +20,16 @@ DGRADS = [
     ("conv2d_dgrad:2x20x9x8,36x10x3x3,s1,p1,g2,tf32,drelu", {"block_k": 32, "warps_k": 2}),
     ("conv2d_transpose:2x18x9x8,18x14x3x3,s1,p1,d2,bf16,bias,relu", {"block_n": 32, "warps_n": 2}),
 ]
+STRIDED = [
+    ("conv2d_dgrad:2x24x9x8,40x24x3x2,s2x3,p1x0,f16,nhwc,add", {"block_n": 32, "warps_n": 2, "block_k": 64}),
+    ("conv2d_dgrad:2x20x9x11,36x10x3x3,s2,p1,g2,tf32,drelu", {"warps_k": 2}),
+    ("conv2d_dgrad:2x32x12x10,48x32x1x1,s2,p0,f16,nhwc,add,drelu", {"block_n": 32, "block_m": 32, "warps_n": 2}),
+    ("conv2d_dgrad:1x64x13x11,64x64x5x4,s4,p1x2x3x0,d2,f16,nhwc", {"block_n": 64, "stages": 2}),
+    ("conv2d_dgrad:1x32x8x8,32x32x1x1,s1,p1,f16,nhwc,add", {}),
+    ("conv2d_transpose:2x18x9x8,18x14x4x4,s2,p1,bf16,bias,relu", {"block_n": 32, "warps_m": 2, "block_m": 64}),
+    ("conv1d_transpose:1x32x50,32x32x16,s8,p4,op1,tf32,nhwc,bias", {"block_n": 32}),
+    ("conv3d_dgrad:2x24x5x4x5,32x24x3x3x3,s2,p1,bf16,nhwc", {}),
+]
 
 
 SMALL_HALO = {"block_m": 16, "block_c": 16, "taps_y": 1, "warps_m": 1, "warps_n": 1, "warps_k": 1, "block_p": 1}
@@ -48,11 +58,23 @@ def test_gradients_of_inputs_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 1, **config}, "sm_80")
 
 
+@pytest.mark.parametrize(("text", "config"), STRIDED)
+def test_strided_gradients_of_inputs_are_computed(text, config):
+    emulate.build_checked(text, "mma_sync", {**SMALL, "block_k": 32, **config}, "sm_80")
+
+
 @pytest.mark.parametrize(("text", "config"), HALO_WGRADS)
 def test_windows_with_halos_give_gradients_of_weights(text, config):
     emulate.build_checked(
         text, "halo_mma_sync", {**SMALL_HALO, "block_q": 8, "stages": 2, "parts": 4, **config}, "sm_80"
     )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_inputs_compile_without_spills(arch, stride):
+    check_spills(tc.parse(f"conv2d_dgrad:32x128x28x28,128x128x3x3,s{stride},p1,f16,nhwc"), "mma_sync", arch)
 
 
 @needs_nvrtc

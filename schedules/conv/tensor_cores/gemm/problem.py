@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
+from ....tir_builder import Expr
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import Major
 from .residue_classes import ResidueClasses
