@@ -27,7 +27,7 @@ STRIDED = [
     ("conv2d_dgrad:1x64x13x11,64x64x5x4,s4,p1x2x3x0,d2,f16,nhwc", {"block_n": 64, "stages": 2}),
     ("conv2d_dgrad:1x32x8x8,32x32x1x1,s1,p1,f16,nhwc,add", {}),
     ("conv2d_transpose:2x18x9x8,18x14x4x4,s2,p1,bf16,bias,relu", {"block_n": 32, "warps_m": 2, "block_m": 64}),
-    ("conv1d_transpose:1x32x50,32x32x16,s8,p4,op1,tf32,nhwc,bias", {"block_n": 32}),
+    ("conv1d_transpose:1x32x50,32x32x16,s8,p4,op1,tf32,nhwc,bias", {"block_n": 32, "warps_n": 2}),
     ("conv3d_dgrad:2x24x5x4x5,32x24x3x3x3,s2,p1,bf16,nhwc", {}),
 ]
 

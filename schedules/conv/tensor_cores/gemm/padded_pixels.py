@@ -40,7 +40,7 @@ class PaddedPixels:
     """
 
     array: Buffer
-    size: tuple[int, int]
+    size: tuple[int, ...]
     num_pixels: int
     block: int
     channels: int

@@ -40,7 +40,7 @@ from .latency import select_default_config
 from .tile_config import MMA_N, MmaSyncTileConfig, list_options
 
 # CTAs do not split reductions, and each computes one tile.
-FIXED_KNOBS = {"split_k": 1, "split_k_reduction": "workspace", "tiles_per_block": 1}
+FIXED_KNOBS: dict[str, Any] = {"split_k": 1, "split_k_reduction": "workspace", "tiles_per_block": 1}
 
 
 def is_promising(w: InputGradient) -> bool:
@@ -241,7 +241,7 @@ def view_gradient_as_image(w: Conv) -> Conv:
     """Return a convolution of one tap whose image is dY: (images, output positions, filters)."""
     sizes: dict[str, Any] = dict(zip(w.SPACE, w.output_size, strict=True)) | dict.fromkeys(w.KERNEL, 1)
     ones = (1,) * w.spatial_ndim
-    return replace(w, C=w.O, stride=ones, padding=(0,) * w.spatial_ndim, dilation=ones, **sizes)
+    return replace(cast("Any", w), C=w.O, stride=ones, padding=(0,) * w.spatial_ndim, dilation=ones, **sizes)
 
 
 def make_mainloop(
