@@ -12,6 +12,8 @@ TEXTBOOK_REDUCTION_TILE = "(step, substep, tap): copies to shared memory; copies
 STRIP_TILE = "(block, thread, local): CTAs; threads of a CTA; outputs of a thread"
 
 DESCRIPTIONS = {
+    "atomics": "1 adds partial sums to one array by atomics, in any order, so that the last bits differ between runs; "
+    "0 has a second kernel add them in order. Only workloads with the option `atomics` have this knob.",
     "auto_unroll_max_step": "Loops of at most this many statements are unrolled by NVCC or TVM; 0 unrolls none.",
     "block_c": "Channels of X of a CTA, whose window in shared memory all taps read.",
     "block_k": "Elements of the reduction per k-tile, which a CTA stages in shared memory at a time.",

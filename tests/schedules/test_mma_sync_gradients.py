@@ -70,6 +70,28 @@ def test_windows_with_halos_give_gradients_of_weights(text, config):
     )
 
 
+ATOMIC_WGRADS = [
+    ("conv2d_wgrad:2x20x9x11,24x20x3x3,s1,p1,tf32,nhwc", "halo_mma_sync"),
+    ("conv2d_wgrad:2x20x9x11,24x10x3x3,s1,p1,g2,bf16,nhwc,add", "halo_mma_sync"),
+    ("conv2d_wgrad:2x24x11x9,40x24x3x3,s1,p1,f16,nhwc,out-f32", "mma_sync"),
+    ("conv2d_wgrad:2x24x11x9,40x24x3x3,s1,p1,f16,nhwc", "mma_sync"),
+]
+
+
+@pytest.mark.parametrize(("text", "schedule"), ATOMIC_WGRADS)
+def test_atomics_add_partial_sums_where_the_workload_permits_them(text, schedule):
+    w = tc.parse(f"{text},atomics")
+    split = {"split_k": 2} if schedule == "mma_sync" else {"parts": 4}
+    config = {"atomics": 1, **split}
+    kernel = emulate.build_checked(str(w), schedule, config, "sm_80")
+    assert "red.global.add.f32" in kernel.source
+    default = tc.build(w, schedule, arch="sm_80")
+    assert default.config["atomics"] == 0
+    assert "red.global.add.f32" not in default.source
+    with pytest.raises(tc.KnobError, match="atomics"):
+        tc.build(text, schedule, arch="sm_80", config=config)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("stride", [1, 2])

@@ -44,11 +44,11 @@ from ...gradient_conversion import build_channels_last_gradient, view_channels_l
 from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cta import Cta, allocate_smem, open_cta
-from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
 from ..gemm.padded_pixels import PaddedPixels
 from ..gemm.pipelines import CpAsyncPipeline
-from ..wgrad_sums import make_wgrad_reduction
+from ..gemm.workspace_reduction import store_sums
+from ..wgrad_sums import declare_atomics, emit_wgrad
 from .halo_wgrad_config import COLUMN_UNIT, HaloWgradConfig, list_starting_configs
 from .schedule import DTYPES
 from .tile_config import MMA_M
@@ -85,16 +85,16 @@ def is_promising(w: WeightGradient) -> bool:
 def halo_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply tiles of pixels in shared memory for all taps, and add the sums of all parts."""
     config = HaloWgradConfig.declare_knobs(view_channels_last(w), k)
-    shape, num_parts = config.shape, int(config.num_parts)
+    num_parts, is_atomic = int(config.num_parts), declare_atomics(w, k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        workspace = allocate("partial_sums", num_parts * shape.groups * shape.m * shape.n, ACCUMULATOR, "global")
-        num_products, num_threads = int(config.num_products), int(config.num_threads)
-        with open_cta(num_products, num_threads, num_parts, splits_in_cluster=False) as cta:
-            smem = allocate_smem(int(config.smem_bytes))
-            HaloWgradKernel(config, arguments, cta, smem).emit(workspace)
-        reduction = make_wgrad_reduction(shape, num_parts)
-        reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
+        def emit_product(sums: Buffer) -> None:
+            num_products, num_threads = int(config.num_products), int(config.num_threads)
+            with open_cta(num_products, num_threads, num_parts, splits_in_cluster=False) as cta:
+                smem = allocate_smem(int(config.smem_bytes))
+                HaloWgradKernel(config, arguments, cta, smem, is_atomic=is_atomic).emit(sums)
+
+        emit_wgrad(w, num_parts, arguments, emit_product, is_atomic=is_atomic)
 
     return build_channels_last_gradient(w, emit)
 
@@ -123,10 +123,13 @@ class HaloWgradKernel:
         arguments: Argument buffers by name.
         cta: Position in the grid: the block of sums, the part of the pixels and the thread.
         smem: Shared-memory address of the first stage.
+        is_atomic: Whether sums are added to those of other parts.
     """
 
-    def __init__(self, config: HaloWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr) -> None:
-        self._config, self._part, self._smem = config, cta.split, smem
+    def __init__(
+        self, config: HaloWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr, *, is_atomic: bool
+    ) -> None:
+        self._config, self._part, self._smem, self._is_atomic = config, cta.split, smem, is_atomic
         self._block = self._locate_block(cta.index)
         self._tiling = make_tiling(config, cta.thread)
         dy, image = (arguments[name] for name in config.w.OPERANDS)
@@ -144,7 +147,7 @@ class HaloWgradKernel:
         self._tap_offsets = allocate("tap_offset", tiling.mmas_n // 2, "uint32")
 
     def emit(self, workspace: Buffer) -> None:
-        """Emit the kernel, which stores its sums to a workspace (parts, filters of a group, groups, columns)."""
+        """Emit the kernel, which stores or adds its sums to an array (parts, filters of a group, groups, columns)."""
         pipeline, tiling, iterations = self._pipeline, self._tiling, int(self._config.iterations)
         self._locate_taps()
         for iteration in range(pipeline.prefetch_distance):
@@ -319,13 +322,13 @@ class HaloWgradKernel:
                 column < int(config.num_columns) if overhangs else True,
                 True if config.w.kernel[0] % config.taps_y == 0 else tap_row < config.w.kernel[0],
             )
-            first = (self._part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
+            part = 0 if self._is_atomic else self._part
+            first = (part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
             first = first + (tap_row * taps_x + tap % taps_x) * config.channels + channel
             for e in range(0, len(sums), width):
                 exists = True if config.channels % config.block_c == 0 else channel + e < config.channels
                 with if_(logical_and(is_inside, exists)):
-                    mnemonic = f"st.global{f'.v{width}' if width > 1 else ''}.b32"
-                    emit_ptx(mnemonic, workspace.access_ptr("w", offset=first + e), *sums[e : e + width])
+                    store_sums(workspace, first + e, sums[e : e + width], is_atomic=self._is_atomic)
 
     def _list_pairs(self) -> Iterator[tuple[Expr, Expr, list[Expr]]]:
         """Return the row and the first column in the CTA's block of each pair of this lane's sums, and the sums."""
