@@ -1,8 +1,9 @@
 """`mma_sync` computes gradients, executed without a GPU."""
 
 import emulate
+import numpy as np
 import pytest
-from cubins import check_spills, needs_nvrtc
+from cubins import check_spills, needs_nvrtc, space_of
 
 import tvmconv as tc
 
@@ -85,6 +86,8 @@ def test_atomics_add_partial_sums_where_the_workload_permits_them(text, schedule
     config = {"atomics": 1, **split}
     kernel = emulate.build_checked(str(w), schedule, config, "sm_80")
     assert "red.global.add.f32" in kernel.source
+    space = space_of(w, schedule)
+    assert set(space.sample_legal(20, np.random.default_rng(0))[:, list(space.knobs).index("atomics")]) == {0, 1}
     default = tc.build(w, schedule, arch="sm_80")
     assert default.config["atomics"] == 0
     assert "red.global.add.f32" not in default.source
