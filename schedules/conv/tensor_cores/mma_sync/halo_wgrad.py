@@ -150,23 +150,9 @@ class HaloWgradKernel:
         """Emit the kernel, which stores or adds its sums to an array (parts, filters of a group, groups, columns)."""
         pipeline, tiling, iterations = self._pipeline, self._tiling, int(self._config.iterations)
         self._locate_taps()
-        for iteration in range(pipeline.prefetch_distance):
-            if iteration < iterations:
-                self._copy(iteration, iteration)
-            pipeline.commit()
-        pipeline.start()
+        pipeline.fill(iterations, self._copy)
         fill_zeros(self._accumulators, tiling.num_accumulators)
-        with serial_loop(iterations, "iteration") as iteration:
-            pipeline.wait()
-            ahead = iteration + pipeline.prefetch_distance
-            with if_(ahead < iterations):
-                self._copy(ahead, pipeline.write_index)
-            pipeline.commit()
-            pipeline.advance_write()
-            with if_(self._is_valid(iteration)):
-                self._multiply(pipeline.read_index)
-            pipeline.advance_read()
-        pipeline.drain()
+        pipeline.run(iterations, self._copy, self._multiply, self._is_valid)
         if tiling.warps_k > 1:
             reduce_sliced_k(self._accumulators, tiling, self._smem)
         with if_(tiling.holds_sums):
