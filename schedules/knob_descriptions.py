@@ -12,7 +12,10 @@ TEXTBOOK_REDUCTION_TILE = "(step, substep, tap): copies to shared memory; copies
 STRIP_TILE = "(block, thread, local): CTAs; threads of a CTA; outputs of a thread"
 
 DESCRIPTIONS = {
+    "atomics": "1 adds partial sums to one array by atomics, in any order, so that the last bits differ between runs; "
+    "0 has a second kernel add them in order. Only workloads with the option `atomics` have this knob.",
     "auto_unroll_max_step": "Loops of at most this many statements are unrolled by NVCC or TVM; 0 unrolls none.",
+    "block_c": "Channels of X of a CTA, whose window in shared memory all taps read.",
     "block_k": "Elements of the reduction per k-tile, which a CTA stages in shared memory at a time.",
     "block_k_bytes": "Bytes of the reduction per k-tile, for each pixel and each output channel.",
     "block_m": "GEMM M tile of a CTA: output pixels, or filters in a wgrad.",
@@ -125,6 +128,7 @@ OWN_DESCRIPTIONS = {
         for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
     },
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
+    ("halo_mma_sync", "taps_y"): "Rows of the filter whose sums a CTA keeps in registers.",
     ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",
     ("shuffle", "threads_y"): "Rows of a CTA; each warp computes outputs of one row.",
     ("stem", "warps"): "Warps of a CTA; each computes 16 pixels of every row of the tile.",

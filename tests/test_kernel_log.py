@@ -66,3 +66,9 @@ def test_an_architecture_takes_the_record_of_a_device_of_its_own(log, record):
 def test_a_config_and_a_log_contradict_each_other(log):
     with pytest.raises(tc.KnobError, match="a config or a log, not both"):
         tc.build(W, "tiling", device="opencl:0", config={}, log=log.path)
+
+
+def test_an_architecture_without_a_record_is_named(log, record):
+    log.append(record(1e-6, workload=OTHER))
+    with pytest.warns(tc.FallbackWarning, match=r"^no record of \S+ for sm_90: built is "):
+        tc.build(W, "tiling", arch="sm_90", log=log.path)

@@ -37,6 +37,7 @@ STYLES = {
     "grouped_mma_sync": SeriesStyle("#999933", "P"),
     "tensor_core": SeriesStyle("#88ccee", "d"),
     "mma_sync": SeriesStyle("#661100", "s"),
+    "halo_mma_sync": SeriesStyle("#661100", "^"),
     "hopper": SeriesStyle("#cc6677", "D"),
     "stem": SeriesStyle("#ddaa33", "v"),
     # Filters are never in a chart with convolutions.

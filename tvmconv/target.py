@@ -35,6 +35,7 @@ MAX_TEXTURE_WIDTH, MAX_TEXTURE_HEIGHT = 131072, 65000  # texels of a 2-D texture
 
 CLUSTER_MIN_ARCH = 90  # first architecture with clusters: PTX ISA, ".reqnctapercluster"
 MAX_CLUSTER_BLOCKS = 8  # portable maximum cluster size
+DEPENDENT_LAUNCH_MIN_ARCH = 90  # first architecture with programmatic dependent launch: PTX ISA, "griddepcontrol"
 ASYNC_COPY_MIN_ARCH = 80  # first architecture with cp.async: PTX ISA, "cp.async"
 RESERVED_SHARED_BYTES, RESERVED_SHARED_MIN_ARCH = 1 << 10, 80  # per resident block, for the system
 

@@ -107,7 +107,7 @@ class EstimatedTileConfig(TileConfig, ABC):
     @classmethod
     def compute_usage(cls, w: Any, columns: Columns) -> ResourceUsage:
         """Return the resources that configs use."""
-        config = cls(w=w, **columns)
+        config = cls.from_columns(columns, w=w)
         return ResourceUsage(
             threads=config.num_threads,
             shared_bytes=np.zeros_like(config.smem_bytes),
@@ -123,7 +123,7 @@ class EstimatedTileConfig(TileConfig, ABC):
         """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
 
         def make_config(values: Mapping[str, Any]) -> Any:
-            return cls(w=w, **values)
+            return cls.from_columns(values, w=w)  # without further knobs of the schedule
 
         default = cls.select_default(w)
         declare_choices(k, cls.list_options(w), default)

@@ -59,6 +59,9 @@ WGRADS = [
     ("conv1d_wgrad:1x48x400,32x48x3,s1,p1,out-f32,f16,nhwc,add", {"parts": 4}),
     ("conv3d_wgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48}),
     ("conv2d_wgrad:2x32x9x8,64x32x3x3,s2,p1,f16,out-f32,add", {"block_n": 32}),
+    ("conv2d_wgrad:4x64x9x8,80x32x3x3,s1,p1,g2,f16,nhwc", {"parts": 3, "block_n": 32}),
+    ("conv2d_wgrad:4x144x9x8,144x48x3x2,s2,p1,g3,bf16,nhwc,out-f32,add", {"block_n": 32, "cluster_m": 2}),
+    ("conv2d_wgrad:2x240x9x8,240x80x1x1,s1,p0,g3,f16", {"block_n": 80, "cluster_n": 2, "parts": 2}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
@@ -150,7 +153,7 @@ def test_conditions_of_strided_gradients_are_short():
         ("conv2d_dgrad:1x60x8x8,64x60x3x3,s1,p1,f16,nhwc", "fill 16-byte chunks"),
         ("conv2d_dgrad:1x60x8x8,64x60x3x3,s2,p1,f16,nhwc", "fill 16-byte chunks"),
         ("conv3d_dgrad:1x16x8x8x70,16x16x1x1x40,s1x1x2,p0,f16,nhwc", "offsets are in its range"),
-        ("conv2d_wgrad:1x64x8x8,64x32x3x3,s2,p1,g2,f16,nhwc", "with one group; this workload has 2 groups"),
+        ("conv2d_wgrad:1x64x8x8,64x4x3x3,s2,p1,g16,f16,nhwc", "16-byte chunks in each group"),
         ("conv2d_wgrad:1x60x8x8,64x60x3x3,s2,p1,f16,nhwc", "fill 16-byte chunks"),
     ],
 )

@@ -13,7 +13,7 @@ from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
 from tvmconv.compiler.source import KernelParameter
 from tvmconv.compiler.tir_nodes import collect_nodes, count_elements
 from tvmconv.errors import AnalysisError, CompileError
-from tvmconv.target import ASYNC_COPY_MIN_ARCH, parse_arch_number
+from tvmconv.target import ASYNC_COPY_MIN_ARCH, DEPENDENT_LAUNCH_MIN_ARCH, parse_arch_number
 from tvmconv.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def run_pipeline(mod: IRModule, target: Target) -> PipelineModules:
     split_host_device = importlib.import_module("tvm.tirx.build").split_host_device_mods
     arch_number = parse_arch_number(str(target.attrs.get("arch", "")))
     uses_async_copies = arch_number >= ASYNC_COPY_MIN_ARCH
+    if arch_number < DEPENDENT_LAUNCH_MIN_ARCH:
+        mod = _remove_dependent_launches(mod)
     try:
         bound_module = tirx.transform.BindTarget(target)(mod if uses_async_copies else _remove_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
@@ -70,6 +72,21 @@ def _remove_async_stages(mod: IRModule) -> IRModule:
         return tirx.For(*fields, annotations, loop.step, loop.span)
 
     body = tvm_ffi.structural_map(mod["main"].body, (tirx.For, make_synchronous), order="post")
+    return tvm.IRModule({"main": mod["main"].with_body(body)}, attrs=mod.attrs)
+
+
+def _remove_dependent_launches(mod: IRModule) -> IRModule:
+    """Remove the instructions of programmatic dependent launch, without which launches follow one another."""
+    import tvm
+    import tvm_ffi
+    from tvm import tirx
+
+    def remove(statement: Any) -> Any:
+        call = statement.value
+        is_call = isinstance(call, tvm.ir.Call) and getattr(call.op, "name", "") == "tirx.ptx.griddepcontrol"
+        return tirx.Evaluate(tirx.const(0, "int32")) if is_call else statement
+
+    body = tvm_ffi.structural_map(mod["main"].body, (tirx.Evaluate, remove), order="post")
     return tvm.IRModule({"main": mod["main"].with_body(body)}, attrs=mod.attrs)
 
 

@@ -72,6 +72,7 @@ def build(
     chosen_schedule = None if schedule is None else registry.as_schedule(workload, schedule)
     kernel.check_device_memory(workload, target_device)
     failures: list[Error] = []
+    target = target_device.name if target_device.multiprocessors else target_device.text  # an architecture has none
     record_index = log if isinstance(log, RecordIndex) else RecordIndex(log, workload)
     for device_match, record in record_index.iterate_by_device_match(
         workload, target_device, chosen_schedule.name if chosen_schedule else None
@@ -89,7 +90,7 @@ def build(
         built_kernel.record = record
         if device_match is not DeviceMatch.DEVICE:
             _warn(
-                f"no record of {workload} on {target_device.name} applies: built is the fastest on {record.device}",
+                f"no record of {workload} for {target}: built is the fastest on {record.device}",
                 failures,
             )
         elif failures:
@@ -102,8 +103,7 @@ def build(
     )
     config_kind = "predicted" if built_kernel.prediction else "default"
     _warn(
-        f"no record of {workload} for {target_device.name} applies: built is "
-        f"{built_kernel.schedule.name} with {config_kind} knobs",
+        f"no record of {workload} for {target}: built is {built_kernel.schedule.name} with {config_kind} knobs",
         failures,
     )
     return built_kernel

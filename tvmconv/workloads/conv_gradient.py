@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tvm import te
 
 OUT_FLOAT32 = "out-f32"  # text of the option that stores sums in float32
+ATOMICS = "atomics"  # text of the option that permits sums in any order, which differ between runs
 SUMMED_PRODUCTS = 5000  # products per sum up to which `dtypes.SUM_TOLERANCE` suffices for float32
 
 
@@ -195,11 +196,13 @@ class WeightGradient(DerivedConv):
     EPILOGUE_OPS: ClassVar[tuple[str, ...] | None] = ("add",)
 
     out_float32: bool
+    atomics: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.out_float32, bool):
-            raise WorkloadError(f"out_float32={quote(self.out_float32)}: expected True or False")
+        for name in ("out_float32", "atomics"):
+            if not isinstance(getattr(self, name), bool):
+                raise WorkloadError(f"{name}={quote(getattr(self, name))}: expected True or False")
         # Where elements are float32 anyway, there is one workload and one text.
         object.__setattr__(self, "out_float32", self.out_float32 and self.storage != dtypes.ACCUMULATOR)
 
@@ -210,11 +213,12 @@ class WeightGradient(DerivedConv):
         return self.storage, self.storage, *(dtype for _ in self.argument_ops), dtype
 
     def _format_more_options(self) -> list[str]:
-        return [OUT_FLOAT32] if self.out_float32 else []
+        return [OUT_FLOAT32] * self.out_float32 + [ATOMICS] * self.atomics
 
     @classmethod
     def _parse_option(cls, piece: str) -> tuple[str, Any]:
-        return ("out_float32", True) if piece == OUT_FLOAT32 else super()._parse_option(piece)
+        names = {OUT_FLOAT32: "out_float32", ATOMICS: "atomics"}
+        return (names[piece], True) if piece in names else super()._parse_option(piece)
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:

@@ -19,7 +19,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
 from ..reduction import DTYPES, has_filter_per_channel
-from .wgrad_config import compute_usage, declare_knobs
+from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
 
 
@@ -29,6 +29,7 @@ from .wgrad_kernel import build_wgrad_schedule
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
     search_if=has_filter_per_channel,
+    starting_configs=list_starting_configs,
     supersedes=("implicit_gemm",),
 )
 def depthwise_nhwc(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:

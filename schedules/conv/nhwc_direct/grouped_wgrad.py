@@ -16,7 +16,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ..gradient_operators import WGRAD
 from ..reduction import DTYPES
 from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, has_groups
-from .wgrad_config import compute_usage, declare_knobs
+from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
 
 
@@ -26,6 +26,7 @@ from .wgrad_kernel import build_wgrad_schedule
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GRADIENT_GROUP_CHANNELS,
+    starting_configs=list_starting_configs,
     supersedes=("implicit_gemm",),
 )
 def grouped_nhwc(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:

@@ -57,6 +57,7 @@ PIXELS_Y_CHOICES = (1, 2, 4)
 PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528)
 DEFAULT_PARTS_CHOICES = (1, 4, 8, 16, 33, 66, 132, 264, 528)
+NUM_STARTING_CONFIGS = 5  # with which a search starts after the default
 MAX_TAPS = 32  # columns of the filter per thread
 MAX_DEFAULT_PRODUCTS = 1024
 MAX_DEFAULT_REGISTERS = 172  # estimated registers per thread
@@ -365,9 +366,23 @@ def list_pruned(w: WeightGradient) -> list[Rule]:
     ]
 
 
-@functools.lru_cache(maxsize=64)
 def select_default(w: WeightGradient) -> WgradConfig:
     """Return the config with the lowest estimate."""
+    return list_best_configs(w)[0]
+
+
+def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts after the default.
+
+    Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA.
+    """
+    names = [name for name in list_options(w) if name != "vector_in" or w.groups != w.C]
+    return [{name: getattr(config, name) for name in names} for config in list_best_configs(w)[1:]]
+
+
+@functools.lru_cache(maxsize=64)
+def list_best_configs(w: WeightGradient) -> list[WgradConfig]:
+    """Return the configs with the lowest estimates, one for each width of the channels of a CTA, the best first."""
     options = dict(list_options(w))
     itemsize, wanted = get_itemsize(w.storage), options["vector"]
     # Loading half a word takes as long as a whole word.
@@ -388,15 +403,24 @@ def select_default(w: WeightGradient) -> WgradConfig:
     for predicate in (*rules, *preferences):
         is_kept = predicate(candidates)
         candidates = candidates.filter(is_kept) if np.any(is_kept) else candidates
-    best_cycles, best = math.inf, candidates.row(0)
-    for parts in DEFAULT_PARTS_CHOICES:
-        configs = dataclasses.replace(candidates, parts=np.full_like(candidates.parts, parts))
-        is_legal = functools.reduce(np.logical_and, (predicate(configs) for predicate in rules))
-        cycles = np.where(is_legal, configs.estimated_cycles, np.inf)
-        index = int(np.argmin(cycles))
-        if cycles[index] < best_cycles:
-            best_cycles, best = float(cycles[index]), configs.row(index)
-    return best
+    cycles = np.stack([_estimate_legal(candidates, rules, parts) for parts in DEFAULT_PARTS_CHOICES])
+    best_parts = np.argmin(cycles, axis=0)
+    best_cycles = np.min(cycles, axis=0)
+    order = np.lexsort((best_parts, best_cycles))
+    _, first_of_width = np.unique((candidates.threads_c * candidates.vector)[order], return_index=True)
+    best = order[np.sort(first_of_width)[: 1 + NUM_STARTING_CONFIGS]].tolist()
+    return [
+        dataclasses.replace(candidates.row(index), parts=DEFAULT_PARTS_CHOICES[best_parts[index]])
+        for index in best
+        if np.isfinite(best_cycles[index]) or index == best[0]
+    ]
+
+
+def _estimate_legal(candidates: WgradConfig, rules: Sequence[Callable[[WgradConfig], Any]], parts: int) -> np.ndarray:
+    """Return the estimates of configs with a number of parts, infinite for those that violate a rule."""
+    configs = dataclasses.replace(candidates, parts=np.full_like(candidates.parts, parts))
+    is_legal = functools.reduce(np.logical_and, (predicate(configs) for predicate in rules))
+    return np.where(is_legal, configs.estimated_cycles, np.inf)
 
 
 def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:

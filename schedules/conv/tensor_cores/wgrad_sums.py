@@ -1,14 +1,20 @@
-"""The sums of a wgrad: filters × (tap, channel) for each group, in parts that a second kernel adds in order."""
+"""The sums of a wgrad: filters × (tap, channel) for each group, in parts that a second kernel adds in order.
+
+If the workload permits atomics, the knob `atomics` has parts add their sums to one array in place, in any order.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
+from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ...tir_builder import Expr
-from .gemm.workspace_reduction import OutputVector, WorkspaceReduction
+from ...tir_builder import Buffer, Expr, allocate
+from .gemm.epilogue_ops import EpilogueOps
+from .gemm.workspace_reduction import OutputVector, WorkspaceReduction, emit_zeros
 from .implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 
 REDUCTION_THREADS = 64  # threads per CTA of the sum of parts
@@ -28,6 +34,43 @@ def make_wgrad_shape(w: WeightGradient) -> ImplicitGemmShape:
         min_bytes=w.min_bytes,
         spatial_ndim=w.spatial_ndim,
     )
+
+
+def declare_atomics(w: WeightGradient, k: Knobs) -> bool:
+    """Declare the knob `atomics` if the workload permits them, and return whether parts add their sums atomically."""
+    return bool(k.choice("atomics", (0, 1), 0)) if w.atomics else False
+
+
+def emit_wgrad(
+    w: WeightGradient,
+    num_parts: int,
+    arguments: Mapping[str, Buffer],
+    emit_product: Callable[[Buffer], None],
+    *,
+    is_atomic: bool,
+) -> None:
+    """Emit the kernel that multiplies, and those that its sums need before and after it.
+
+    Args:
+        w: The gradient.
+        num_parts: Parts of the reduction.
+        arguments: Argument buffers by name.
+        emit_product: Function that emits the kernel for an array of sums (parts, filters of a group, groups, columns).
+        is_atomic: Whether the array has one part, to which the kernel adds the sums of all parts.
+    """
+    shape, result = make_wgrad_shape(w), arguments[w.RESULT]
+    num_sums = shape.groups * shape.m * shape.n
+    if not is_atomic:
+        sums = allocate("partial_sums", num_parts * num_sums, ACCUMULATOR, "global")
+        emit_product(sums)
+        make_wgrad_reduction(shape, num_parts).emit(sums, EpilogueOps.from_workload(w), arguments, w.RESULT)
+        return
+    is_result = str(result.dtype) == ACCUMULATOR and shape.groups == 1 and not w.epilogue
+    sums = result if is_result else allocate("sums", num_sums, ACCUMULATOR, "global")
+    emit_zeros(sums, num_sums, REDUCTION_THREADS)
+    emit_product(sums)
+    if not is_result:
+        make_wgrad_reduction(shape, 1).emit(sums, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
 
 def make_wgrad_reduction(shape: ImplicitGemmShape, num_parts: int) -> WorkspaceReduction:

@@ -55,6 +55,19 @@ def _store(op: Instruction, mask: Mask) -> None:
     state.store_bytes(location, stored_bytes, lanes, element_bytes)
 
 
+@executes("red")
+def _add_to_global(op: Instruction, mask: Mask) -> None:
+    """Add float32 numbers to global memory, each of them atomically: red.global.add.f32 address, a."""
+    state, lanes, location = op.state, op.state.find_lanes(mask), op.address(0, mask, "global")
+    array = location.memory
+    if not isinstance(array, GlobalArray) or array.dtype != np.float32:
+        raise ExecutionError(f"{op}: only sums of float32 in global memory are emulated")
+    array.check_access(location.byte_offsets, array.dtype.itemsize)
+    if state.is_checked:
+        np.add.at(array.values, location.byte_offsets // array.dtype.itemsize, op.values(1, mask).astype(np.float32))
+    state.note_access(location, "store", array.dtype.itemsize, lanes, array.dtype.itemsize)
+
+
 @executes("mapa_u32")
 def _map_address(op: Instruction, mask: Mask) -> None:
     """Map a shared address to the same location in another block of the cluster: mapa d, a, rank."""

@@ -34,6 +34,7 @@ class Conv1dWgrad(Sizes1d, WeightGradient):
 
     Attributes:
         out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+        atomics: Whether partial sums may be added in any order, so that the last bits differ between runs.
 
     Example:
         >>> from tvmconv import parse
@@ -46,6 +47,7 @@ class Conv1dWgrad(Sizes1d, WeightGradient):
     EXAMPLE: ClassVar[str] = "conv1d_wgrad:1x64x16000,64x64x9,s1,p4"
 
     out_float32: bool = False
+    atomics: bool = False
 
 
 @operator
@@ -93,6 +95,7 @@ class Conv2dWgrad(Sizes2d, WeightGradient):
 
     Attributes:
         out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+        atomics: Whether partial sums may be added in any order, so that the last bits differ between runs.
 
     Example:
         >>> from tvmconv import parse
@@ -105,6 +108,7 @@ class Conv2dWgrad(Sizes2d, WeightGradient):
     EXAMPLE: ClassVar[str] = "conv2d_wgrad:1x64x56x56,64x64x3x3,s1,p1"
 
     out_float32: bool = False
+    atomics: bool = False
 
 
 @operator
@@ -152,6 +156,7 @@ class Conv3dWgrad(Sizes3d, WeightGradient):
 
     Attributes:
         out_float32: Whether dK, and a gradient that is added to it, are in float32, also where dY and X have 16 bits.
+        atomics: Whether partial sums may be added in any order, so that the last bits differ between runs.
 
     Example:
         >>> from tvmconv import parse
@@ -164,6 +169,7 @@ class Conv3dWgrad(Sizes3d, WeightGradient):
     EXAMPLE: ClassVar[str] = "conv3d_wgrad:1x64x8x56x56,64x64x3x3x3,s1,p1"
 
     out_float32: bool = False
+    atomics: bool = False
 
 
 @operator

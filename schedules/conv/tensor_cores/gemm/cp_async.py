@@ -200,18 +200,30 @@ class ImageGather(_GatherLoader):
         is_within_tap = self._channels % self._block_k == 0  # the tap is then the same for all threads
         for element, k in self._pieces(first_k):
             tap = (first_k if is_within_tap else k) // self._channels
-            offset, steps = k - tap * self._channels, []
-            for axis in range(w.spatial_ndim):
-                steps.append(tap // math.prod(w.kernel[axis + 1 :]) % w.kernel[axis] * w.dilation[axis])
-                offset = offset + steps[axis] * self._strides[1 + axis]
+            offset, steps = k - tap * self._channels, self._steps_of_tap(tap)
+            for axis, step in enumerate(steps):
+                offset = offset + step * self._strides[1 + axis]
             with self._copy.rows_loop() as i:
                 checks = [
                     T.Cast("uint32", self._coordinates[axis][i] + steps[axis]) < T.uint32(w.input_size[axis])
                     for axis in range(w.spatial_ndim)
-                    if _has_border(w, axis)
+                    if self._has_border(axis)
                 ]
                 is_inside = logical_and(*checks, self._is_valid_k(k))
                 self._copy_piece(self._row_address(destination, i), element, self._offset[i] + offset, is_inside)
+
+    def _has_border(self, axis: int) -> bool:
+        """Return whether the filter overhangs the image's border along an axis."""
+        w = self._w
+        last = (w.output_size[axis] - 1) * w.stride[axis] + w.window[axis] - 1 - w.pad_low[axis]
+        return w.pad_low[axis] > 0 or last >= w.input_size[axis]
+
+    def _steps_of_tap(self, tap: Expr) -> list[Expr]:
+        """Return the distance of the pixels under a tap from those under the first one, along each axis."""
+        kernel, dilation = self._w.kernel, self._w.dilation
+        return [
+            tap // math.prod(kernel[axis + 1 :]) % kernel[axis] * dilation[axis] for axis in range(self._w.spatial_ndim)
+        ]
 
 
 class FilterGather(_GatherLoader):
@@ -276,9 +288,3 @@ class TransposedFilterGather(FilterGather):
         # Beyond the last tap nothing is read, and the index only has to stay inside.
         tap = T.max(self._shape.k // self._channels - 1 - k // self._channels, 0)
         return tap * (self._shape.n * self._shape.groups * self._channels) + k % self._channels
-
-
-def _has_border(w: Conv, axis: int) -> bool:
-    """Return whether the filter overhangs the image's border along an axis."""
-    last = (w.output_size[axis] - 1) * w.stride[axis] + w.window[axis] - 1 - w.pad_low[axis]
-    return w.pad_low[axis] > 0 or last >= w.input_size[axis]

@@ -182,10 +182,12 @@ class MmaSyncMainloop:
 
     def fill(self) -> None:
         """Start the copies of the first K tiles."""
+        num_k_tiles = self.k_range.tiles_per_split
         for k_tile in range(self.pipeline.prefetch_distance):
-            if k_tile < self.k_range.tiles_per_split:
-                self.load_a(k_tile, k_tile)
-                self.load_b(k_tile, k_tile)
+            if not isinstance(num_k_tiles, int) or k_tile < num_k_tiles:
+                with if_(True if isinstance(num_k_tiles, int) else k_tile < num_k_tiles):
+                    self.load_a(k_tile, k_tile)
+                    self.load_b(k_tile, k_tile)
             self.pipeline.commit()
         self.pipeline.start()
 

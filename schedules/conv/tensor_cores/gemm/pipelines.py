@@ -6,11 +6,12 @@ Sources: PTX ISA, "mbarrier", "cp.async"; CUTLASS, `include/cutlass/pipeline/sm9
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from ....tir_builder import Expr, Register, emit_call, emit_ptx, if_, to_uint32
+from ....tir_builder import Expr, Register, emit_call, emit_ptx, if_, serial_loop, to_uint32
 from .atoms import ThreadPosition
 from .tile_scheduler import SINGLE_CTA, Cluster
 
@@ -262,6 +263,41 @@ class CpAsyncPipeline:
         """Wait for all copies and all threads, after which other data may take the place of the stages."""
         emit_call(T.ptx.cp.async_.wait_group(0))
         emit_call(T.cuda.cta_sync())
+
+    def fill(self, num_tiles: int, copy: Callable[[Expr, Expr], None]) -> None:
+        """Start the copies of the first tiles; `copy` starts those of a tile to a stage."""
+        for tile in range(self.prefetch_distance):
+            if tile < num_tiles:
+                copy(tile, tile)
+            self.commit()
+        self.start()
+
+    def run(
+        self,
+        num_tiles: int,
+        copy: Callable[[Expr, Expr], None],
+        compute: Callable[[Expr], None],
+        is_valid: Callable[[Expr], Expr],
+    ) -> None:
+        """Compute tiles in turn after `fill`, while the next ones are copied.
+
+        Args:
+            num_tiles: Tiles of a CTA.
+            copy: Function that starts the copies of a tile to a stage.
+            compute: Function that computes the tile in a stage.
+            is_valid: Function that returns whether the CTA has a tile.
+        """
+        with serial_loop(num_tiles, "iteration") as tile:
+            self.wait()
+            ahead = tile + self.prefetch_distance
+            with if_(ahead < num_tiles):
+                copy(ahead, self.write_index)
+            self.commit()
+            self.advance_write()
+            with if_(is_valid(tile)):
+                compute(self.read_index)
+            self.advance_read()
+        self.drain()
 
     def advance_read(self) -> None:
         """Move to the next stage to read."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from tvmconv import tensor_map as maps
 from tvmconv.workloads import Conv
 
+from ....tir_builder import Expr
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import Major
 from .residue_classes import ResidueClasses
@@ -56,6 +57,8 @@ class Operand:
         rows_per_group: Rows between the operands of neighbouring groups.
         channels_per_group: Channels between the operands of neighbouring groups.
         contiguous_rows: Rows of an MN-major operand that are contiguous; boxes divide them. 0: all rows.
+        parts: Parts of the reduction, which are neighbouring groups of the product with the same rows. 0: groups have
+            rows and channels of their own.
     """
 
     tensor: str
@@ -65,6 +68,19 @@ class Operand:
     rows_per_group: int = 0
     channels_per_group: int = 0
     contiguous_rows: int = 0
+    parts: int = 0
+
+    def locate_row(self, group: Expr, row: Expr) -> Expr:
+        """Return a row of a group, counted from the first one of the operand."""
+        if not self.rows_per_group:
+            return row
+        return (group // self.parts if self.parts else group) * self.rows_per_group + row
+
+    def locate_channel(self, group: Expr, channel: Expr) -> Expr:
+        """Return a channel of a group, counted from the first one of the operand."""
+        if not self.channels_per_group:
+            return channel
+        return (group % self.parts if self.parts else group) * self.channels_per_group + channel
 
 
 @dataclass(frozen=True)
@@ -176,6 +192,8 @@ def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
 def make_wgrad(w: Conv, shape: ImplicitGemmShape, columns_per_tap: int) -> ConvProblem:
     """Return the product of a wgrad, whose groups are parts of the reduction over all pixels of the batch.
 
+    If the convolution has groups, the parts of a group follow one another.
+
     Args:
         w: The forward convolution.
         shape: Its extents: filters, taps × `columns_per_tap`, and the pixels of a part as channels of a group.
@@ -183,13 +201,19 @@ def make_wgrad(w: Conv, shape: ImplicitGemmShape, columns_per_tap: int) -> ConvP
     """
     pixels, is_pixel_matrix = w.N * math.prod(w.output_size), math.prod((*w.kernel, *w.stride)) == 1
     channels: TmaLoader = Im2colChannels(w, columns_per_tap)
+    columns_per_group = shape.n
     if is_pixel_matrix and w.output_size == w.input_size:
-        channels = ChannelRows(w.storage, pixels, w.C)
-    parts = {"channels_per_group": shape.channels_per_group}
+        channels, columns_per_group = ChannelRows(w.storage, pixels, w.C), w.C // w.groups
+
+    def make_operand(name: str, loader: TmaLoader, rows_per_group: int, contiguous_rows: int = 0) -> Operand:
+        rows, parts = (rows_per_group, shape.groups // w.groups) if w.groups > 1 else (0, 0)
+        return Operand(name, w.dtype, loader, Major.MN, rows, shape.channels_per_group, contiguous_rows, parts)
+
+    dy = ChannelRows(w.storage, pixels, w.O)
     return ConvProblem(
         shape,
-        a=Operand("dY", w.dtype, ChannelRows(w.storage, pixels, w.O), Major.MN, **parts),
-        b=Operand("X", w.dtype, channels, Major.MN, **parts, contiguous_rows=columns_per_tap),
+        a=make_operand("dY", dy, shape.m),
+        b=make_operand("X", channels, columns_per_group, columns_per_tap),
         c="Y",
         taps=(1,),
     )

@@ -241,7 +241,8 @@ class Im2colChannels(Im2colImage):
     """An image in im2col mode whose rows are (tap, channel), and whose channels are filter positions.
 
     Attributes:
-        columns_per_tap: Rows per tap, of which the first are the image's channels.
+        columns_per_tap: Rows per tap, of which the first are the channels of a group. The rows of groups follow one
+            another.
     """
 
     columns_per_tap: int
@@ -257,7 +258,10 @@ class Im2colChannels(Im2colImage):
             Register(f"{name}_tap_{axis}", value=tap_idx // math.prod(kernel[axis + 1 :]) % size)
             for axis, size in enumerate(kernel)
         ]
-        return [Register(f"{name}_channel", value=row % self.columns_per_tap).value, *(tap.value for tap in taps)]
+        channel = row % self.columns_per_tap
+        if self.w.groups > 1:
+            channel = channel + tap_idx // math.prod(kernel) * (self.w.C // self.w.groups)
+        return [Register(f"{name}_channel", value=channel).value, *(tap.value for tap in taps)]
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy the pixels under one tap of neighbouring filter positions."""

@@ -58,8 +58,7 @@ class OperandTile:
     def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
         """Compute the position of each copy of a work tile from the operand's first row in it."""
         operand, name = self.operand, self.operand.tensor
-        row = group * operand.rows_per_group + first_row if operand.rows_per_group else first_row
-        row = row + slice_idx * self.copy_rows
+        row = operand.locate_row(group, first_row) + slice_idx * self.copy_rows
         return [
             operand.loader.locate(row + copy * self.rows_between_copies, f"{name}{copy}") for copy in range(self.copies)
         ]
@@ -69,7 +68,7 @@ class OperandTile:
     ) -> None:
         """Issue the copies of a K tile to a stage."""
         layout, operand = self.layout, self.operand
-        first_channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
+        first_channel = operand.locate_channel(group, k.channel)
         first_box = stage + to_uint32(self.offset) if self.offset else stage
         for copy_idx, position in enumerate(positions):
             for box in range(layout.boxes):
@@ -106,16 +105,15 @@ class MnMajorTile(OperandTile):
     def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
         """Compute the position of each box of a work tile from the operand's first row in it."""
         operand, name = self.operand, self.operand.tensor
-        return [
-            operand.loader.locate(first_row + box * self.box_rows, f"{name}{box}") for box in range(self.layout.boxes)
-        ]
+        row = operand.locate_row(group, first_row)
+        return [operand.loader.locate(row + box * self.box_rows, f"{name}{box}") for box in range(self.layout.boxes)]
 
     def load(
         self, stage: Expr, copy: TmaCopy, positions: list[Position], group: Expr, slice_idx: Expr, k: TapIterator
     ) -> None:
         """Issue the copies of a K tile to a stage."""
         operand, layout = self.operand, self.layout
-        channel = group * operand.channels_per_group + k.channel if operand.channels_per_group else k.channel
+        channel = operand.locate_channel(group, k.channel)
         channels_per_tap, offset = layout.rows // self.taps_per_copy, self.offset
         slice_offset: Expr = 0
         if self.copy_rows < channels_per_tap:

@@ -6,9 +6,11 @@ Source: CUTLASS, `include/cutlass/reduction/kernel/reduce_split_k.h`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -33,20 +35,49 @@ from .tile_scheduler import WorkTile
 
 
 def store_partial_sums(
-    workspace: Buffer, accumulators: Buffer, tiling: WarpTiling, tile: WorkTile, split: Expr, shape: ImplicitGemmShape
+    workspace: Buffer,
+    accumulators: Buffer,
+    tiling: WarpTiling,
+    tile: WorkTile,
+    split: Expr,
+    shape: ImplicitGemmShape,
+    *,
+    is_atomic: bool = False,
 ) -> None:
-    """Store the accumulators of a work tile to the workspace (parts, rows, columns of all groups)."""
+    """Store the accumulators of a work tile to the workspace (parts, rows, columns of all groups).
+
+    With `is_atomic`, the workspace has one part, to which all parts are added.
+    """
     width, pair = math.gcd(shape.n, 2), allocate("partial_pair", 2, "float32")
+    part = 0 if is_atomic else split
     m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n, "j")
     with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:
         row, column = tiling.row(tile, mma_m, half), tiling.column(tile, mma_n)
-        index = (split * shape.m + row) * (shape.groups * shape.n) + tile.group * shape.n + column
+        index = (part * shape.m + row) * (shape.groups * shape.n) + tile.group * shape.n + column
         for first in range(0, 2, width):
             with if_(tiling.is_inside(shape, row, column + first)):
                 for e in range(width):
                     store(pair, e, accumulators[tiling.accumulator(mma_m, mma_n, half) + first + e])
-                mnemonic = f"st.global{'.v2' if width == 2 else ''}.b32"
-                emit_ptx(mnemonic, workspace.access_ptr("w", offset=index + first), *(pair[e] for e in range(width)))
+                store_sums(workspace, index + first, [pair[e] for e in range(width)], is_atomic=is_atomic)
+
+
+def store_sums(workspace: Buffer, index: Expr, sums: Sequence[Expr], *, is_atomic: bool) -> None:
+    """Store neighbouring float32 sums to global memory, or add them to it atomically, in no fixed order."""
+    if is_atomic:
+        for e, value in enumerate(sums):
+            emit_ptx("red.global.add.f32", workspace.access_ptr("rw", offset=index + e), value)
+        return
+    mnemonic = f"st.global{f'.v{len(sums)}' if len(sums) > 1 else ''}.b32"
+    emit_ptx(mnemonic, workspace.access_ptr("w", offset=index), *sums)
+
+
+def emit_zeros(buffer: Buffer, count: int, num_threads: int) -> None:
+    """Emit a kernel that sets the first elements of a float32 array to zero."""
+    vector, zeros = math.gcd(count, 4), allocate("zeros", 4, "uint32")
+    with thread_per_item(count // vector, num_threads) as item:
+        for e in range(vector):
+            store(zeros, e, T.uint32(0))
+        store_global(buffer, item * vector, zeros, vector)
 
 
 class OutputVector(NamedTuple):

@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
@@ -31,13 +30,12 @@ from ..filter_transposition import emit_transposed_filters
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
-from .candidates import select_best
-from .constraints import isa_constraints, require_whole_slices, resource_constraints
+from .constraints import require_whole_slices
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs
-from .latency import estimate_latency_us
-from .tile_config import KNOB_OPTIONS, HopperTileConfig
-from .tma_requirements import can_load_by_tma, compute_halo_width, is_promising, list_taps_per_copy
+from .latency import select_default_config
+from .tile_config import HopperTileConfig
+from .tma_requirements import can_load_by_tma, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -64,24 +62,14 @@ def is_gradient_promising(w: InputGradient) -> bool:
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
-@functools.lru_cache(maxsize=256)
-def select_default(conv: Conv) -> HopperTileConfig:
-    """Return the config with the best estimate."""
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(conv)}
-    rules = [*isa_constraints(conv), *resource_constraints(conv), require_whole_slices(conv.storage)]
-    estimate, halo_width = functools.partial(estimate_latency_us, w=conv), compute_halo_width(conv)
-    config, _ = select_best(options, rules, estimate, prefers_wide_boxes=True, halo_width=halo_width)
-    assert config is not None, "the narrowest tiles are always legal"
-    return config
-
-
 def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts; see `list_starting_configs`."""
     w = view_channels_last(w)
     conv = w.direct_convolution
     if conv is None:
         return strided_dgrad.list_strided_starting_configs(w)
-    return list_starting_configs(conv, select_default(conv), rules=[require_whole_slices(conv.storage)])
+    default = select_default_config(conv, b_is_mn_major=True)
+    return list_starting_configs(conv, default, rules=[require_whole_slices(conv.storage)])
 
 
 @schedule(
@@ -105,7 +93,7 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         config = strided_dgrad.declare_strided_knobs(viewed, k)
         emit = functools.partial(strided_dgrad.emit_strided_dgrad, viewed, config)
     else:
-        config = declare_knobs(conv, k, select_default(conv))
+        config = declare_knobs(conv, k, b_is_mn_major=True)
         description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)

@@ -75,7 +75,12 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 
 def declare_knobs(
-    w: Conv, k: Knobs, default: HopperTileConfig | None = None, estimate: Estimate = estimate_latency_us
+    w: Conv,
+    k: Knobs,
+    default: HopperTileConfig | None = None,
+    estimate: Estimate = estimate_latency_us,
+    *,
+    b_is_mn_major: bool = False,
 ) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
@@ -96,9 +101,9 @@ def declare_knobs(
     has_kernel_schedules = can_compute_several_tiles(w)
     if has_kernel_schedules:
         options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-        preferred = default.kernel_schedule if default else select_kernel_schedule(w)
+        preferred = default.kernel_schedule if default else select_kernel_schedule(w, b_is_mn_major=b_is_mn_major)
         kernel_schedule = k.choice("kernel_schedule", KERNEL_SCHEDULES, preferred, missing=COOPERATIVE)
-    default = default or select_default_config(w, kernel_schedule)
+    default = default or select_default_config(w, kernel_schedule, b_is_mn_major=b_is_mn_major)
     values = declare_choices(k, options, default) | {"kernel_schedule": kernel_schedule}
     taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
     if has_kernel_schedules:

@@ -14,7 +14,7 @@ from tvmconv.workloads import Conv
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .candidates import select_best
-from .constraints import isa_constraints, resource_constraints
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
 
@@ -101,36 +101,49 @@ def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_st
     return waves * combine_overlapping_times(mainloop_us, other_us) + other_us
 
 
-def select_kernel_schedule(w: Conv) -> str:
+def select_kernel_schedule(w: Conv, *, b_is_mn_major: bool = False) -> str:
     """Return the kernel schedule of the default config, for outputs that may be computed by either.
 
     Estimates are compared without the bound by memory, which makes all estimates alike.
     """
     gemm, max_ratio = ImplicitGemmShape.from_workload(w), H200_FIT.hopper.max_pingpong_ratio
-    cooperative, pingpong = (select_default_config(w, name) for name in (COOPERATIVE, PINGPONG))
+    cooperative, pingpong = (
+        select_default_config(w, name, b_is_mn_major=b_is_mn_major) for name in (COOPERATIVE, PINGPONG)
+    )
     cooperative_us, pingpong_us = (_estimate_unbounded_us(config, w, gemm) for config in (cooperative, pingpong))
     return pingpong.kernel_schedule if pingpong_us <= max_ratio * cooperative_us else COOPERATIVE
 
 
-def select_default_config(w: Conv, kernel_schedule: str = COOPERATIVE) -> HopperTileConfig:
-    """Return the config of a kernel schedule with the best estimate, or a cooperative one if none is legal."""
-    config, _ = _select_best(w, kernel_schedule)
-    return config or select_default_config(w)
+def select_default_config(
+    w: Conv, kernel_schedule: str = COOPERATIVE, *, b_is_mn_major: bool = False
+) -> HopperTileConfig:
+    """Return the config of a kernel schedule with the best estimate, or a cooperative one if none is legal.
+
+    Args:
+        w: The convolution, as TMA views it.
+        kernel_schedule: The kernel schedule.
+        b_is_mn_major: Whether the filters are an MN-major operand, as in a dgrad.
+    """
+    config, _ = _select_best(w, kernel_schedule, b_is_mn_major)
+    return config or select_default_config(w, b_is_mn_major=b_is_mn_major)
 
 
 def min_latency_us(w: Conv) -> float:
     """Return the best latency estimate of cooperative configs in microseconds."""
-    return _select_best(w, COOPERATIVE)[1]
+    return _select_best(w, COOPERATIVE, False)[1]
 
 
 @functools.lru_cache(maxsize=256)
-def _select_best(w: Conv, kernel_schedule: str) -> tuple[HopperTileConfig | None, float]:
+def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
     rules = [*isa_constraints(w), *resource_constraints(w)]
+    if b_is_mn_major:
+        rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:
         gemm = ImplicitGemmShape.from_workload(w)
         rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(gemm)))
     halo_width = compute_halo_width(w)
     estimate = functools.partial(estimate_latency_us, w=w)
-    return select_best(options, rules, estimate, halo_width=halo_width, kernel_schedule=kernel_schedule)
+    fixed = {"halo_width": halo_width, "kernel_schedule": kernel_schedule}
+    return select_best(options, rules, estimate, prefers_wide_boxes=b_is_mn_major, **fixed)

@@ -12,7 +12,6 @@ offsets. Pixels of a class are not contiguous in dX, so warps store vectors of c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -26,13 +25,13 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
-from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer
 from ...tile_config import Rule, add_rules
 from ..gemm.problem import make_strided_dgrad
 from ..gemm.residue_classes import ResidueClasses
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape, MatrixProduct
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..residue_product import ResidueProduct
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
@@ -46,54 +45,6 @@ from .tile_config import (
     HopperTileConfig,
 )
 from .tma_requirements import WGMMA_K_BYTES
-
-
-@dataclasses.dataclass(frozen=True)
-class ResidueProduct(MatrixProduct):
-    """The products of the residue classes, with the attributes of a convolution that `hopper` reads.
-
-    Attributes:
-        forward: The forward convolution.
-        epilogue: Operations on dX.
-        argument_dtypes: Dtypes of the operator's arguments.
-        min_bytes: Minimum number of bytes moved from and to memory.
-    """
-
-    forward: Conv
-    epilogue: tuple[str, ...]
-    argument_dtypes: tuple[str, ...]
-    min_bytes: int
-    kernel: tuple[int, ...] = (1,)  # no taps share a copy
-    stride: tuple[int, ...] = (1,)
-    dilation: tuple[int, ...] = (1,)
-    output_size: tuple[int, ...] = (1,)
-
-    @classmethod
-    def from_workload(cls, w: InputGradient) -> ResidueProduct:
-        """Return the products of a gradient or a transposed convolution."""
-        return cls(w.forward, w.epilogue, w.argument_dtypes, w.min_bytes)
-
-    @functools.cached_property
-    def residues(self) -> ResidueClasses:
-        """The residue classes of the pixels of dX."""
-        return ResidueClasses.from_workload(self.forward)
-
-    @functools.cached_property
-    def shape(self) -> ImplicitGemmShape:
-        """The extents of the class that has most taps."""
-        w, residues = self.forward, self.residues
-        channels = w.O // w.groups
-        return ImplicitGemmShape(
-            residues.rows,
-            w.C // w.groups,
-            channels * residues.max_taps,
-            channels,
-            w.groups,
-            get_itemsize(w.storage),
-            self.min_bytes,
-            w.spatial_ndim,
-            residues.count,
-        )
 
 
 def can_load_by_tma(w: InputGradient) -> bool:

@@ -5,8 +5,9 @@ Both operands are MN-major: channels are contiguous in dY and in X. TMA copies b
 im2col mode at the tap of the box, and `wgmma` transposes them.
 
 Output tiles are few and the reduction is long, so the knob `parts` divides the pixels among CTAs. To the kernel the
-parts are groups: each is a product of its own, whose float32 sums TMA stores to a workspace. A second kernel adds the
-parts in order and rounds once, so that results are the same bits in every run.
+parts are groups: each is a product of its own, whose float32 sums TMA stores to a workspace. The parts of each group of
+the convolution follow one another. A second kernel adds the parts in order and rounds once, so that results are the
+same bits in every run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import math
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.requirements import ONE_GROUP, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.conv_gradient import WeightGradient
@@ -30,7 +30,7 @@ from ..gemm.problem import make_wgrad
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
-from .tma_requirements import can_load_by_tma
+from .tma_requirements import can_load_by_tma, is_promising
 from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
@@ -38,10 +38,16 @@ REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels p
 
 
 def can_load_wgrad_by_tma(w: WeightGradient) -> bool:
-    """Whether TMA can copy both operands: channels of X and dY fill 16-byte chunks."""
+    """Whether TMA can copy both operands: channels of X and of dY fill 16-byte chunks in each group."""
     forward = view_channels_last(w).forward
     itemsize = ImplicitGemmShape.from_workload(forward).itemsize
-    return can_load_by_tma(forward) and forward.O * itemsize % VECTOR_BYTES == 0
+    return can_load_by_tma(forward) and forward.O // forward.groups * itemsize % VECTOR_BYTES == 0
+
+
+def is_wgrad_promising(w: WeightGradient) -> bool:
+    """Return whether there is one group, or each group has enough channels for wgmma."""
+    forward = view_channels_last(w).forward
+    return can_load_wgrad_by_tma(w) and (w.groups == 1 or is_promising(forward))
 
 
 def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
@@ -53,10 +59,10 @@ def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     *WGRAD,
     dtypes=DTYPES,
     usage=compute_wgrad_usage,
-    condition=all_of(ONE_GROUP, can_load_wgrad_by_tma),
-    search_if=can_load_wgrad_by_tma,
+    condition=can_load_wgrad_by_tma,
+    search_if=is_wgrad_promising,
     starting_configs=lambda w: [config for config, _ in list_best_configs(view_channels_last(w))[1:]],
-    supersedes=("mma_sync", "implicit_gemm", "tiling"),
+    supersedes=("halo_mma_sync", "mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
@@ -78,15 +84,17 @@ def hopper(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
 
 def make_reduction(w: WeightGradient, shape: ImplicitGemmShape, columns_per_tap: int) -> WorkspaceReduction:
-    """Return the sum of the parts of the workspace (filters, parts, taps, channels)."""
-    channels, taps = w.C, math.prod(w.kernel)
+    """Return the sum of the parts of the workspace (filters of a group, groups, parts, taps, channels of a group)."""
+    channels, taps, num_parts = w.C // w.groups, math.prod(w.kernel), shape.groups // w.groups
     vector = math.gcd(channels, REDUCTION_CHANNELS)
 
     def locate(item: Expr) -> OutputVector:
         index = item * vector
         channel, tap, row = index % channels, index // channels % taps, index // (channels * taps)
-        column = tap * columns_per_tap + channel
-        return OutputVector(channel, index, lambda part: (row * shape.groups + part) * shape.n + column)
+        column, first = tap * columns_per_tap + channel, row * shape.groups
+        if w.groups > 1:
+            first = row % shape.m * shape.groups + row // shape.m * num_parts
+        return OutputVector(channel, index, lambda part: (first + part) * shape.n + column)
 
-    num_vectors = shape.m * taps * channels // vector
-    return WorkspaceReduction(num_vectors, vector, shape.groups, locate, REDUCTION_THREADS, uses_pdl=True)
+    num_vectors = w.O * taps * channels // vector
+    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS, uses_pdl=True)

@@ -36,13 +36,13 @@ UNSPLIT = {"split_k": 1}  # the parts are not split again within clusters
 class PartialProduct:
     """The product of a wgrad in parts, with the attributes of a convolution that `hopper` reads.
 
-    It is a convolution of one line of filters as pixels, and each part of the reduction is a group.
+    It is a convolution of one line of filters as pixels, and each part of the reduction of each group is a group.
 
     Attributes:
-        output_size: Number of filters.
-        O: Columns of all parts.
-        C: Pixels of all parts.
-        groups: Number of parts.
+        output_size: Number of filters of a group.
+        O: Columns of all parts and groups.
+        C: Pixels of all parts, once for each group.
+        groups: Number of parts × groups.
         storage: Storage dtype of the operands.
         min_bytes: Minimum number of bytes moved from and to memory.
     """
@@ -69,24 +69,26 @@ def make_product(w: WeightGradient, num_parts: int) -> Conv:
     part = round_up(ceil_div(pixels, num_parts), PART_PIXELS)
     parts = ceil_div(pixels, part)
     n = math.prod(forward.kernel) * columns
-    product = PartialProduct((forward.O,), n * parts, part * parts, parts, forward.storage, w.min_bytes)
+    filters, groups = forward.O // forward.groups, forward.groups * parts
+    product = PartialProduct((filters,), n * groups, part * groups, groups, forward.storage, w.min_bytes)
     return cast("Conv", product)
 
 
 def choose_columns_per_tap(w: Conv) -> int:
-    """Return the channels of X, padded to whole boxes: wide boxes unless much would be padding."""
-    padded = {unit: round_up(w.C, unit) for unit in COLUMN_UNITS}
-    wide = [columns for columns in padded.values() if columns <= (1 + MAX_PADDING) * w.C]
+    """Return the channels of X of a group, padded to whole boxes: wide boxes unless much would be padding."""
+    channels = w.C // w.groups
+    padded = {unit: round_up(channels, unit) for unit in COLUMN_UNITS}
+    wide = [columns for columns in padded.values() if columns <= (1 + MAX_PADDING) * channels]
     return wide[0] if wide else min(padded.values())
 
 
 @functools.lru_cache(maxsize=64)
 def make_family(w: WeightGradient) -> ProductFamily:
     """Return the products for all numbers of parts that differ."""
-    products = {product.groups: product for product in (make_product(w, parts) for parts in PARTS_CHOICES)}
+    products = {product.groups // w.groups: product for product in (make_product(w, parts) for parts in PARTS_CHOICES)}
     shapes = {parts: ImplicitGemmShape.from_workload(product) for parts, product in sorted(products.items())}
     other_us = {
-        parts: REDUCTION_LAUNCH_US + 2 * parts * shape.m * shape.n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
+        parts: REDUCTION_LAUNCH_US + 2 * shape.groups * shape.m * shape.n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
         for parts, shape in shapes.items()
     }
     return ProductFamily("parts", {parts: products[parts] for parts in shapes}, other_us, UNSPLIT)

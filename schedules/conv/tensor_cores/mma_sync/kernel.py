@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -181,13 +182,15 @@ def make_epilogue(
     smem: Expr,
     *,
     has_workspace: bool,
+    epilogue_type: type[StagedEpilogue] = StagedEpilogue,
+    **attributes: Any,
 ) -> StagedEpilogue:
-    """Return the epilogue; with a workspace it has no operations."""
+    """Return the epilogue, of a type that may have further attributes; with a workspace it has no operations."""
     shape, stages_sums = ImplicitGemmShape.from_workload(w), bool(stores_raw_accumulators(w, config))
     starts_with_residual, owns_sums = config.residual_add == "accumulator_init", not config.uses_cluster_reduction
     register_ops, vector_ops = ([], []) if has_workspace else split_epilogue(w, starts_with_residual, owns_sums)
     staged_itemsize = int(compute_staged_itemsize(w, config))
-    return StagedEpilogue(
+    return epilogue_type(
         shape,
         tiling,
         arguments,
@@ -205,4 +208,5 @@ def make_epilogue(
             config.block_n,
             smem + to_uint32(int(config.stage_and_tile_smem_bytes(shape, staged_itemsize))),
         ),
+        **attributes,
     )

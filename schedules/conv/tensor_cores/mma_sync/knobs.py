@@ -64,7 +64,7 @@ def compute_product_usage(
         products=macs_per_k_tile * k_tiles,
         intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
         traffic=num_tiles * config.split_k * k_tiles * config.stage_bytes(gemm),
-        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
+        padding_ratio=num_tiles * config.block_m * config.block_n / (gemm.num_products * gemm.m * gemm.n),
         in_flight_bytes=(config.stages - 1) * config.stage_bytes(gemm),
         estimate=estimate_latency_us(config, gemm),
         estimate_seconds_per_unit=1e-6,

@@ -40,7 +40,7 @@ def estimate_latency_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape) -> A
         + (tail_blocks > 0) * _estimate_wave_us(config, gemm, tail_blocks)
     )
     total_us = bound_by_memory(total_us, gemm, params)
-    partial_bytes = gemm.groups * gemm.m * gemm.n * ACCUMULATOR_BYTES * config.split_k
+    partial_bytes = gemm.num_products * gemm.m * gemm.n * ACCUMULATOR_BYTES * config.split_k
     total_us = total_us + config.uses_workspace_reduction * (
         params.workspace_launch_us + 2 * partial_bytes / params.dram_bytes_per_us
     )
@@ -72,10 +72,17 @@ def _estimate_wave_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, reside
     )
 
 
-def select_default_config(w: Conv) -> MmaSyncTileConfig:
-    """Return the config with the best estimate among those that every GPU since sm_80 can run."""
+def select_default_config(w: Conv, *, splits_reduction: bool = True) -> MmaSyncTileConfig:
+    """Return the config with the best estimate among those that every GPU since sm_80 can run.
+
+    Args:
+        w: The convolution, or a product that is no convolution.
+        splits_reduction: Whether CTAs may split the reduction.
+    """
     gemm = ImplicitGemmShape.from_workload(w)
-    candidates = _list_candidates(gemm.itemsize, gemm.spatial_ndim)
+    candidates = list_candidates(gemm.itemsize, gemm.spatial_ndim)
+    if not splits_reduction:
+        candidates = candidates.filter(candidates.split_k == 1)
     fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES
     is_allowed = candidates.has_k_tile_in_each_part(gemm) & fits
     return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))
@@ -83,11 +90,11 @@ def select_default_config(w: Conv) -> MmaSyncTileConfig:
 
 def min_latency_us(gemm: ImplicitGemmShape) -> float:
     """Return the best latency estimate of all candidates in microseconds."""
-    return float(np.min(estimate_latency_us(_list_candidates(gemm.itemsize, gemm.spatial_ndim), gemm)))
+    return float(np.min(estimate_latency_us(list_candidates(gemm.itemsize, gemm.spatial_ndim), gemm)))
 
 
 @functools.cache
-def _list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
+def list_candidates(itemsize: int, spatial_ndim: int) -> MmaSyncTileConfig:
     """Return the candidate configs for an element size and a number of spatial axes, as columns."""
     fixed_options = {"split_k_reduction": ("workspace",), "tiles_per_block": (1,)}
     tiles = MmaSyncTileConfig.from_options(list_options(itemsize) | fixed_options)

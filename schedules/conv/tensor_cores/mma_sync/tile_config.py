@@ -111,7 +111,7 @@ class MmaSyncTileConfig(TileConfig):
 
     def num_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of output tiles."""
-        return gemm.groups * ceil_div(gemm.m, self.block_m) * ceil_div(gemm.n, self.block_n)
+        return gemm.num_products * ceil_div(gemm.m, self.block_m) * ceil_div(gemm.n, self.block_n)
 
     def num_blocks(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of blocks in the grid."""

@@ -23,14 +23,13 @@ from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.cp_async import CopyThreads
 from ..gemm.cta import allocate_smem, open_cta
-from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import KRange, TileScheduler
 from ..gemm.workspace_reduction import store_partial_sums
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..wgrad_sums import make_wgrad_reduction, make_wgrad_shape
+from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
 from .schedule import DTYPES
 from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
 from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs
@@ -53,13 +52,13 @@ def has_enough_channels(w: WeightGradient) -> bool:
 def mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Tile filters × (tap, channel) over CTAs and warps, pipeline tiles of pixels, and add the sums of all parts."""
     config, shape = declare_wgrad_knobs(w, k), make_wgrad_shape(w)
+    is_atomic = declare_atomics(w, k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        num_sums = shape.groups * shape.m * shape.n
-        workspace = allocate("partial_sums", config.split_k * num_sums, ACCUMULATOR, "global")
-        emit_partial_sums(w, config, shape, arguments, workspace)
-        reduction = make_wgrad_reduction(shape, config.split_k)
-        reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
+        def emit_product(sums: Buffer) -> None:
+            emit_partial_sums(w, config, shape, arguments, sums, is_atomic=is_atomic)
+
+        emit_wgrad(w, config.split_k, arguments, emit_product, is_atomic=is_atomic)
 
     return build_channels_last_gradient(w, emit)
 
@@ -70,8 +69,10 @@ def emit_partial_sums(
     shape: ImplicitGemmShape,
     arguments: dict[str, Buffer],
     workspace: Buffer,
+    *,
+    is_atomic: bool,
 ) -> None:
-    """Emit the kernel that multiplies; it stores sums to the workspace (parts, filters of a group, groups, columns)."""
+    """Emit the kernel that multiplies; it stores or adds sums (parts, filters of a group, groups, columns)."""
     num_ctas = int(config.num_tiles(shape))
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=False) as position:
@@ -90,7 +91,8 @@ def emit_partial_sums(
         if tiling.warps_k > 1:
             reduce_sliced_k(accumulators, tiling, smem)
         with if_(tiling.holds_sums):
-            store_partial_sums(workspace, accumulators, tiling, tile, position.split, shape)
+            split = position.split
+            store_partial_sums(workspace, accumulators, tiling, tile, split, shape, is_atomic=is_atomic)
 
 
 def make_wgrad_tiling(

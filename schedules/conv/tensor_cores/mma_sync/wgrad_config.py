@@ -36,12 +36,12 @@ PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 29, 33, 44, 66, 88, 132, 264)
 MAX_LATENCY_RATIO = 2.0  # maximum estimated latency of a searched config relative to the best estimate
 MAX_DEFAULT_WARPS = 8
 # A CTA has one output tile, and its sums go to a workspace.
-FIXED_KNOBS = {"split_k_reduction": "workspace", "tiles_per_block": 1}
+FIXED_KNOBS: dict[str, Any] = {"split_k_reduction": "workspace", "tiles_per_block": 1}
 
 
 def make_wgrad_config(columns: Mapping[str, Any]) -> MmaSyncTileConfig:
     """Return the config of the knobs' values, or the configs of many."""
-    return MmaSyncTileConfig(**{**columns, **FIXED_KNOBS})
+    return MmaSyncTileConfig.from_columns({**columns, **FIXED_KNOBS})
 
 
 def list_wgrad_options(itemsize: int) -> dict[str, tuple[int, ...]]:

@@ -126,23 +126,9 @@ class StemWgradKernel:
         with unrolled_loop(tiling.mmas_n, "j") as mma_n:  # sums of columns that do not exist are not stored
             column = T.min(tiling.first_column + mma_n * tiling.atom.n + tiling.thread.lane // 4, config.shape.n - 1)
             store(self._tap_offsets, mma_n, to_uint32(self._window.tap_offset(column)))
-        for iteration in range(pipeline.prefetch_distance):
-            if iteration < iterations:
-                self._copy(iteration, iteration)
-            pipeline.commit()
-        pipeline.start()
+        pipeline.fill(iterations, self._copy)
         fill_zeros(self._accumulators, tiling.num_accumulators)
-        with serial_loop(iterations, "iteration") as iteration:
-            pipeline.wait()
-            ahead = iteration + pipeline.prefetch_distance
-            with if_(ahead < iterations):
-                self._copy(ahead, pipeline.write_index)
-            pipeline.commit()
-            pipeline.advance_write()
-            with if_(self._is_valid(iteration)):
-                self._multiply(pipeline.read_index)
-            pipeline.advance_read()
-        pipeline.drain()
+        pipeline.run(iterations, self._copy, self._multiply, self._is_valid)
         if tiling.warps_k > 1:
             reduce_sliced_k(self._accumulators, tiling, self._smem)
         with if_(tiling.holds_sums):

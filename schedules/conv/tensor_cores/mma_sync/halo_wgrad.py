@@ -1,0 +1,339 @@
+"""Gradients of weights by mma.sync on windows of X, each pixel of which is copied once for all taps of the filter.
+
+The product has the filters as rows and (tap, channel) as columns, and its reduction runs over all pixels of the batch,
+as in `mma_sync`. A CTA copies a tile of dY and the window of X below it, with the halo that the taps reach. A tap is an
+offset in shared memory: all taps read the same window. `mma_sync` copies X once for each tap, which takes most of its
+time for 3 × 3 filters of 32-bit elements.
+
+Lanes load TF32 elements one by one, from pixels whose pitch keeps them free of bank conflicts. `ldmatrix` transposes
+elements of 16 bits.
+
+CTAs share the tiles (`parts`), and a second kernel adds their float32 sums in order, so that results are the same bits
+in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import ACCUMULATOR
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    emit_ptx,
+    fill_zeros,
+    if_,
+    logical_and,
+    serial_loop,
+    store,
+    to_uint32,
+    unrolled_loop,
+)
+from ...gradient_conversion import build_channels_last_gradient, view_channels_last
+from ...gradient_operators import WGRAD
+from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
+from ..gemm.cta import Cta, allocate_smem, open_cta
+from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
+from ..gemm.padded_pixels import PaddedPixels
+from ..gemm.pipelines import CpAsyncPipeline
+from ..gemm.workspace_reduction import store_sums
+from ..wgrad_sums import declare_atomics, emit_wgrad
+from .halo_wgrad_config import COLUMN_UNIT, HaloWgradConfig, list_starting_configs
+from .schedule import DTYPES
+from .tile_config import MMA_M
+
+WORD_BYTES = 4
+MIN_CHANNELS = 8  # channels of a group; first layers have fewer
+
+
+def has_planes_and_channels(w: WeightGradient) -> bool:
+    """Whether there are two axes of space, and the sums of a row of the filter fit a CTA."""
+    return w.spatial_ndim == 2 and w.C // w.groups >= MIN_CHANNELS and HaloWgradConfig.has_config(view_channels_last(w))
+
+
+def is_promising(w: WeightGradient) -> bool:
+    """Return whether the filter has several taps, and each group fills the rows and columns of an mma."""
+    return (
+        max(w.kernel) > 1
+        and min(w.O // w.groups, w.C // w.groups) >= MMA_M
+        and (w.groups == 1 or w.C // w.groups % COLUMN_UNIT == 0)
+    )
+
+
+@schedule(
+    WGRAD[1],
+    dtypes=DTYPES,
+    usage=lambda w, columns: HaloWgradConfig.compute_usage(view_channels_last(w), columns),
+    condition=has_planes_and_channels,
+    search_if=is_promising,
+    starting_configs=lambda w: list_starting_configs(view_channels_last(w)),
+    supersedes=("implicit_gemm", "tiling"),
+    device_kinds=("cuda",),
+    min_arch=80,
+)
+def halo_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
+    """Multiply tiles of pixels in shared memory for all taps, and add the sums of all parts."""
+    config = HaloWgradConfig.declare_knobs(view_channels_last(w), k)
+    num_parts, is_atomic = int(config.num_parts), declare_atomics(w, k)
+
+    def emit(arguments: dict[str, Buffer]) -> None:
+        def emit_product(sums: Buffer) -> None:
+            num_products, num_threads = int(config.num_products), int(config.num_threads)
+            with open_cta(num_products, num_threads, num_parts, splits_in_cluster=False) as cta:
+                smem = allocate_smem(int(config.smem_bytes))
+                HaloWgradKernel(config, arguments, cta, smem, is_atomic=is_atomic).emit(sums)
+
+        emit_wgrad(w, num_parts, arguments, emit_product, is_atomic=is_atomic)
+
+    return build_channels_last_gradient(w, emit)
+
+
+class ProductBlock(NamedTuple):
+    """The sums that a CTA computes.
+
+    Attributes:
+        group: Group of the convolution.
+        first_filter: First filter of the group.
+        first_tap_row: First row of the filter.
+        first_channel: First channel of the group.
+    """
+
+    group: Expr
+    first_filter: Expr
+    first_tap_row: Expr
+    first_channel: Expr
+
+
+class HaloWgradKernel:
+    """Emitter of the kernel that multiplies.
+
+    Args:
+        config: The config.
+        arguments: Argument buffers by name.
+        cta: Position in the grid: the block of sums, the part of the pixels and the thread.
+        smem: Shared-memory address of the first stage.
+        is_atomic: Whether sums are added to those of other parts.
+    """
+
+    def __init__(
+        self, config: HaloWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr, *, is_atomic: bool
+    ) -> None:
+        self._config, self._part, self._smem, self._is_atomic = config, cta.split, smem, is_atomic
+        self._block = self._locate_block(cta.index)
+        self._tiling = make_tiling(config, cta.thread)
+        dy, image = (arguments[name] for name in config.w.OPERANDS)
+        forward, shape = config.forward, config.shape
+        gradient_pixels = int(config.pixel_steps) * config.mma_pixels
+        rows, columns = map(int, config.window)
+        self._gradient = PaddedPixels(dy, forward.output_size, gradient_pixels, config.block_m, shape.m)
+        self._window = PaddedPixels(image, forward.input_size, rows * columns, config.block_c, config.channels)
+        self._window_columns = columns
+        self._pipeline = CpAsyncPipeline(config.stages)
+        atom, tiling = self._tiling.atom, self._tiling
+        self._accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
+        self._a_fragments = allocate("a_fragments", tiling.mmas_m * atom.a_registers, "uint32")
+        self._b_fragments = allocate("b_fragments", 2 * atom.b_registers, "uint32")
+        self._tap_offsets = allocate("tap_offset", tiling.mmas_n // 2, "uint32")
+
+    def emit(self, workspace: Buffer) -> None:
+        """Emit the kernel, which stores or adds its sums to an array (parts, filters of a group, groups, columns)."""
+        pipeline, tiling, iterations = self._pipeline, self._tiling, int(self._config.iterations)
+        self._locate_taps()
+        pipeline.fill(iterations, self._copy)
+        fill_zeros(self._accumulators, tiling.num_accumulators)
+        pipeline.run(iterations, self._copy, self._multiply, self._is_valid)
+        if tiling.warps_k > 1:
+            reduce_sliced_k(self._accumulators, tiling, self._smem)
+        with if_(tiling.holds_sums):
+            self._store_sums(workspace)
+
+    def _locate_block(self, index: Expr) -> ProductBlock:
+        config = self._config
+        blocks_c, blocks_taps, blocks_m = int(config.blocks_c), int(config.blocks_taps), int(config.blocks_m)
+        return ProductBlock(
+            index // (blocks_c * blocks_taps * blocks_m),
+            index // (blocks_c * blocks_taps) % blocks_m * config.block_m,
+            index // blocks_c % blocks_taps * config.taps_y,
+            index % blocks_c * config.block_c,
+        )
+
+    def _is_valid(self, iteration: Expr) -> Expr:
+        """Return whether the CTA has a tile in an iteration."""
+        config, iterations, num_tiles = self._config, int(self._config.iterations), int(self._config.num_tiles)
+        is_exact = int(config.num_parts) * iterations == num_tiles
+        return True if is_exact else self._part * iterations + iteration < num_tiles
+
+    def _stage(self, index: Expr) -> Expr:
+        return self._smem + to_uint32(index * int(self._config.stage_bytes))
+
+    def _copy(self, iteration: Expr, stage: Expr) -> None:
+        """Start the copies of a tile of dY and of the window of X below it."""
+        config, block, forward = self._config, self._block, self._config.forward
+        thread, num_threads = self._tiling.thread.thread, int(config.num_threads)
+        tiles_p, tiles_q = map(int, config.pixel_tiles)
+        with if_(self._is_valid(iteration)):
+            number = Register("tile", value=self._part * int(config.iterations) + iteration).value
+            image = Register("image", value=number // (tiles_q * tiles_p)).value
+            row = Register("row", value=number // tiles_q % tiles_p * config.block_p).value
+            column = Register("column", value=number % tiles_q * config.block_q).value
+            address = Register("stage", "uint32", self._stage(stage)).value
+
+            def locate_gradient(pixel: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+                y, x = row + pixel // config.block_q, column + pixel % config.block_q
+                rows, columns = forward.output_size
+                is_whole = self._gradient.num_pixels == config.num_pixels
+                return image, y, x, logical_and(is_whole or pixel < int(config.num_pixels), y < rows, x < columns)
+
+            first_y = row * forward.stride[0] + block.first_tap_row * forward.dilation[0] - forward.pad_low[0]
+            first_x = column * forward.stride[1] - forward.pad_low[1]
+            window_y, window_x = Register("window_y", value=first_y).value, Register("window_x", value=first_x).value
+
+            def locate_input(pixel: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+                y, x = window_y + pixel // self._window_columns, window_x + pixel % self._window_columns
+                rows, columns = forward.input_size
+                return image, y, x, logical_and(y >= 0, y < rows, x >= 0, x < columns)
+
+            filters, channels = block.group * config.shape.m, block.group * config.channels
+            threads = thread, num_threads
+            self._gradient.copy(address, block.first_filter, filters, *threads, locate_gradient)
+            window = address + to_uint32(int(config.gradient_bytes))
+            self._window.copy(window, block.first_channel, channels, *threads, locate_input)
+
+    def _locate_taps(self) -> None:
+        """Compute the offsets in the window of each pair of instructions along the columns, for this lane."""
+        config, tiling, lane = self._config, self._tiling, self._tiling.thread.lane
+        (dilation_y, dilation_x), taps_x = config.forward.dilation, config.w.kernel[1]
+        itemsize = config.itemsize
+        lane_bytes = lane // 4 * itemsize if itemsize == WORD_BYTES else lane // 16 * (8 * itemsize)
+        with unrolled_loop(tiling.mmas_n // 2, "j") as pair:  # sums of columns that do not exist are not stored
+            column = tiling.first_column + pair * COLUMN_UNIT
+            column = T.min(column, int(config.num_columns) - COLUMN_UNIT)
+            tap, channel = column // config.block_c, column % config.block_c
+            pixel = tap // taps_x * (dilation_y * self._window_columns) + tap % taps_x * dilation_x
+            offset = pixel * self._window.pitch_bytes + channel * itemsize + lane_bytes
+            store(self._tap_offsets, pair, to_uint32(offset))
+
+    def _multiply(self, stage: Expr) -> None:
+        """Multiply the pixels of a tile, those of an mma at a time."""
+        config, tiling = self._config, self._tiling
+        steps, address = int(config.pixel_steps), Register("read_address", "uint32", self._stage(stage)).value
+        rounds = ceil_div(steps, config.warps_k)
+        with serial_loop(rounds, "step") as i:
+            step = i * config.warps_k + tiling.warp_k
+            with if_(True if rounds * config.warps_k == steps else step < steps):
+                self._multiply_step(address, step * config.mma_pixels)
+
+    def _multiply_step(self, stage: Expr, first_pixel: Expr) -> None:
+        tiling, atom, gradient_bytes = self._tiling, self._tiling.atom, int(self._config.gradient_bytes)
+        is_wide = atom.itemsize == WORD_BYTES
+        (self._load_wide_gradient if is_wide else self._load_gradient)(stage, first_pixel)
+        addresses = self._locate_window_pixels(stage + to_uint32(gradient_bytes), first_pixel)
+        for pair in range(tiling.mmas_n // 2):
+            registers = [self._b_fragments[e] for e in range(2 * atom.b_registers)]
+            if is_wide:
+                tap = [address + self._tap_offsets[pair] for address in addresses]
+                for e, register in enumerate(registers):
+                    position = tap[e % 2] + to_uint32(e // 2 * atom.n * WORD_BYTES)
+                    emit_ptx("ld.shared.b32", register, position)
+            else:
+                ldmatrix_x4(registers, addresses[0] + self._tap_offsets[pair], transposed=True)
+            for mma_m in range(tiling.mmas_m):
+                for e in range(2):
+                    number = tiling.accumulator(mma_m, 2 * pair + e)
+                    sums = [self._accumulators[number + i] for i in range(atom.num_accumulators)]
+                    b_fragment = registers[e * atom.b_registers : (e + 1) * atom.b_registers]
+                    atom.emit(sums, self._a_registers(mma_m), b_fragment)
+
+    def _load_wide_gradient(self, stage: Expr, first_pixel: Expr) -> None:
+        """Load the fragments of dY of 32 bits."""
+        tiling, lane, pitch = self._tiling, self._tiling.thread.lane, self._gradient.pitch_bytes
+        offset = (first_pixel + lane % 4) * pitch + (tiling.first_row + lane // 4) * WORD_BYTES
+        address = Register("gradient_address", "uint32", stage + to_uint32(offset)).value
+        for mma_m in range(tiling.mmas_m):
+            for e, register in enumerate(self._a_registers(mma_m)):
+                row = mma_m * tiling.atom.m + e % 2 * 8
+                emit_ptx("ld.shared.b32", register, address + to_uint32(e // 2 * 4 * pitch + row * WORD_BYTES))
+
+    def _load_gradient(self, stage: Expr, first_pixel: Expr) -> None:
+        """Load the fragments of dY of 16 bits, which `ldmatrix` transposes."""
+        tiling, lane, itemsize = self._tiling, self._tiling.thread.lane, self._tiling.atom.itemsize
+        pixel, column = first_pixel + lane % 8 + lane // 16 * 8, tiling.first_row + lane // 8 % 2 * 8
+        offset = pixel * self._gradient.pitch_bytes + column * itemsize
+        address = Register("gradient_address", "uint32", stage + to_uint32(offset)).value
+        for mma_m in range(tiling.mmas_m):
+            position = to_uint32(mma_m * tiling.atom.m * itemsize)
+            ldmatrix_x4(self._a_registers(mma_m), address + position, transposed=True)
+
+    def _locate_window_pixels(self, window: Expr, first_pixel: Expr) -> list[Expr]:
+        """Return the addresses under the first tap of the pixels that this lane loads elements of X for."""
+        config, lane = self._config, self._tiling.thread.lane
+        (stride_y, stride_x), num_pixels = config.forward.stride, int(config.num_pixels)
+
+        def locate(pixel: Expr, name: str) -> Expr:
+            if self._gradient.num_pixels > num_pixels:  # dY is zero there, so that any element of X will do
+                pixel = T.min(pixel, num_pixels - 1)
+            row, column = pixel // config.block_q * stride_y, pixel % config.block_q * stride_x
+            offset = (row * self._window_columns + column) * self._window.pitch_bytes
+            return Register(name, "uint32", window + to_uint32(offset)).value
+
+        if config.itemsize < WORD_BYTES:
+            return [locate(first_pixel + lane % 8 + lane // 8 % 2 * 8, "pixel_address")]
+        first = locate(first_pixel + lane % 4, "pixel_address")
+        if config.block_q % config.mma_pixels == 0:  # the pixels of a step lie in one row
+            return [first, first + to_uint32(4 * stride_x * self._window.pitch_bytes)]
+        return [first, locate(first_pixel + (lane % 4 + 4), "second_pixel_address")]
+
+    def _store_sums(self, workspace: Buffer) -> None:
+        """Store this lane's sums, in pairs of neighbouring channels."""
+        config, shape, block, tiling = self._config, self._config.shape, self._block, self._tiling
+        columns_per_row, taps_x = shape.groups * shape.n, config.w.kernel[1]
+        overhangs = tiling.block_n > config.num_columns
+        for row, column, sums in self._list_pairs():
+            width = len(sums) if config.channels % len(sums) == 0 else 1
+            tap, channel = column // config.block_c, block.first_channel + column % config.block_c
+            tap_row = block.first_tap_row + tap // taps_x
+            is_inside = logical_and(
+                True if shape.m % config.block_m == 0 else block.first_filter + row < shape.m,
+                column < int(config.num_columns) if overhangs else True,
+                True if config.w.kernel[0] % config.taps_y == 0 else tap_row < config.w.kernel[0],
+            )
+            part = 0 if self._is_atomic else self._part
+            first = (part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
+            first = first + (tap_row * taps_x + tap % taps_x) * config.channels + channel
+            for e in range(0, len(sums), width):
+                exists = True if config.channels % config.block_c == 0 else channel + e < config.channels
+                with if_(logical_and(is_inside, exists)):
+                    store_sums(workspace, first + e, sums[e : e + width], is_atomic=self._is_atomic)
+
+    def _list_pairs(self) -> Iterator[tuple[Expr, Expr, list[Expr]]]:
+        """Return the row and the first column in the CTA's block of each pair of this lane's sums, and the sums."""
+        tiling = self._tiling
+        for mma_m in range(tiling.mmas_m):
+            for mma_n in range(tiling.mmas_n):
+                for half in range(2):
+                    first = tiling.accumulator(mma_m, mma_n, half)
+                    row = tiling.first_row + mma_m * tiling.atom.m + (half * 8 + tiling.thread.lane // 4)
+                    column = tiling.first_column + mma_n * tiling.atom.n + tiling.thread.lane % 4 * 2
+                    yield row, column, [self._accumulators[first + e] for e in range(2)]
+
+    def _a_registers(self, mma_m: int) -> list[Expr]:
+        size = self._tiling.atom.a_registers
+        return [self._a_fragments[mma_m * size + e] for e in range(size)]
+
+
+def make_tiling(config: HaloWgradConfig, thread: ThreadPosition) -> WarpTiling:
+    """Return the division of a CTA's sums among warps."""
+    atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
+    warps = config.warps_m, config.warps_n, config.warps_k
+    return WarpTiling(atom, *warps, int(config.mmas_m), int(config.mmas_n), mmas_k=1, thread=thread)
