@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -72,10 +73,11 @@ def _estimate_wave_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, reside
     )
 
 
-def select_default_config(w: Conv) -> MmaSyncTileConfig:
+def select_default_config(w: Conv, *, stores_channels_first: bool = False) -> MmaSyncTileConfig:
     """Return the config with the best estimate among those that every GPU since sm_80 can run."""
     gemm = ImplicitGemmShape.from_workload(w)
     candidates = _list_candidates(gemm.itemsize, gemm.spatial_ndim)
+    candidates = dataclasses.replace(candidates, stores_channels_first=stores_channels_first)
     fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES
     is_allowed = candidates.has_k_tile_in_each_part(gemm) & fits
     return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))
