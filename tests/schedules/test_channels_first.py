@@ -71,7 +71,7 @@ PIXELS_OF_MMA_SYNC = (
     ("conv2d:2x24x7x7,16x24x3x3,s2,p1,f16,bias,add,relu", {}),  # 49 pixels: no vector of them is aligned
     ("conv2d:2x32x8x12,40x32x3x3,s1,p1,bf16,add,silu", {"residual_add": "accumulator_init"}),
     ("conv2d:1x64x9x8,40x64x3x3,s1,p1,tf32,bias", {"split_k": 4, "split_k_reduction": "cluster", **TWO_WARPS}),
-    ("conv2d:2x64x7x8,24x64x3x3,s1,p1,f16,bias,add", {"split_k": 8, "split_k_reduction": "cluster", **TWO_WARPS}),
+    ("conv2d:2x64x7x8,24x64x3x3,s1,p1,f16,bias,add", {"split_k": 2, "split_k_reduction": "cluster", **TWO_WARPS}),
     ("conv2d:2x64x7x6,13x64x3x3,s1,p1,f16,bias,add", {"split_k": 2, "split_k_reduction": "workspace"}),
     (
         "conv1d:3x32x40,48x16x3,s1,p1,g2,f16,bias,relu",
