@@ -2,6 +2,7 @@
 
 import emulate
 import pytest
+from small_tiles import SMALL as SMALL_TILES
 
 import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
@@ -100,3 +101,24 @@ def test_staged_pixels_lie_in_distinct_banks():
             stores = [access for access in count_shared_accesses(kernel) if access.kind == "store"]
             assert {access.nbytes for access in stores} >= {get_itemsize(kernel.workload.storage)}
             assert all(access.num_conflicts == 0 for access in stores if access.nbytes < 16)  # others copy operands
+
+
+SPLIT_WORKLOADS = (
+    ("conv2d:2x64x7x7,40x64x3x3,s1,p1,f16,bias,add,relu", {"split_k": 3}),
+    ("conv2d:1x64x14x14,13x64x3x3,s1,p1,tf32,bias,silu", {"split_k": 8, "block_n": 32}),  # odd channels
+    ("conv2d:2x64x9x8,24x32x3x3,s2,p1,g2,bf16,add", {"split_k": 2, "block_n": 48}),
+    ("conv2d:1x96x8x12,72x96x3x3,s1,p1,nhwc-nchw,f16,bias", {"split_k": 5, "warpgroups": 2, "wgmma_m_tiles": 2}),
+    ("conv2d:3x128x8x8,40x128x1x1,s1,p0,f16,add", {"split_k": 2}),
+    ("conv1d:2x32x37,11x32x5,s1,p2,bf16,bias", {"warpgroups": 2}),
+)
+
+
+@pytest.mark.parametrize(("text", "config"), SPLIT_WORKLOADS)
+def test_clusters_store_the_pixels_of_split_sums(text, config):
+    """Pushes and loads of partial sums access each bank once, and no launch converts the output."""
+    kernel = emulate.build_checked(text, "hopper", SMALL_TILES | config)
+    assert find_races(kernel) == []
+    assert all(access.num_conflicts == 0 for access in count_shared_accesses(kernel))
+    w = tc.parse(text)
+    converts_input = w.input_layout == "nchw" and max(w.kernel) > 1
+    assert len(kernel.kernels) - kernel.executable.num_prepack_kernels == 1 + converts_input

@@ -65,21 +65,15 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
 
 
-def estimate_conversion_us(config: HopperTileConfig, w: Conv) -> Any:
-    """Return the estimated latency of the transposes beside configs without halo rows in microseconds.
-
-    X is transposed, and also Y if the reduction is split.
-    """
-    output_bytes = w.N * w.O * math.prod(w.output_size) * get_itemsize(w.storage)
+def estimate_conversion_us(w: Conv) -> Any:
+    """Return the estimated latency of the transpose of X beside configs without halo rows in microseconds."""
     input_bytes = w.N * w.C * math.prod(w.input_size) * get_itemsize(w.storage)
-    converts_output = config.split_k > 1
-    nbytes = input_bytes + np.where(converts_output, output_bytes, 0)
-    return CONVERSION_LAUNCH_US * (1 + converts_output) + 2 * nbytes / CONVERSION_BYTES_PER_US
+    return CONVERSION_LAUNCH_US + 2 * input_bytes / CONVERSION_BYTES_PER_US
 
 
 def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of configs with halo rows, and of others with the conversion, in microseconds."""
-    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(config, w)
+    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(w)
     return np.where(np.equal(config.input_loader, HALO), estimate_halo_latency_us(config, w), converted_us)
 
 

@@ -57,7 +57,7 @@ from .knobs import compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import CONVERTED, HALO, HopperTileConfig
-from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
+from .tma_requirements import can_load_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -120,14 +120,14 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         w,
         lambda arguments: emit_kernel(viewed_workload, config, arguments, access),
         converts_input=not access.input_box_pixels,
-        converts_output=access.output is None,
+        converts_output=False,
     )
 
 
 def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
     """Return the channels-first arrays that the kernel itself accesses; other channels-first arrays are converted."""
     reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
-    stores_output = w.output_layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload)
+    stores_output = w.output_layout == CHANNELS_FIRST
     return ChannelsFirstAccess(
         choose_box_pixels(viewed_workload) if reads_input else 0,
         ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
