@@ -31,7 +31,6 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
-import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -42,7 +41,6 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
-from .constraints import MAX_ACCUMULATORS
 from .halo_kernel import emit_halo_kernel
 from .halo_knobs import (
     add_halo_usage,
@@ -53,7 +51,7 @@ from .halo_knobs import (
 )
 from .halo_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs, list_starting_configs
+from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import CONVERTED, HALO, HopperTileConfig
@@ -95,16 +93,8 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     halo_default = select_halo_default(viewed_workload) if has_input_loaders else None
     estimate = estimate_by_input_loader_us if has_input_loaders else estimate_latency_us
     config = declare_knobs(viewed_workload, k, halo_default or default, estimate)
-    if not has_wide_accumulators:
-        k.require(
-            f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
-            lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
-        )
     if w.output_layout == CHANNELS_FIRST:
-        k.require(
-            "the last wave is split only if outputs are channels last",
-            lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
-        )
+        require_channels_first_output(viewed_workload, k)
     loader = CONVERTED
     if has_input_loaders:
         loader = declare_input_loader(viewed_workload, k, prefers_halo=halo_default is not None)
