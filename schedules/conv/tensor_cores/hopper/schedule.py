@@ -73,7 +73,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), view_for_tma(w), c),
+    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [

@@ -24,14 +24,16 @@ reduction, never exists in memory (implicit GEMM); the weight operand is channel
 
 from __future__ import annotations
 
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.space import Knobs
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ...layout_conversion import build_channels_last_schedule
+from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
@@ -46,6 +48,15 @@ def view(w: Conv) -> Conv:
     return fold_filter_row_into_channels(w.to_channels_last())
 
 
+def compute_layout_usage(w: Conv, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use, with the conversion of X in their estimates."""
+    usage = compute_usage(view(w), columns, stores_channels_first=w.output_layout == CHANNELS_FIRST)
+    assert usage.estimate is not None
+    layout_us = np.full_like(usage.estimate, estimate_input_conversion_us(w), dtype=float)
+    usage.estimate, usage.layout_seconds = usage.estimate + layout_us, layout_us * 1e-6
+    return usage
+
+
 def is_promising(w: Conv) -> bool:
     """Return whether there is one group, or each group fills 16-byte chunks and half an mma."""
     gemm = ImplicitGemmShape.from_workload(w)
@@ -55,7 +66,7 @@ def is_promising(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(view(w), c, stores_channels_first=w.output_layout == CHANNELS_FIRST),
+    usage=compute_layout_usage,
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
