@@ -197,6 +197,7 @@ def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512", ["depthwise"]),
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,f16", ["depthwise_nchw", "depthwise"]),
         ("conv2d:1x128x28x28,128x4x3x3,s1,p1,g32,f16", ["grouped_nchw"]),
+        ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,tf32", ["depthwise_nchw", "depthwise"]),
         ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16", ["grouped_nchw", "mma_sync"]),
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,f16,nhwc", ["depthwise_nhwc"]),
         ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16,nhwc", ["grouped_nhwc", "mma_sync"]),

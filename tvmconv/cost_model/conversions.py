@@ -34,7 +34,7 @@ def estimate_conversion_seconds(workload: ConvOperator, target: Target) -> float
     channels, is_16_bit = workload.C // workload.groups, get_itemsize(workload.storage) == 2
     converts_input = workload.input_layout == CHANNELS_FIRST
     if workload.groups > 1 and channels < MIN_TENSOR_CORE_CHANNELS:  # direct kernels of one layout
-        converts_input = converts_input and not (workload.layout == CHANNELS_FIRST and is_16_bit)
+        converts_input = converts_input and workload.layout != CHANNELS_FIRST
         if workload.layout != CHANNELS_FIRST and not converts_input:
             return estimate_copy_seconds(math.prod(workload.output_shape) * get_itemsize(workload.storage), target)
     elif channels < MAX_STEM_CHANNELS and workload.spatial_ndim == 2:

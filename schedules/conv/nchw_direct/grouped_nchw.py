@@ -19,7 +19,7 @@ from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import FLOAT32
 
 from ..nhwc_direct.grouped_nhwc import (
     MAX_GROUP_CHANNELS,
@@ -28,7 +28,7 @@ from ..nhwc_direct.grouped_nhwc import (
     emit_thread,
     has_groups,
 )
-from ..nhwc_direct.strip_config import THREADS_C_CHOICES, WORD_BYTES, StripConfig
+from ..nhwc_direct.strip_config import THREADS_C_CHOICES, StripConfig
 from ..nhwc_direct.strip_thread import build_conv_schedule
 from ..reduction import DTYPES
 from ..tile_config import Rule
@@ -55,8 +55,8 @@ class GroupedNchwConfig(GroupedConfig):
 
 
 def is_promising(w: Conv) -> bool:
-    """Return whether elements have 16 bits and groups are too small for a matrix product."""
-    return has_groups(w) and get_itemsize(w.storage) < WORD_BYTES and w.C // w.groups <= MAX_GROUP_CHANNELS
+    """Return whether there are tensor cores for the dtype, and groups are too small for a matrix product."""
+    return has_groups(w) and w.dtype != FLOAT32.name and w.C // w.groups <= MAX_GROUP_CHANNELS
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
