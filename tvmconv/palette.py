@@ -34,6 +34,8 @@ STYLES = {
     "depthwise": SeriesStyle("#117733", "p"),
     "depthwise_nhwc": SeriesStyle("#44aa99", "h"),
     "grouped_nhwc": SeriesStyle("#999933", "*"),
+    "depthwise_nchw": SeriesStyle("#44aa99", "H"),
+    "grouped_nchw": SeriesStyle("#999933", "X"),
     "grouped_mma_sync": SeriesStyle("#999933", "P"),
     "tensor_core": SeriesStyle("#88ccee", "d"),
     "mma_sync": SeriesStyle("#661100", "s"),

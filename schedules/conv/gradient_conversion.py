@@ -24,7 +24,13 @@ def view_channels_last(w: Gradient) -> Gradient:
     return dataclasses.replace(w, layout=CHANNELS_LAST)  # type: ignore[type-var]
 
 
-def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[str, Buffer]], None]) -> Schedule:
+def build_channels_last_gradient(
+    w: DerivedConv,
+    emit_kernels: Callable[[dict[str, Buffer]], None],
+    *,
+    converts_output: bool = True,
+    prepare_filters: Callable[[Buffer], Buffer] | None = None,
+) -> Schedule:
     """Return the schedule of kernels that compute a gradient channels last, with conversions if it is channels first.
 
     Each array (first, second, space) becomes (first, space, second), and the result is transposed back. Arrays with
@@ -33,26 +39,39 @@ def build_channels_last_gradient(w: DerivedConv, emit_kernels: Callable[[dict[st
     Args:
         w: The gradient or transposed convolution.
         emit_kernels: Function that emits the kernels; it receives buffers by name, all of them channels last.
+        converts_output: Whether arrays of the shape of the result are converted; otherwise the kernels access them as
+            they are.
+        prepare_filters: Function that emits kernels that read a weight K, channels last, and returns what they store.
     """
     shapes = dict(zip(w.argument_names, w.argument_shapes, strict=True))
+    has_constant_filters = isinstance(w, TransposedConv)
+    if has_constant_filters:  # the kernels that convert them come first, and run once
+        shapes = {"K": shapes["K"], **shapes}
 
     def emit(arguments: dict[str, Buffer]) -> None:
         converted, result = dict(arguments), list(arguments)[-1]
-        for name, shape in shapes.items() if w.layout != CHANNELS_LAST else ():
-            if len(shape) < 3 or min(shape[1], math.prod(shape[2:])) == 1:
-                continue
-            first, second, *space = shape
-            dtype = str(arguments[name].dtype)
-            converted[name] = allocate(f"{name}_last", (first, *space, second), dtype, "global")
-            if name != result:
-                emit_transpose(arguments[name], converted[name], first, second, math.prod(space))
+        for name, shape in shapes.items():
+            is_constant = has_constant_filters and name == "K"
+            is_kept = shape == shapes[result] and name not in w.OPERANDS and not converts_output
+            is_converted = w.layout != CHANNELS_LAST and len(shape) > 2 and min(shape[1], math.prod(shape[2:])) > 1
+            if is_converted and not is_kept:
+                first, second, *space = shape
+                dtype = str(arguments[name].dtype)
+                converted[name] = allocate(f"{name}_last", (first, *space, second), dtype, "global")
+                if name != result:
+                    sizes = first, second, math.prod(space)
+                    emit_transpose(arguments[name], converted[name], *sizes, waits=not is_constant)
+            if is_constant and prepare_filters:
+                converted[name] = prepare_filters(converted[name])
+        if prepare_filters and not has_constant_filters:
+            converted["K"] = prepare_filters(converted["K"])
         emit_kernels(converted)
         if converted[result] is not arguments[result]:
             images, channels, *space = shapes[result]
             emit_transpose(converted[result], arguments[result], images, math.prod(space), channels)
 
     schedule = build_schedule(w, emit)
-    if isinstance(w, TransposedConv):
-        mark_constant_args(schedule, "K")  # kernels that transpose the weight run once
+    if has_constant_filters:
+        mark_constant_args(schedule, "K")
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
     return schedule

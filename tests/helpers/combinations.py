@@ -15,7 +15,8 @@ EPILOGUES = ("", "bias", "bias,relu", "bias,add,silu", "gelu", "clamp")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("f32", "f16", "bf16")
 LISTS = {"conv1d": NASTY_1D, "conv2d": NASTY_2D, "conv3d": NASTY_3D}
-OWN_LISTS = {"depthwise": NASTY_DEPTHWISE, "depthwise_nhwc": NASTY_DEPTHWISE, "grouped_nhwc": NASTY_GROUPED}
+OWN_LISTS = dict.fromkeys(("depthwise", "depthwise_nhwc", "depthwise_nchw"), NASTY_DEPTHWISE)
+OWN_LISTS |= dict.fromkeys(("grouped_nhwc", "grouped_nchw"), NASTY_GROUPED)
 OWN_LISTS |= {"winograd": NASTY_WINOGRAD[::3], "winograd_fused": NASTY_WINOGRAD[1::3]}  # test_winograd.py has all
 
 
@@ -51,7 +52,7 @@ def schedules() -> list[tuple[str, str, Sequence[str]]]:
 
 def layouts(schedule: str) -> Sequence[str]:
     """The layouts that a schedule computes."""
-    return ("nhwc",) if schedule.endswith("_nhwc") else LAYOUTS
+    return next(((layout,) for layout in LAYOUTS if schedule.endswith(f"_{layout}")), LAYOUTS)
 
 
 def every(dtypes: Sequence[str]) -> list[Case]:

@@ -283,8 +283,9 @@ def test_gradients_have_kinds_and_features_of_their_own(monkeypatch, tmp_path):
     for other in (gradient.forward, tc.parse(gradient.text.replace("dgrad", "wgrad"))):
         assert expert.view(other) is None
     packaged = CostModel.load(model.PACKAGED_MODEL)
-    assert not packaged.covers(gradient)
-    assert packaged.covers(gradient.forward)
+    models = packaged.schedule_models.values()
+    assert not any(each.view(gradient) for each in models)
+    assert any(each.view(gradient.forward) for each in models)
 
 
 def test_records_of_another_device_count_relative_to_its_rates(monkeypatch):
@@ -327,3 +328,24 @@ def test_signals_and_volumes_are_built_as_predicted(text):
     built = tc.build(w, arch="sm_90")
     assert built.prediction
     assert built.config == recommend_configs(w, find_device("sm_90"))[0].config
+
+
+def predict_best_us(text):
+    (best, *_) = recommend_configs(tc.parse(text), find_device("sm_90"))
+    return best.seconds * 1e6
+
+
+def test_only_conversions_that_a_config_needs_are_predicted():
+    """X of filters of one tap, and of first layers, is read as it lies; others cost at most a copy of X."""
+    for sizes in ("1x256x56x56,128x256x1x1,s1,p0", "1x3x224x224,64x3x7x7,s2,p3"):
+        first, last = (predict_best_us(f"conv2d:{sizes},f16{layout}") for layout in ("", ",nhwc"))
+        assert abs(first / last - 1) < 0.1
+    first, last = (predict_best_us(f"conv2d:32x128x28x28,128x128x3x3,s1,p1,f16{layout}") for layout in ("", ",nhwc"))
+    assert last < first < last + 1.1 + 2 * 32 * 128 * 28 * 28 * 2 / 2.5e6
+
+
+def test_no_other_schedule_replaces_a_first_one_without_a_model():
+    for dtype in ("f16", "tf32"):
+        assert (
+            recommend_configs(tc.parse(f"conv2d:1x192x56x56,192x1x3x3,s1,p1,g192,{dtype}"), find_device("sm_90")) == []
+        )

@@ -376,7 +376,7 @@ def test_layers_and_large_images_fit_any_gpus_shared_memory(rung):
 
 def in_16_bits():
     """Each schedule in f16 or in bf16, with the architectures, layouts and epilogues in turn; the rest is slow."""
-    channels = {"depthwise": 1, "depthwise_nhwc": 1, "grouped_nhwc": 8}
+    channels = {"depthwise": 1, "depthwise_nhwc": 1, "depthwise_nchw": 1, "grouped_nhwc": 8, "grouped_nchw": 8}
     shapes = {
         "conv1d": "conv1d:1x64x3000,64x{}x9,p4,g{}",
         "conv2d": "conv2d:1x64x28x28,64x{}x3x3,p1,g{}",

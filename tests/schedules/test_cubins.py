@@ -19,6 +19,8 @@ WORKLOADS = {
     "depthwise": DEPTHWISE,
     "depthwise_nhwc": CHANNELS_LAST,
     "grouped_nhwc": GROUPED,
+    "depthwise_nchw": tc.parse("conv2d:1x1152x7x7,1152x1x5x5,s1,p2,g1152,f16"),
+    "grouped_nchw": tc.parse("conv2d:1x128x56x56,128x4x3x3,s1,p1,g32,f16"),
 }
 BEFORE_ASYNC = "sm_75"
 PIPELINES = [(schedule, f"async{stages}") for schedule in ("direct", "implicit_gemm") for stages in (2, 3, 4)]

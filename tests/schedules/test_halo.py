@@ -26,6 +26,8 @@ WORKLOADS = (
     ("conv1d:2x32x37,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x9,40x96x3x3,s1,p1,f16,bias,add", {"block_n": 48, "split_k": 3}),
+    ("conv2d:2x64x7x7,13x64x3x3,s1,p1,f16,bias,add,relu", {}),  # odd numbers of channels, which TMA cannot store
+    ("conv2d:2x64x9x8,22x32x3x3,s1,p1,g2,bf16,add", {}),
     ("conv2d:1x64x7x8,32x64x3x3,s1,p1,tf32,relu", {"block_n": 32, "split_k": 2, "block_k_bytes": 128}),
 )
 

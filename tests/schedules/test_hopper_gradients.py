@@ -24,6 +24,8 @@ DGRADS = [
     ("conv1d_dgrad:1x48x150,32x48x3,s1,p1,f16,nhwc", {"split_k": 2}),
     ("conv3d_dgrad:1x40x3x5x9,32x40x1x2x2,s1,p0x1x1x0x0x0,f16,nhwc", {"block_n": 48, "cluster_n": 2}),
     ("conv2d_transpose:2x32x9x8,32x24x3x3,s1,p1,f16,nhwc,bias,relu", {}),
+    ("conv2d_transpose:2x32x9x8,32x24x3x3,s1,p1,f16,bias,add,relu", {"block_n": 48, "split_k": 1}),
+    ("conv2d_dgrad:2x40x9x7,64x40x3x3,s1,p1,bf16,drelu", {"split_k": 2}),
     ("conv2d_dgrad:2x40x9x8,72x40x3x2,s1,p1x0,tf32,nhwc,add", {"block_n": 48, "cluster_m": 2, "block_k_bytes": 128}),
     ("conv2d_dgrad:2x64x9x8,64x32x3x3,s1,p1,g2,tf32,nhwc,drelu", {"block_n": 32}),
 ]
@@ -39,6 +41,7 @@ STRIDED = [
     ("conv2d_dgrad:1x64x13x11,64x64x5x4,s4,p1x2x3x0,d2,f16,nhwc", {"block_n": 64, "cluster_n": 2}),
     ("conv2d_dgrad:1x32x8x8,32x32x1x1,s1,p1,f16,nhwc,add", {}),
     ("conv2d_transpose:2x32x9x8,32x24x4x4,s2,p1,f16,nhwc,bias,relu", {"block_n": 112, "wgmma_m_tiles": 2}),
+    ("conv2d_transpose:2x32x9x8,32x24x4x4,s2,p1,f16,bias", {"block_n": 32}),
     ("conv1d_transpose:1x32x50,32x32x16,s8,p4,f16,nhwc,bias", {"block_n": 32}),
     ("conv1d_transpose:1x64x50,64x32x4,s2,p1,op1,f16,nhwc,bias,add,relu", {"split_k": 2}),
     ("conv3d_transpose:1x32x3x5x4,32x24x2x2x2,s2,p0,bf16,nhwc,bias", {}),
@@ -177,3 +180,14 @@ def test_descriptors_of_mn_major_operands_leave_out_the_rank():
     mask = str((1 << 18) - 1)
     assert mask in built(tc.parse(text), {**SMALL, **config}).source
     assert mask not in built(tc.parse("conv2d:2x40x9x8,72x40x3x2,s1,p1x0,bf16,nhwc"), SMALL).source
+
+
+@pytest.mark.parametrize(
+    ("options", "launches", "prepack_launches"),
+    [("s1,p1,f16", 2, 1), ("s2,p1,f16", 3, 1), ("s2,p1,tf32", 3, 2), ("s2,p1,tf32,nhwc", 1, 1)],
+)
+def test_weights_of_transposed_convolutions_are_converted_once(options, launches, prepack_launches):
+    """Channels first, X is converted in each call, and Y where the stride divides pixels among residue classes."""
+    kernel = tc.build(f"conv2d_transpose:1x32x9x8,32x32x4x4,{options}", "hopper", arch="sm_90", config={"split_k": 1})
+    assert kernel.executable.num_prepack_kernels == prepack_launches
+    assert len(kernel.kernels) == launches + prepack_launches

@@ -29,6 +29,8 @@ NOT_FOR = {
     "depthwise": [LAYER, "conv2d:1x8x9x13,16x2x3x3,p1,g4"],
     "depthwise_nhwc": ["conv2d:1x64x28x28,64x1x3x3,p1,g64"],
     "grouped_nhwc": ["conv2d:1x64x28x28,64x8x3x3,p1,g8"],
+    "depthwise_nchw": ["conv2d:1x64x28x28,64x1x3x3,p1,g64,f16,nhwc"],
+    "grouped_nchw": ["conv2d:1x64x28x28,64x8x3x3,p1,g8,f16,nhwc"],
     "winograd": [
         "conv2d:1x8x9x9,8x8x3x3,s2,p1",
         "conv2d:1x8x9x9,8x4x3x3,s1,p1,g2",

@@ -1,5 +1,6 @@
 """What a schedule says that a config uses is what its kernel uses."""
 
+import dataclasses
 import functools
 import math
 
@@ -100,7 +101,8 @@ def apply_without_conversion(schedule, text, config):
     workload = tc.parse(text)
     loader = config.get("input_loader")
     if schedule.name in ("hopper", "mma_sync", "winograd_hopper") and loader != "halo":
-        workload = workload.to_channels_last()
+        stores_pixels = workload.output_layout == "nchw" and schedule.name != "winograd_hopper"
+        workload = dataclasses.replace(workload, layout="nhwc-nchw" if stores_pixels else "nhwc")
         config = {knob: value for knob, value in config.items() if knob != "input_loader"}
     return schedule.apply(workload, config)[0]
 

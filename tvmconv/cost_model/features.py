@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from tvmconv.compat import split_feature
-from tvmconv.space.search_space import Space
+from tvmconv.space.search_space import ResourceUsage, Space
 from tvmconv.target import TENSOR_CORE_RATE, Target
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_numpy_dtype
@@ -26,6 +26,9 @@ def compute_features(
     """
     values, names = space.compute_features(points)
     columns_by_name = dict(zip(names, values.T, strict=True))
+    usage = space.compute_usage(points)
+    if usage and usage.layout_seconds is not None and usage.estimate is not None:
+        columns_by_name["estimate"] = np.log2(1 + _estimate_channels_last(usage)).astype(np.float32)
     for name, value in _compute_workload_features(workload, device_spec).items():
         columns_by_name[f"w.{name}"] = np.full(len(points), value, np.float32)
     if "blocks" in columns_by_name:
@@ -37,6 +40,13 @@ def compute_features(
         log2_estimate = np.log2(np.maximum(estimate, 1e-6)).astype(np.float32)
         columns_by_name["estimate/least"] = log2_estimate - columns_by_name["w.least"]
     return columns_by_name
+
+
+def _estimate_channels_last(usage: ResourceUsage) -> np.ndarray:
+    """Return the estimate of the same configs for channels-last arrays, which the models were trained on."""
+    assert usage.estimate is not None
+    assert usage.layout_seconds is not None
+    return np.maximum(usage.estimate - usage.layout_seconds / (usage.estimate_seconds_per_unit or 1.0), 0.0)
 
 
 def build_matrix(

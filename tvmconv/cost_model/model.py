@@ -114,10 +114,6 @@ class CostModel:
             return None
         return schedule_model
 
-    def covers(self, workload: ConvOperator) -> bool:
-        """Return whether any schedule was trained on workloads of this operator, dtype and layout."""
-        return any(each.view(workload) is not None for each in self.schedule_models.values())
-
     def count_training_layers(self, layers: Collection[Workload]) -> int:
         """Return how many of some layers are in the training set, in any batch size, dtype, layout and epilogue."""
         return sum(layer_key(layer) in self.training_layers for layer in layers)

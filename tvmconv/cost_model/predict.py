@@ -63,7 +63,11 @@ def _predict_points(
     log2_slowdowns = schedule_model.log2_slowdown(viewed_workload, space, points, target)
     seconds = target.roofline_seconds(viewed_workload) * 2.0 ** log2_slowdowns.mean(axis=0)
     if viewed_workload is not workload:
-        seconds = seconds + estimate_conversion_seconds(workload, target)
+        usage = space.compute_usage(points)
+        if usage and usage.layout_seconds is not None:
+            seconds = np.maximum(seconds + usage.layout_seconds, target.roofline_seconds(workload))
+        else:
+            seconds = seconds + estimate_conversion_seconds(workload, target)
     estimates = zip(points, seconds, log2_slowdowns.std(axis=0), strict=True)
     return [
         Prediction(schedule_model.schedule, space.config_from_point(point), float(expected_seconds), float(log2_std))

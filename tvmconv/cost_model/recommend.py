@@ -39,7 +39,8 @@ def recommend_configs(
     if spaces is not None:
         return predict(workload, spaces, cost_model, max_configs)
     first_schedule, *other_schedules = registry.schedules_to_tune(workload, device.kind, device.arch)
-    if first_schedule.name not in cost_model.schedule_models or not cost_model.covers(workload):
+    first_model = cost_model.schedule_models.get(first_schedule.name)
+    if first_model is None or first_model.view(workload) is None:
         return []
     schedules = [first_schedule, *other_schedules, *registry.low_priority_schedules(workload, device.kind, device.arch)]
     spaces = {

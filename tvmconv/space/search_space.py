@@ -40,6 +40,7 @@ class ResourceUsage:
         cluster: Blocks per cluster.
         estimate: Estimated latency of a launch on the GPU that the schedule's formula was fitted to.
         estimate_seconds_per_unit: Seconds per unit of the estimate; None if the estimate only ranks configs.
+        layout_seconds: Seconds of the estimate by which a launch takes longer because arrays are not channels last.
         features: Further features for a cost model, by name.
     """
 
@@ -53,6 +54,7 @@ class ResourceUsage:
         cluster: np.ndarray | None = None,
         estimate: np.ndarray | None = None,
         estimate_seconds_per_unit: float | None = None,
+        layout_seconds: np.ndarray | None = None,
         **features: np.ndarray,
     ):
         self.threads = threads
@@ -62,6 +64,7 @@ class ResourceUsage:
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.cluster = cluster
         self.estimate, self.estimate_seconds_per_unit = estimate, estimate_seconds_per_unit
+        self.layout_seconds = layout_seconds
         self.features = features
 
     def to_columns(self) -> dict[str, np.ndarray]:

@@ -48,7 +48,6 @@ from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
 from .strip_thread import (
     ROW_AXIS,
     InputWindow,
-    StripEpilogue,
     StripThread,
     allocate_local,
     build_mixed_schedule,
@@ -56,6 +55,7 @@ from .strip_thread import (
     emit_vector_copy,
     list_row_residues,
     load_filters_to_smem,
+    make_strip_epilogue,
 )
 
 MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards
@@ -134,7 +134,7 @@ class DepthwiseNhwcKernel:
         self.channel_multiplier = w.O // w.groups
         self.input_vector_elements = max(1, vector // self.channel_multiplier)  # input channels of the thread's outputs
         self.num_unrolled_taps = w.kernel[-1] if self.config.unroll_scope != "tap" else 1  # filter columns
-        self.epilogue = StripEpilogue(thread)
+        self.epilogue = make_strip_epilogue(thread)
         num_windows = 1 if self.config.unroll_scope == StripConfig.INPUT_ROW_SCOPE else 2
         self.input_window = InputWindow(thread, self.input_vector_elements, num_windows, self.num_unrolled_taps)
         self.tap_regs = allocate_local("taps", (self.num_unrolled_taps, vector), w.storage)

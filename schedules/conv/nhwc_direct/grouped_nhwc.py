@@ -34,13 +34,13 @@ from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTra
 from .strip_thread import (
     ROW_AXIS,
     InputWindow,
-    StripEpilogue,
     StripThread,
     allocate_local,
     build_mixed_schedule,
     emit_vector_copy,
     list_row_residues,
     load_filters_to_smem,
+    make_strip_epilogue,
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
@@ -113,7 +113,7 @@ def emit_thread(thread: StripThread) -> None:
     config, shape = thread.config, thread.shape
     w, vector, block_k, rows_per_thread = config.w, config.vector, config.block_k, config.rows.local
     num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # filter columns
-    epilogue = StripEpilogue(thread)
+    epilogue = make_strip_epilogue(thread)
     input_window = InputWindow(thread, block_k, rows_per_thread, num_unrolled_taps)
     is_weight_shared = bool(config.is_weight_shared)
     # The innermost axis is a vector. Output channels of a gradient are contiguous in global memory, too.

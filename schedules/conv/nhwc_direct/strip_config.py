@@ -85,6 +85,12 @@ class StripConfig(ABC):
     # Conditions besides those of `declare_knobs`, by their description.
     REQUIREMENTS: ClassVar[Mapping[str, Callable[[StripConfig], Any]]] = {}
     MAX_DEFAULT_PRODUCTS: ClassVar[int] = MAX_PRODUCTS
+    HAS_INNERMOST_CHANNELS: ClassVar[bool] = True  # whether neighbouring threads compute neighbouring channels
+    HAS_VECTORS_OF_CHANNELS: ClassVar[bool] = False  # whether a thread computes several channels if they come first
+    LIMIT_OF_THREADS_Z: ClassVar[Rule] = (
+        f"at most {MAX_THREADS_Z} threads along the rows",
+        lambda t: t.rows.thread <= MAX_THREADS_Z,
+    )
 
     w: Conv | TransposedView
     vector: Any  # output channels per thread
@@ -140,7 +146,7 @@ class StripConfig(ABC):
         kind: Any = cls  # mypy takes a class with a generated `__hash__` for unhashable
         defaults = select_default(kind, w)
         k.choice("vector", cls.list_vector_choices(w), defaults["vector"])
-        k.choice("threads_c", list_threads_c_choices(w), defaults["threads_c"])
+        k.choice("threads_c", cls.list_threads_c_choices(w), defaults["threads_c"])
         shape = PlaneShape.from_workload(w)
         _, *plane = shape.output_size
         for name, extent, step in zip("yx", plane, shape.upsampling[1:], strict=True):
@@ -159,7 +165,7 @@ class StripConfig(ABC):
                 f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
                 lambda t: t.fits_shared_memory,
             ),
-            (f"at most {MAX_THREADS_Z} threads along the rows", lambda t: t.rows.thread <= MAX_THREADS_Z),
+            cls.LIMIT_OF_THREADS_Z,
         ]
         pruned: list[Rule] = [
             (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
@@ -196,10 +202,15 @@ class StripConfig(ABC):
             vector
             for vector in VECTOR_CHOICES
             if vector * get_itemsize(w.storage) <= MAX_LOAD_BYTES
-            and (vector == 1 or w.layout != CHANNELS_FIRST)
+            and (vector == 1 or w.layout != CHANNELS_FIRST or cls.HAS_VECTORS_OF_CHANNELS)
             and w.O % vector == 0
             and cls.is_vector_allowed(w, vector)
         )
+
+    @classmethod
+    def list_threads_c_choices(cls, w: Conv | TransposedView) -> tuple[int, ...]:
+        """Return the options for threads per block along the channels."""
+        return list_threads_c_choices(w)
 
     @property
     def num_threads(self) -> Any:
@@ -260,11 +271,41 @@ class StripConfig(ABC):
         return self._select_by_unroll_scope(distinct_inputs, distinct_inputs, columns)
 
     @property
+    def has_column_vectors(self) -> bool:
+        """Whether a thread loads and stores vectors of columns: in channels-first convolutions, but no gradients."""
+        return self.w.layout == CHANNELS_FIRST and not self.shape.is_transposed
+
+    @property
+    def input_vector_columns(self) -> Any:
+        """Columns of an aligned vector of the input, which neither crosses a row nor contains columns of two strips."""
+        return self._count_vector_columns(self.shape.input_size[2], self.columns.local * self.shape.strides[2])
+
+    @property
+    def output_vector_columns(self) -> Any:
+        """Columns of an aligned vector of the output."""
+        return self._count_vector_columns(self.shape.output_size[2], self.columns.local)
+
+    def _count_vector_columns(self, row_columns: int, strip_columns: Any) -> Any:
+        return np.gcd(math.gcd(row_columns, MAX_LOAD_BYTES // get_itemsize(self.w.storage)), strip_columns)
+
+    @property
+    def loads_per_row(self) -> Any:
+        """Load instructions for an input row of a thread's window: vectors of columns, and single ones around them."""
+        if not self.has_column_vectors:
+            return self.window_vectors
+        vector, num_columns = self.input_vector_columns, self.window_vectors
+        first = np.minimum(self.shape.pad_low[2] % vector, num_columns)
+        is_whole_row = np.not_equal(self.unroll_scope, "tap")
+        extent = (self.columns.local - 1) * self.shape.strides[2] + self.shape.window_extent[2]
+        num_vectors = np.where(is_whole_row & (extent == num_columns), (num_columns - first) // vector, 0)
+        return num_columns - num_vectors * (vector - 1)
+
+    @property
     def unrolled_loads(self) -> Any:
         """Input vector loads per thread in the kernel's source."""
         rows = self.rows.local
         num_distinct_rows = self.shape.kernel_size[0] * self.shape.count_distinct_inputs(1, rows)
-        return self.window_vectors * self._select_by_unroll_scope(num_distinct_rows, rows, rows, 1)
+        return self.loads_per_row * self._select_by_unroll_scope(num_distinct_rows, rows, rows, 1)
 
     @property
     def loaded_vectors(self) -> Any:
@@ -338,6 +379,8 @@ class StripConfig(ABC):
         l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / fit.l1_lines_per_cycle)
         if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
             l1_lines = np.maximum(1, self.columns.local * strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
+        if self.has_column_vectors:
+            l1_lines = self._count_lines_of_columns(itemsize)
         read_cycles = warps * (
             self.loaded_vectors * l1_lines
             + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
@@ -348,6 +391,9 @@ class StripConfig(ABC):
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
         if self.w.layout == CHANNELS_FIRST:
             contiguous_bytes = itemsize
+        if self.has_column_vectors:  # a tile reads whole sectors, and whole rows are contiguous
+            row_bytes = self.columns.size * itemsize
+            contiguous_bytes = itemsize * (1 + np.where(self.columns.block > 1, SECTOR_BYTES / row_bytes, 0))
         num_elements = (
             self.rows.size
             * self.columns.size
@@ -356,6 +402,12 @@ class StripConfig(ABC):
         filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
         memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / fit.l2_bytes_per_cycle
         return combine_overlapping(issue_cycles, read_cycles, memory_cycles)
+
+    def _count_lines_of_columns(self, itemsize: int) -> Any:
+        """Return the lines of the L1 cache that a load of a warp touches, whose lanes are columns and then rows."""
+        lanes = np.minimum(WARP_SIZE, self.columns.thread)
+        run_bytes = lanes * self.columns.local * self.shape.strides[2] * itemsize
+        return WARP_SIZE / lanes * np.maximum(1, run_bytes / LINE_BYTES)
 
     @property
     def is_default_allowed(self) -> Any:
@@ -398,7 +450,9 @@ def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
     vector_choices = kind.list_vector_choices(w)
     # Loading half a word takes as long as a whole word.
     wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices
-    options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w)}
+    if w.layout == CHANNELS_FIRST:
+        wide_vectors = vector_choices
+    options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": kind.list_threads_c_choices(w)}
     shape = PlaneShape.from_workload(w)
     for axis, step in zip("yx", shape.upsampling[1:], strict=True):
         is_wide = shape.is_transposed and axis == "x" and w.kernel[-1] >= WIDE_FILTER
@@ -418,7 +472,9 @@ def select_default(kind: Any, w: Conv | TransposedView) -> dict[str, Any]:
     is_exact = num_vectors % threads_c == 0
     is_acceptable_overhang = fills_sectors & (round_up(num_vectors, threads_c) <= MAX_OVERHANG_RATIO * num_vectors)
     # If channels have a large prime factor, no exact tile may fill sectors: some threads then overhang, or read less.
-    masks = (is_exact & (fills_sectors | (num_vectors == threads_c)), is_acceptable_overhang, is_exact)
+    masks = [is_exact & (fills_sectors | (num_vectors == threads_c)), is_acceptable_overhang, is_exact]
+    if w.layout == CHANNELS_FIRST:  # columns fill sectors
+        masks = [is_exact]
     filter_candidates(next(mask for mask in masks if mask.any()))
     for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
         filter_candidates((candidates[f"threads_{name}"] - 1) * candidates[name] < extent)

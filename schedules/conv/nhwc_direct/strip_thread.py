@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
@@ -97,7 +98,10 @@ def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: co
     else:
         image, pixel = bind(num_images, "blockIdx.z"), bind(pixel_blocks, "blockIdx.y")
         channel = bind(channel_blocks, "blockIdx.x")
-    z, y, x = (bind(tile.thread, f"threadIdx.{axis}") for tile, axis in ((rows, "z"), (columns, "y"), (channels, "x")))
+    axes = (rows, columns, channels) if config.HAS_INNERMOST_CHANNELS else (channels, rows, columns)
+    z, y, x = (bind(tile.thread, f"threadIdx.{axis}") for tile, axis in zip(axes, "zyx", strict=True))
+    thread_idx = (z * axes[1].thread + y) * axes[2].thread + x
+    row, column, channel_thread = (z, y, x) if config.HAS_INNERMOST_CHANNELS else (y, x, z)
     stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
     return StripThread(
         config,
@@ -106,10 +110,10 @@ def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: co
         image=image // planes_per_image if planes_per_image > 1 else image,
         plane=image % planes_per_image if planes_per_image > 1 else 0,
         block_channel=channel * channels.thread * config.vector,
-        vector_idx=channel * channels.thread + x,
-        row=(pixel // columns.block * rows.thread + z) * rows.local,
-        column=(pixel % columns.block * columns.thread + y) * columns.local,
-        thread_idx=(z * columns.thread + y) * channels.thread + x,
+        vector_idx=channel * channels.thread + channel_thread,
+        row=(pixel // columns.block * rows.thread + row) * rows.local,
+        column=(pixel % columns.block * columns.thread + column) * columns.local,
+        thread_idx=thread_idx,
     )
 
 
@@ -215,7 +219,12 @@ class InputWindow:
         if not self._is_contiguous:  # inputs of neighbouring columns are adjacent
             offsets.sort(key=lambda offset: (offset % stride, offset))
         self._column_offsets = offsets
-        self.values = allocate_local("window", (num_rows, max(1, len(offsets)), vector_elements), w.storage)
+        # Vectors of columns are aligned in memory and in the window, whose first column may lie within a vector.
+        has_vectors = thread.config.has_column_vectors and self._is_contiguous and self._has_whole_filter_rows
+        self._vector_columns = int(thread.config.input_vector_columns) if has_vectors else 1
+        self._first_position = -shape.pad_low[COLUMN_AXIS] % self._vector_columns
+        num_positions = round_up(self._first_position + max(1, len(offsets)), self._vector_columns)
+        self.values = allocate_local("window", (num_rows, num_positions, vector_elements), w.storage)
         self._first_row, self._first_column = (  # possibly outside the input
             shape.first_input(axis, first_output) for axis, first_output in ((1, thread.row), (2, thread.column))
         )
@@ -233,7 +242,7 @@ class InputWindow:
             yield [(column, self._column_offsets.index(offset)) for column, offset in used]
             return
         with unrolled_loop(num_columns, "j") as column:
-            first, *others = [self._column_offsets.index(offset) for _, offset in used]
+            first, *others = [self._first_position + self._column_offsets.index(offset) for _, offset in used]
             yield [(column, first + column * (others[0] - first) if others else first)]
 
     def _may_be_inside(self, offset: int) -> bool:
@@ -260,15 +269,35 @@ class InputWindow:
         def load(position: Any, offset: Any) -> None:
             self._load_vector(window_row, position, (plane, row, self._first_column + column + offset), channel)
 
-        if self._is_contiguous:
+        if self._vector_columns > 1:
+            self._load_column_vectors(window_row, (plane, row, self._first_column + column), channel)
+        elif self._is_contiguous:
             with unrolled_loop(len(self._column_offsets), "g") as position:
                 load(position, position)
         else:
             for position, offset in enumerate(self._column_offsets):
                 load(position, offset)
 
-    def _load_vector(self, window_row: Any, position: Any, coords: tuple[Any, Any, Any], channel: Any) -> None:
-        """Load a vector of the input, or zeros outside the image; a plane is given on the grid of the outputs."""
+    def _load_column_vectors(self, window_row: Any, first_coords: tuple[Any, Any, Any], channel: Any) -> None:
+        """Load a row of a channels-first input: aligned vectors of columns, and the columns before and behind them.
+
+        Each vector is inside or outside of the image as a whole.
+        """
+        width, first, num_columns = self._vector_columns, self._first_position, len(self._column_offsets)
+        (plane, row, column), position = first_coords, 0
+        while position < num_columns:
+            is_vector = (first + position) % width == 0 and position + width <= num_columns
+            coords = plane, row, column + position
+            self._load_vector(window_row, first + position, coords, channel, width if is_vector else 1)
+            position += width if is_vector else 1
+
+    def _load_vector(
+        self, window_row: Any, position: Any, coords: tuple[Any, Any, Any], channel: Any, num_columns: int = 1
+    ) -> None:
+        """Load a vector of the input, or zeros outside the image; a plane is given on the grid of the outputs.
+
+        The vector has neighbouring channels, or several neighbouring columns of one channel.
+        """
         thread, shape = self._thread, self._thread.shape
         w, (plane, row, column), conditions = thread.config.w, coords, []
         if (step := shape.upsampling[0]) > 1:  # planes are not unrolled: some taps meet zeros between them
@@ -276,13 +305,22 @@ class InputWindow:
         coords = plane, row, column
 
         def fill_vector(get_value: Callable[[Any], Any]) -> None:
-            emit_vector_copy(self._vector_elements, self.values, lambda lane: (window_row, position, lane), get_value)
+            num_lanes = self._vector_elements if num_columns == 1 else num_columns
+
+            def get_target(lane: Any) -> tuple[Any, ...]:
+                return (window_row, position, lane) if num_columns == 1 else (window_row, position + lane, 0)
+
+            emit_vector_copy(num_lanes, self.values, get_target, get_value)
+
+        def read_input(lane: Any) -> Any:
+            index = shape.array_index(thread.image, coords, channel + lane)
+            if num_columns > 1:
+                index = shape.array_index(thread.image, (plane, row, column + lane), channel)
+            return thread.arrays["X"][index]
 
         emit_guarded(
             conditions + self._list_bounds_checks(coords),
-            lambda: fill_vector(
-                lambda lane: thread.arrays["X"][shape.array_index(thread.image, coords, channel + lane)]
-            ),
+            lambda: fill_vector(read_input),
             lambda: fill_vector(lambda lane: tirx.const(0, w.storage)),
         )
 
@@ -303,16 +341,21 @@ class StripEpilogue:
 
     def __init__(self, thread: StripThread) -> None:
         self._thread, config = thread, thread.config
-        columns, vector = config.columns.local, config.vector
-        self.accum = allocate_local("sums", (config.rows.local, columns, vector), ACCUMULATOR)
-        self._results = allocate_local("results", (columns, vector), config.w.storage)
+        vector = config.vector
+        self.accum = allocate_local("sums", (config.rows.local, config.columns.local, vector), ACCUMULATOR)
+        self._results = allocate_local("results", self._row_shape, config.w.storage)
         argument_kinds = {op.name: op.argument_kind for op in epilogue.get_ops(config.w.epilogue) if op.argument_kind}
-        shapes = {"channel": (vector,), "output": (columns, vector)}
+        shapes = {"channel": (vector,), "output": self._row_shape}
         self._argument_regs = {
             name: allocate_local(name, shapes[kind], str(thread.arrays[name].dtype))
             for name, kind in argument_kinds.items()
         }
         self._channel_arguments = [name for name, kind in argument_kinds.items() if kind == "channel"]
+
+    @property
+    def _row_shape(self) -> tuple[int, int]:
+        """Extents of a row of outputs in registers, the innermost one contiguous in memory."""
+        return self._thread.config.columns.local, self._thread.config.vector
 
     def init_accumulators(self) -> None:
         """Set the accumulators to zero, and load the epilogue arguments that all pixels share."""
@@ -382,3 +425,65 @@ class StripEpilogue:
             lambda lane: (*pixel, lane),
             lambda lane: self._thread.arrays[name][source_index(lane)],
         )
+
+
+class ColumnEpilogue(StripEpilogue):
+    """Epilogue of a channels-first output, which is stored in vectors of columns."""
+
+    @property
+    def _row_shape(self) -> tuple[int, int]:
+        return self._thread.config.vector, self._thread.config.columns.local
+
+    def store_row(self, row_idx: int) -> None:
+        """Store output row `row_idx` of the strip."""
+        for name in self._argument_regs:
+            if name not in self._channel_arguments:
+                registers, array = self._argument_regs[name], self._thread.arrays[name]
+                self._copy_row(row_idx, registers, array, to_global=False)
+        config = self._thread.config
+        with unrolled_loop(config.vector, "channel") as channel, unrolled_loop(config.columns.local, "j") as j:
+
+            def read_argument(name: str) -> Any:
+                registers = self._argument_regs[name]
+                value = registers[channel] if name in self._channel_arguments else registers[channel, j]
+                return value.astype(ACCUMULATOR)
+
+            value = epilogue.apply_to_expression(config.w.epilogue, self.accum[row_idx, j, channel], read_argument)
+            T.buffer_store(self._results, value.astype(config.w.storage), [channel, j])
+        self._copy_row(row_idx, self._results, self._thread.arrays["Y"], to_global=True)
+
+    def _copy_row(self, row_idx: int, registers: Any, array: Any, *, to_global: bool) -> None:
+        """Copy a row of the strip between registers and an array of the shape of the output."""
+        thread, config, shape = self._thread, self._thread.config, self._thread.shape
+        width, row = int(config.output_vector_columns), thread.row + row_idx
+        conditions = [row < shape.output_size[ROW_AXIS]] * (not config.rows.divides)
+        conditions += [thread.vector_idx < config.channels.extent] * (not config.channels.divides)
+        for channel in range(config.vector):
+            for first in range(0, config.columns.local, width):
+
+                def global_index(lane: Any, channel: int = channel, first: int = first) -> tuple[Any, ...]:
+                    coords = thread.plane, row, thread.column + (first + lane)
+                    return shape.array_index(thread.image, coords, thread.first_channel + channel)
+
+                def local_index(lane: Any, channel: int = channel, first: int = first) -> tuple[Any, ...]:
+                    return channel, first + lane
+
+                source, target = (registers, array) if to_global else (array, registers)
+                indices = (local_index, global_index) if to_global else (global_index, local_index)
+                is_inside = [thread.column + first < shape.output_size[COLUMN_AXIS]] * (not config.columns.divides)
+                emit_guarded(
+                    conditions + is_inside,
+                    functools.partial(_copy_elements, width, (target, indices[1]), (source, indices[0])),
+                )
+
+
+def make_strip_epilogue(thread: StripThread) -> StripEpilogue:
+    """Return the epilogue of a thread, which stores vectors of channels or of columns."""
+    return ColumnEpilogue(thread) if thread.config.has_column_vectors else StripEpilogue(thread)
+
+
+def _copy_elements(
+    num_lanes: int, target: tuple[Any, Callable[[Any], Any]], source: tuple[Any, Callable[[Any], Any]]
+) -> None:
+    """Copy contiguous elements between two arrays, each given with the function that indexes its lanes."""
+    emit_vector_copy(num_lanes, target[0], target[1], lambda lane: source[0][source[1](lane)])

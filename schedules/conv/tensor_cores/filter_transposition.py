@@ -10,7 +10,7 @@ from ...tir_builder import Buffer, allocate
 from ..layout_conversion import emit_transpose
 
 
-def emit_transposed_filters(forward: Conv, filters: Buffer) -> Buffer:
+def emit_transposed_filters(forward: Conv, filters: Buffer, *, waits: bool = True) -> Buffer:
     """Emit the transposition of a weight, and return the transposed one in a workspace.
 
     A weight (filters, taps, channels of a group) becomes (taps, channels of a group, filters).
@@ -18,8 +18,9 @@ def emit_transposed_filters(forward: Conv, filters: Buffer) -> Buffer:
     Args:
         forward: The forward convolution.
         filters: Its weight, channels last.
+        waits: Whether the kernel may start before the previous launch ends, and then waits for it.
     """
     columns = math.prod(forward.kernel) * (forward.C // forward.groups)
     transposed = allocate("K_transposed", forward.O * columns, forward.storage, "global")
-    emit_transpose(filters, transposed, 1, forward.O, columns)
+    emit_transpose(filters, transposed, 1, forward.O, columns, waits=waits)
     return transposed

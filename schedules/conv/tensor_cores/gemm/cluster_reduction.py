@@ -6,6 +6,7 @@ because a thread does not wait for remote stores, unlike remote loads. A cluster
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,15 @@ from ....tir_builder import (
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import ThreadPosition, WgmmaAtom
-from .epilogue_ops import EpilogueOps, apply_to_vector
+from .channels_first_epilogue import ChannelsFirstOutput
+from .epilogue_ops import EpilogueOps, apply_to_pixels, apply_to_vector
 from .pipelines import map_to_cta
 from .residue_classes import ResidueClasses
 from .tile_scheduler import WorkTile
 
 PIECE_M, PIECE_N = 4, 8  # rows × columns of partial sums that are contiguous in shared memory
 _PIECE_ELEMENTS = PIECE_M * PIECE_N
+_PIXEL_REGISTERS = {"sums": "float32", "values": "float32", "words": "uint32"}  # names and dtypes
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class ClusterReduction:
         num_threads: Threads that hold accumulators.
         vector_channels: Neighbouring channels that a thread stores at a time.
         residues: Residue classes of the rows; None if rows are pixels of the output.
+        output: The output, if it is channels first; residuals are as well.
     """
 
     shape: ImplicitGemmShape
@@ -65,6 +69,7 @@ class ClusterReduction:
     num_threads: int
     vector_channels: int
     residues: ResidueClasses | None = None
+    output: ChannelsFirstOutput | None = None
 
     def reduce_and_store(
         self,
@@ -93,7 +98,8 @@ class ClusterReduction:
             self._push_partial_sums(accumulators, split, thread, smem)
         self._sync()
         with if_(holds_sums):
-            self._store_share(tile, split, thread, smem, ops, arguments)
+            store_share = self._store_pixels if self.output else self._store_share
+            store_share(tile, split, thread, smem, ops, arguments)
 
     def _sync(self) -> None:
         emit_call(T.cuda.cluster_sync() if self.num_ctas > 1 else T.cuda.cta_sync())
@@ -102,31 +108,42 @@ class ClusterReduction:
         """Return the shared-memory offset of a partial sum.
 
         Half a warp stores the pairs of one piece at a time, and a quarter of a warp loads a piece in vectors of four.
-        Both access each bank once.
+        Both access each bank once. If the output is channels first, the rows of a column are neighbours in a piece, and
+        a column exchanges its place with the next one in every second row of pieces, which half a warp also stores.
         """
         piece_row = (split * self.rows_per_cta + row) // PIECE_M
         piece = piece_row * (self.atom.n // PIECE_N) + column // PIECE_N
         element = row % PIECE_M * PIECE_N + column % PIECE_N
+        if self.output:
+            parity = piece_row % 2
+            place = column % 2 + parity - column % 2 * parity * 2  # exclusive or
+            element = (column % PIECE_N // 2 * 2 + place) * PIECE_M + row % PIECE_M
         return to_uint32((piece * _PIECE_ELEMENTS + element) * ACCUMULATOR_BYTES)
 
     def _push_partial_sums(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
         """Store this thread's partial sums to the shared memory of the CTAs that add them up."""
-        remote, mnemonic = Register("remote_sums", "uint32"), "st.shared.v2.b32"
+        width = 1 if self.output else 2  # neighbouring columns that are contiguous in shared memory
+        names = ["remote_sums", "remote_sums_1"][: 2 // width]
+        remotes, suffix = [Register(name, "uint32") for name in names], ".v2.b32" if width == 2 else ".b32"
+        mnemonic = f"st.shared{suffix}"
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
         first_row = thread.warpgroup * (self.m_atoms * self.atom.m) + warp_row + thread.lane // 4
         for m_atom in range(self.m_atoms):
             for half in range(2):
                 row = first_row + (m_atom * self.atom.m + half * 8)
-                address = smem + self._offset(split, row % self.rows_per_cta, thread.lane % 4 * 2)
-                if self.num_ctas > 1:
-                    mnemonic = "st.shared::cluster.v2.b32"
-                    map_to_cta(remote, address, row // self.rows_per_cta)
-                else:
-                    remote.set(address)
+                for e, remote in enumerate(remotes):
+                    address = smem + self._offset(split, row % self.rows_per_cta, thread.lane % 4 * 2 + e)
+                    if self.num_ctas > 1:
+                        mnemonic = f"st.shared::cluster{suffix}"
+                        map_to_cta(remote, address, row // self.rows_per_cta)
+                    else:
+                        remote.set(address)
                 for columns in range(self.atom.n // PIECE_N):
                     first = m_atom * self.atom.num_accumulators + columns * 4 + half * 2
                     pair = [accumulators[first + e] for e in range(2)]
-                    emit_ptx(mnemonic, remote.value + self._offset(0, 0, columns * PIECE_N), *pair)
+                    for e, remote in enumerate(remotes):
+                        values = pair[e * width : (e + 1) * width]
+                        emit_ptx(mnemonic, remote.value + self._offset(0, 0, columns * PIECE_N), *values)
 
     def _store_share(
         self,
@@ -167,3 +184,42 @@ class ClusterReduction:
                 output_index = pixel * (shape.groups * shape.n) + channel
                 apply_to_vector(ops, arguments, channel, output_index, vector, values, words)
                 store_global(arguments["Y"], output_index, words, vector)
+
+    def _store_pixels(
+        self,
+        tile: WorkTile,
+        split: Expr,
+        thread: ThreadPosition,
+        smem: Expr,
+        ops: EpilogueOps,
+        arguments: Mapping[str, Buffer],
+    ) -> None:
+        """Do what `_store_share` does for a channels-first output; a thread adds up neighbouring pixels."""
+        output, shape, rows, n = self.output, self.shape, self.rows_per_cta, self.atom.n
+        assert output
+        vector, num_columns = math.gcd(output.vector, PIECE_M), rows // PIECE_M * n
+        sums, values, words = (allocate(name, 8, dtype) for name, dtype in _PIXEL_REGISTERS.items())
+        with serial_loop(ceil_div(num_columns, self.num_threads), "i") as i:
+            index = i * self.num_threads + thread.thread
+            row, column = index // n * PIECE_M, index % n
+            tile_row, channel = split * rows + row, tile.n + column
+            is_inside = logical_and(
+                True if num_columns % self.num_threads == 0 else index < num_columns,
+                True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
+                True if shape.n % n == 0 else channel < shape.n,
+            )
+            with if_(is_inside):
+                for part in range(self.num_ctas):
+                    address = smem + self._offset(part, row, column)
+                    load_shared(words if part else sums, address, PIECE_M * ACCUMULATOR_BYTES)
+                    for e in range(PIECE_M if part else 0):
+                        store(sums, e, sums[e] + T.reinterpret("float32", words[e]))
+                for first in range(0, PIECE_M, vector):
+                    m, output_channel = tile.m + (tile_row + first), tile.group * shape.n + channel
+                    with if_(True if shape.m % self.block_m == 0 else m < shape.m):
+                        image, pixel = output.locate(m)
+                        output_index = output.index(image, output_channel, pixel)
+                        for e in range(vector):
+                            store(values, e, sums[first + e])
+                        apply_to_pixels(ops, arguments, output_channel, output_index, vector, values, words)
+                        store_global(arguments["Y"], output_index, words, vector)

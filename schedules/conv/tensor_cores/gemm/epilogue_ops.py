@@ -153,3 +153,31 @@ def apply_to_vector(
         for e in range(num_channels):
             store(accumulators, e, op.compute(accumulators[e], *values[e : e + 1]))
     epilogue_ops.pack(registers, 0, [accumulators[e] for e in range(num_channels)])
+
+
+def apply_to_pixels(
+    epilogue_ops: EpilogueOps,
+    arguments: Mapping[str, Buffer],
+    channel: Expr,
+    output_index: Expr,
+    num_pixels: int,
+    accumulators: Buffer,
+    registers: Buffer,
+    prefetched: Mapping[str, Buffer] | None = None,
+) -> None:
+    """Apply an epilogue to the accumulators of neighbouring pixels of a channel, and round them.
+
+    The arguments are those of `apply_to_vector`, but the output and residuals are channels first.
+    """
+    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
+    for op in ops:
+        values: list[Expr] = []
+        if prefetched and op.name in prefetched:
+            values = unpack(prefetched[op.name], num_pixels, epilogue_ops.dtype)
+        elif op.argument_kind == "channel":
+            values = load_argument(op, arguments, epilogue_ops.dtype, channel, output_index, 1, registers) * num_pixels
+        elif op.argument_kind:
+            values = load_argument(op, arguments, epilogue_ops.dtype, channel, output_index, num_pixels, registers)
+        for e in range(num_pixels):
+            store(accumulators, e, op.compute(accumulators[e], *values[e : e + 1]))
+    epilogue_ops.pack(registers, 0, [accumulators[e] for e in range(num_pixels)])

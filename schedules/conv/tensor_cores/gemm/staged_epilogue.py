@@ -8,7 +8,7 @@ stores a share of the rows, which it reads through distributed shared memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -107,7 +107,7 @@ class StagedEpilogue:
         tiling, shape = self.tiling, self.shape
         fill_zeros(accumulators, tiling.num_accumulators)
         is_first_part = logical_and(tiling.holds_sums, True if self.num_parts == 1 else self.split == 0)
-        width, words = math.gcd(shape.n, 2), allocate("residual_words", 8, "uint32")
+        width, words = self._residual_width, allocate("residual_words", 8, "uint32")
         for op in self.register_ops.ops:
             if op.argument_kind != "output":
                 continue
@@ -117,7 +117,7 @@ class StagedEpilogue:
                 for pair in range(0, 2, width):
                     with if_(tiling.is_inside(shape, row, column + pair)):
                         channel = tile.group * shape.n + (column + pair)
-                        index = row * self._channels + channel
+                        index = self._output_index(row, channel)
                         values = load_argument(op, self.arguments, self.vector_ops.dtype, channel, index, width, words)
                         first = tiling.accumulator(mma_m, mma_n, half) + pair
                         for e, value in enumerate(values):
@@ -127,8 +127,9 @@ class StagedEpilogue:
         """Apply the operations on accumulators and copy the tile to shared memory."""
         tiling, itemsize, packed = self.tiling, self.staged_itemsize, allocate("packed", 1, "uint32")
         row, column = tiling.first_row + tiling.thread.lane // 4, tiling.first_column + tiling.thread.lane % 4 * 2
-        address = self.smem + to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
-        address = address + to_uint32(column * itemsize)
+        row_bytes, column_bytes = self._strides
+        address = self.smem + to_uint32(self.tile_offset) + to_uint32(row * row_bytes)
+        address = address + to_uint32(column * column_bytes)
         channel_values = {}
         for name in self.channel_args.names:
             channel_values[name] = registers = allocate(f"{name}_columns", tiling.mmas_n * 2, "float32")
@@ -143,13 +144,26 @@ class StagedEpilogue:
                 ops.apply(accumulators[first + e], lambda name, e=e: channel_values[name][mma_n * 2 + e])  # type: ignore[misc]
                 for e in range(2)
             ]
-            destination = address + to_uint32((mma_m * tiling.atom.m + half * 8) * self.pitch_bytes)
-            destination = destination + to_uint32(mma_n * (tiling.atom.n * itemsize))
+            destination = address + to_uint32((mma_m * tiling.atom.m + half * 8) * row_bytes)
+            destination = destination + to_uint32(mma_n * (tiling.atom.n * column_bytes))
             if itemsize == ACCUMULATOR_BYTES:
-                emit_ptx("st.shared.v2.b32", destination, *pair)
+                self._store_sums(destination, pair)
             else:
                 ops.pack(packed, 0, pair)
-                emit_ptx("st.shared.b32", destination, packed[0])
+                self._store_packed(destination, packed[0])
+
+    @property
+    def _strides(self) -> tuple[int, int]:
+        """Bytes from one row of the product to the next in shared memory, and from one column to the next."""
+        return self.pitch_bytes, self.staged_itemsize
+
+    def _store_sums(self, address: Expr, pair: Sequence[Expr]) -> None:
+        """Store the float32 sums of two neighbouring columns to shared memory."""
+        emit_ptx("st.shared.v2.b32", address, *pair)
+
+    def _store_packed(self, address: Expr, word: Expr) -> None:
+        """Store the results of two neighbouring columns, of which a word has as many as fit, to shared memory."""
+        emit_ptx("st.shared.b32", address, word)
 
     def store(self, tile: WorkTile) -> None:
         """Store the staged tile; each CTA of a cluster stores a share of the rows.
@@ -180,15 +194,23 @@ class StagedEpilogue:
                     if self.stages_sums:
                         result, prefetched = words, dict(zip(residuals, registers, strict=False))
                         self._load_sums(values, words, offset)
-                        apply_to_vector(
-                            self.vector_ops, self.arguments, channel, index, vector, values, words, prefetched
-                        )
+                        self._apply_vector_ops(channel, index, values, words, prefetched)
                     store_global(self.arguments["Y"], index, result, vector)
 
+    def _apply_vector_ops(
+        self, channel: Expr, index: Expr, values: Buffer, words: Buffer, prefetched: Mapping[str, Buffer]
+    ) -> None:
+        """Apply the operations on vectors to sums, and pack the results."""
+        apply_to_vector(self.vector_ops, self.arguments, channel, index, self.vector, values, words, prefetched)
+
     @property
-    def _channels(self) -> int:
-        """Channels of an output pixel."""
-        return self.shape.groups * self.shape.n
+    def _residual_width(self) -> int:
+        """Neighbouring columns of a residual that are loaded at a time to initialize accumulators."""
+        return math.gcd(self.shape.n, 2)
+
+    def _output_index(self, row: Expr, channel: Expr) -> Expr:
+        """Return the index of an output; channels are counted over all groups."""
+        return row * (self.shape.groups * self.shape.n) + channel
 
     def _locate(self, vector_idx: Expr, num_vectors: int, tile: WorkTile) -> tuple[Expr, Expr, Expr, Expr]:
         """Return whether a vector is stored, its offset in shared memory, its first channel, and its output index."""
@@ -201,7 +223,7 @@ class StagedEpilogue:
         )
         offset = to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)
         channel = tile.group * self.shape.n + (tile.n + column)
-        index = (tile.m + row) * self._channels + channel
+        index = self._output_index(tile.m + row, channel)
         return is_inside, offset + to_uint32(column * self.staged_itemsize), channel, index
 
     def _load_sums(self, sums: Buffer, words: Buffer, offset: Expr) -> None:

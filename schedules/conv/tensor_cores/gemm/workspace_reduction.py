@@ -29,7 +29,7 @@ from ....tir_builder import (
     unrolled_loop,
 )
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .epilogue_ops import EpilogueOps, apply_to_vector
+from .epilogue_ops import EpilogueOps, apply_to_pixels, apply_to_vector
 from .mma_sync_mainloop import WarpTiling
 from .tile_scheduler import WorkTile
 
@@ -81,7 +81,7 @@ def emit_zeros(buffer: Buffer, count: int, num_threads: int) -> None:
 
 
 class OutputVector(NamedTuple):
-    """Neighbouring channels of the output that a thread adds up.
+    """Neighbouring channels of the output that a thread adds up, or neighbouring pixels of a channel.
 
     Attributes:
         channel: First channel.
@@ -107,6 +107,7 @@ class WorkspaceReduction:
         locate: Function from the index of a thread to its vector.
         num_threads: Threads per CTA.
         uses_pdl: Whether the kernel may start before the previous launch ends.
+        has_vectors_of_pixels: Whether a vector has neighbouring pixels of a channel.
     """
 
     num_vectors: int
@@ -115,6 +116,7 @@ class WorkspaceReduction:
     locate: Callable[[Expr], OutputVector]
     num_threads: int
     uses_pdl: bool
+    has_vectors_of_pixels: bool = False
 
     def emit(self, workspace: Buffer, ops: EpilogueOps, arguments: Mapping[str, Buffer], output: str) -> None:
         """Emit the kernel; `output` is the name of the argument that receives the results."""
@@ -127,5 +129,6 @@ class WorkspaceReduction:
                     load_global(words, workspace, position.locate(part), vector, is_constant=not self.uses_pdl)
                     for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
                         store(sums, e, sums[e] + value)
-                apply_to_vector(ops, arguments, position.channel, position.index, vector, sums, words)
+                apply = apply_to_pixels if self.has_vectors_of_pixels else apply_to_vector
+                apply(ops, arguments, position.channel, position.index, vector, sums, words)
                 store_global(arguments[output], position.index, words, vector)

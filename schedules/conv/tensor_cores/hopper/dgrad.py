@@ -21,19 +21,22 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ....primitives import keep_allocated_sizes
 from ....tir_builder import Buffer
 from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ..filter_transposition import emit_transposed_filters
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
 from .constraints import require_whole_slices
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs, list_starting_configs
+from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import select_default_config
+from .plan import ChannelsFirstAccess
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, is_promising
 
@@ -96,15 +99,18 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         config = declare_knobs(conv, k, b_is_mn_major=True)
         description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
-        emit = functools.partial(emit_kernel, conv, config, make_problem=make_dgrad)
+        stores_pixels = w.layout == CHANNELS_FIRST
+        if stores_pixels:
+            require_channels_first_output(conv, k)
+        access = ChannelsFirstAccess(output=ChannelsFirstOutput.from_workload(conv) if stores_pixels else None)
+        emit = functools.partial(emit_kernel, conv, config, access=access, make_problem=make_dgrad)
 
     def emit_launches(arguments: dict[str, Buffer]) -> None:
-        arguments = {roles.get(name, name): each for name, each in arguments.items()}
-        if get_itemsize(w.storage) == ACCUMULATOR_BYTES:
-            arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
-        emit(arguments)
+        emit({roles.get(name, name): each for name, each in arguments.items()})
 
-    built = build_channels_last_gradient(w, emit_launches)
+    has_wide_elements = get_itemsize(w.storage) == ACCUMULATOR_BYTES
+    prepare = functools.partial(emit_transposed_filters, w.forward) if has_wide_elements else None
+    built = build_channels_last_gradient(w, emit_launches, converts_output=conv is None, prepare_filters=prepare)
     if conv is None:
         keep_allocated_sizes(built)
     return built

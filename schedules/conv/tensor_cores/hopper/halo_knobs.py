@@ -11,6 +11,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
+from ...layout_conversion import estimate_input_conversion_us
 from ...tile_config import add_rules
 from .halo_latency import estimate_by_input_loader_us, list_best_halo_tiles
 from .halo_tile import HaloTile, can_use_halo, halo_constraints
@@ -61,9 +62,13 @@ def list_halo_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str,
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys((*tiles, *wide_tiles))]
 
 
-def add_halo_usage(usage: ResourceUsage, viewed_workload: Conv, columns: Columns) -> ResourceUsage:
-    """Replace the resources of configs with halo rows, and add the conversion to the estimates of the others."""
+def add_halo_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv, columns: Columns) -> ResourceUsage:
+    """Replace the resources of configs with halo rows, and add the conversion of X to the estimates of the others."""
+    channels_last_us: Any = usage.estimate
     if INPUT_LOADER not in columns:
+        is_read_as_it_lies = np.equal(columns["cluster_n"], 1) & bool(choose_box_pixels(viewed_workload))
+        layout_us = np.where(is_read_as_it_lies, 0.0, estimate_input_conversion_us(w))
+        usage.estimate, usage.layout_seconds = channels_last_us + layout_us, layout_us * 1e-6
         return usage
     config = HopperTileConfig.of_workload(columns, viewed_workload)
     halo, has_halo = HaloTile(viewed_workload, config), np.equal(columns[INPUT_LOADER], HALO)
@@ -72,4 +77,5 @@ def add_halo_usage(usage: ResourceUsage, viewed_workload: Conv, columns: Columns
     usage.dynamic_shared_bytes = np.where(has_halo, halo.smem_bytes, smem_bytes)
     usage.blocks = np.where(has_halo, halo.num_ctas, usage.blocks)
     usage.estimate = estimate_by_input_loader_us(config, viewed_workload)
+    usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
     return usage

@@ -17,6 +17,7 @@ from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
+from ...layout_conversion import estimate_transpose_us
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
@@ -29,7 +30,6 @@ LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at le
 LOADER_VECTOR_BYTES = 8
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
-CONVERSION_LAUNCH_US, CONVERSION_BYTES_PER_US = 1.1, 2.75e6  # of a transpose by a launch of its own
 
 
 def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
@@ -65,21 +65,14 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
 
 
-def estimate_conversion_us(config: HopperTileConfig, w: Conv) -> Any:
-    """Return the estimated latency of the transposes beside configs without halo rows in microseconds.
-
-    X is transposed, and also Y if the reduction is split.
-    """
-    output_bytes = w.N * w.O * math.prod(w.output_size) * get_itemsize(w.storage)
-    input_bytes = w.N * w.C * math.prod(w.input_size) * get_itemsize(w.storage)
-    converts_output = config.split_k > 1
-    nbytes = input_bytes + np.where(converts_output, output_bytes, 0)
-    return CONVERSION_LAUNCH_US * (1 + converts_output) + 2 * nbytes / CONVERSION_BYTES_PER_US
+def estimate_conversion_us(w: Conv) -> Any:
+    """Return the estimated latency of the transpose of X beside configs without halo rows in microseconds."""
+    return estimate_transpose_us(math.prod(w.input_shape) * get_itemsize(w.storage))
 
 
 def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of configs with halo rows, and of others with the conversion, in microseconds."""
-    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(config, w)
+    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(w)
     return np.where(np.equal(config.input_loader, HALO), estimate_halo_latency_us(config, w), converted_us)
 
 

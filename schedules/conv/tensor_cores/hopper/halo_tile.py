@@ -29,7 +29,6 @@ from .tile_config import (
     WGMMA_M,
     HopperTileConfig,
 )
-from .tma_requirements import can_store_by_tma
 
 HALO_STAGES = 2  # channel blocks of halo rows in shared memory
 LOADER_REGISTERS = 116  # registers per thread of a loading warp
@@ -162,7 +161,8 @@ class HaloTile:
 
 def can_use_halo(w: Conv) -> bool:
     """Return whether a convolution, viewed channels last, can be computed from halo rows of a channels-first X."""
-    return can_store_by_tma(w) and HaloImage(w).has_consecutive_planes
+    residuals = [op for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"]
+    return len(residuals) <= 1 and HaloImage(w).has_consecutive_planes
 
 
 def halo_constraints(w: Conv) -> list[Rule]:

@@ -49,7 +49,7 @@ def emit_kernel(
         w: The convolution, as TMA views it.
         config: The tile config.
         arguments: Argument buffers by name.
-        access: Arrays that are channels first. The config does not split the reduction if the output is one of them.
+        access: Arrays that are channels first.
         make_problem: Function that returns the product of `w`.
     """
     plan = KernelPlan.choose(w, config, access, make_problem)

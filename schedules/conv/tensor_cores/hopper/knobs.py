@@ -14,7 +14,7 @@ from tvmconv.workloads import Conv
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .candidates import list_best
-from .constraints import count_equal_registers, isa_constraints, resource_constraints
+from .constraints import MAX_ACCUMULATORS, count_equal_registers, isa_constraints, resource_constraints
 from .latency import estimate_latency_us, min_latency_us, select_default_config, select_kernel_schedule
 from .tile_config import (
     COOPERATIVE,
@@ -30,7 +30,7 @@ from .tile_config import (
     STAGES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
+from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, find_residual, list_taps_per_copy
 
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -115,6 +115,23 @@ def declare_knobs(
     pruned = pruning_constraints(w, estimate, best_us)
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, w), required, pruned)
     return tiles
+
+
+def require_channels_first_output(w: Conv, k: Knobs) -> None:
+    """Declare the conditions on configs whose output is channels first, after the knobs."""
+
+    def make_config(columns: Columns) -> HopperTileConfig:
+        return HopperTileConfig.of_workload(columns, w)
+
+    if find_residual(w):
+        k.require(
+            f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
+            lambda c: make_config(c).num_accumulators <= MAX_ACCUMULATORS,
+        )
+    k.require(
+        "the last wave is split only if outputs are channels last",
+        lambda c: np.logical_not(make_config(c).splits_last_wave),
+    )
 
 
 def can_compute_several_tiles(w: Conv) -> bool:

@@ -100,7 +100,8 @@ class KernelPlan:
         num_threads = config.warpgroups * WARPGROUP_SIZE
         tile = mainloop.atom, mainloop.m_atoms, config.block_m, int(config.reduce_rows_per_cta)
         vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
-        return ClusterReduction(shape, *tile, config.split_k, num_threads, vector, self.problem.residues)
+        parts = config.split_k, num_threads, vector, self.problem.residues
+        return ClusterReduction(shape, *tile, *parts, self.channels_first_output)
 
     @property
     def tma_outputs(self) -> list[str]:

@@ -31,7 +31,6 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
-import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -42,7 +41,6 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
-from .constraints import MAX_ACCUMULATORS
 from .halo_kernel import emit_halo_kernel
 from .halo_knobs import (
     add_halo_usage,
@@ -53,11 +51,11 @@ from .halo_knobs import (
 )
 from .halo_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs, list_starting_configs
+from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import CONVERTED, HALO, HopperTileConfig
-from .tma_requirements import can_load_by_tma, can_store_by_tma, choose_box_pixels, find_residual, is_promising
+from .tma_requirements import can_load_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -75,7 +73,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), view_for_tma(w), c),
+    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
@@ -95,16 +93,8 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     halo_default = select_halo_default(viewed_workload) if has_input_loaders else None
     estimate = estimate_by_input_loader_us if has_input_loaders else estimate_latency_us
     config = declare_knobs(viewed_workload, k, halo_default or default, estimate)
-    if not has_wide_accumulators:
-        k.require(
-            f"at most {MAX_ACCUMULATORS} accumulators per thread besides a residual that is channels first",
-            lambda c: HopperTileConfig.of_workload(c, viewed_workload).num_accumulators <= MAX_ACCUMULATORS,
-        )
     if w.output_layout == CHANNELS_FIRST:
-        k.require(
-            "the last wave is split only if outputs are channels last",
-            lambda c: np.logical_not(HopperTileConfig.of_workload(c, viewed_workload).splits_last_wave),
-        )
+        require_channels_first_output(viewed_workload, k)
     loader = CONVERTED
     if has_input_loaders:
         loader = declare_input_loader(viewed_workload, k, prefers_halo=halo_default is not None)
@@ -120,14 +110,14 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         w,
         lambda arguments: emit_kernel(viewed_workload, config, arguments, access),
         converts_input=not access.input_box_pixels,
-        converts_output=access.output is None,
+        converts_output=False,
     )
 
 
 def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:
     """Return the channels-first arrays that the kernel itself accesses; other channels-first arrays are converted."""
     reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
-    stores_output = w.output_layout == CHANNELS_FIRST and config.split_k == 1 and can_store_by_tma(viewed_workload)
+    stores_output = w.output_layout == CHANNELS_FIRST
     return ChannelsFirstAccess(
         choose_box_pixels(viewed_workload) if reads_input else 0,
         ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,

@@ -5,8 +5,9 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/gemm_universal.h` (multistage pipe
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -16,6 +17,7 @@ from tvmconv.workloads import Conv
 from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, logical_and, serial_loop, to_uint32
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.channel_arguments import ChannelArgumentTile
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
@@ -23,6 +25,7 @@ from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling, reduce_sliced_
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
+from ..gemm.staged_pixels_epilogue import StagedPixelsEpilogue, locate_pixels, store_partial_sums_of_pixels
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -52,14 +55,21 @@ def emit_kernels(
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
     emit_kernel(w, config, arguments, workspace, filter_gather)
-    vector = math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
+    output = ChannelsFirstOutput.from_workload(w) if config.stores_channels_first else None
+    vector = output.vector if output else math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
 
     def locate(item: Expr) -> OutputVector:
+        if output:
+            return locate_pixels(item, vector, shape, output)
         index, channel = item * vector, item % (w.O // vector) * vector
         return OutputVector(channel, index, lambda part: part * (shape.m * w.O) + index)
 
     num_vectors = shape.m * w.O // vector
-    reduction = WorkspaceReduction(num_vectors, vector, config.split_k, locate, REDUCTION_THREADS, uses_pdl=False)
+    reduction = WorkspaceReduction(
+        *(num_vectors, vector, config.split_k, locate, REDUCTION_THREADS),
+        uses_pdl=False,
+        has_vectors_of_pixels=output is not None,
+    )
     reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, "Y")
 
 
@@ -102,7 +112,11 @@ def emit_kernel(
                 reduce_sliced_k(accumulators, tiling, smem)
             if workspace is not None:
                 with if_(tiling.holds_sums):
-                    store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
+                    if config.stores_channels_first:
+                        output = ChannelsFirstOutput.from_workload(w)
+                        store_partial_sums_of_pixels(workspace, accumulators, tiling, tile, split, shape, output)
+                    else:
+                        store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
                 return
             with if_(tiling.holds_sums):
                 epilogue.stage(accumulators)
@@ -190,7 +204,10 @@ def make_epilogue(
     starts_with_residual, owns_sums = config.residual_add == "accumulator_init", not config.uses_cluster_reduction
     register_ops, vector_ops = ([], []) if has_workspace else split_epilogue(w, starts_with_residual, owns_sums)
     staged_itemsize = int(compute_staged_itemsize(w, config))
-    return epilogue_type(
+    make_layer: Callable[..., StagedEpilogue] = epilogue_type
+    if config.stores_channels_first:
+        make_layer = functools.partial(StagedPixelsEpilogue, output=ChannelsFirstOutput.from_workload(w))
+    return make_layer(
         shape,
         tiling,
         arguments,

@@ -32,9 +32,10 @@ MIN_PERSISTENT_BLOCKS = 100  # minimum number of blocks that compute several til
 MAX_SPLIT_K_TILES = 140  # about the SMs of a large GPU; with more tiles, a split reduction gains nothing
 
 
-def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
+def compute_usage(w: Conv, columns: Columns, *, stores_channels_first: bool = False) -> ResourceUsage:
     """Return the resources that configs use."""
-    gemm, config = ImplicitGemmShape.from_workload(w), MmaSyncTileConfig.from_columns(columns)
+    gemm = ImplicitGemmShape.from_workload(w)
+    config = MmaSyncTileConfig.from_columns(columns, stores_channels_first=stores_channels_first)
     cluster = np.where(config.uses_cluster_reduction, config.split_k, 1)
     return compute_product_usage(config, gemm, compute_smem_bytes(w, config), cluster)
 
@@ -72,14 +73,15 @@ def compute_product_usage(
     )
 
 
-def declare_knobs(w: Conv, k: Knobs) -> MmaSyncTileConfig:
+def declare_knobs(w: Conv, k: Knobs, *, stores_channels_first: bool = False) -> MmaSyncTileConfig:
     """Declare the knobs, with defaults that suit the workload, and return their values."""
-    gemm, default = ImplicitGemmShape.from_workload(w), select_default_config(w)
+    gemm = ImplicitGemmShape.from_workload(w)
+    default = select_default_config(w, stores_channels_first=stores_channels_first)
     values = declare_choices(k, list_options(gemm.itemsize), default)
     if _can_start_with_residual(w):
         values["residual_add"] = k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
     add_rules(k, MmaSyncTileConfig.from_columns, list_requirements(gemm), list_prunings(gemm))
-    return MmaSyncTileConfig(**values)
+    return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
 
 
 def list_requirements(gemm: ImplicitGemmShape) -> list[Rule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -72,15 +73,19 @@ def _estimate_wave_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, reside
     )
 
 
-def select_default_config(w: Conv, *, splits_reduction: bool = True) -> MmaSyncTileConfig:
+def select_default_config(
+    w: Conv, *, splits_reduction: bool = True, stores_channels_first: bool = False
+) -> MmaSyncTileConfig:
     """Return the config with the best estimate among those that every GPU since sm_80 can run.
 
     Args:
         w: The convolution, or a product that is no convolution.
         splits_reduction: Whether CTAs may split the reduction.
+        stores_channels_first: Whether the kernel stores its output channels first.
     """
     gemm = ImplicitGemmShape.from_workload(w)
     candidates = list_candidates(gemm.itemsize, gemm.spatial_ndim)
+    candidates = dataclasses.replace(candidates, stores_channels_first=stores_channels_first)
     if not splits_reduction:
         candidates = candidates.filter(candidates.split_k == 1)
     fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES

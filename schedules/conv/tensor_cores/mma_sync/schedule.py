@@ -13,6 +13,8 @@ It does what `tensor_core` does by rewriting. Emitting each instruction allows w
 - The reduction of one output is split over warps (`warps_k`) and over blocks (`split_k`), for images of few pixels with
   many channels. The partial sums meet in the shared memory of a cluster (sm_90 and later), or in a workspace that a
   second kernel reads.
+- An output that is channels first is staged with the pixels of a channel in a row, and stored in vectors of pixels. An
+  input that is channels first is transposed by a launch of its own.
 - A block computes several tiles in turn (`tiles_per_block`) if there are many: while it stores one tile, the operands
   of the next are being copied.
 
@@ -22,13 +24,16 @@ reduction, never exists in memory (implicit GEMM); the weight operand is channel
 
 from __future__ import annotations
 
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.space import Knobs
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ...layout_conversion import build_channels_last_schedule
+from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
@@ -36,6 +41,20 @@ from .knobs import compute_usage, declare_knobs
 from .tile_config import MMA_N
 
 DTYPES = ("float16", "bfloat16", "tf32")
+
+
+def view(w: Conv) -> Conv:
+    """Return the workload as the kernel views it: channels last, with lines of patches as channels."""
+    return fold_filter_row_into_channels(w.to_channels_last())
+
+
+def compute_layout_usage(w: Conv, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use, with the conversion of X in their estimates."""
+    usage = compute_usage(view(w), columns, stores_channels_first=w.output_layout == CHANNELS_FIRST)
+    assert usage.estimate is not None
+    layout_us = np.full_like(usage.estimate, estimate_input_conversion_us(w), dtype=float)
+    usage.estimate, usage.layout_seconds = usage.estimate + layout_us, layout_us * 1e-6
+    return usage
 
 
 def is_promising(w: Conv) -> bool:
@@ -47,7 +66,7 @@ def is_promising(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(w.to_channels_last()), c),
+    usage=compute_layout_usage,
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -55,6 +74,8 @@ def is_promising(w: Conv) -> bool:
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
-    viewed_workload = fold_filter_row_into_channels(w.to_channels_last())
-    config = declare_knobs(viewed_workload, k)
-    return build_channels_last_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))
+    viewed_workload = view(w)
+    config = declare_knobs(viewed_workload, k, stores_channels_first=w.output_layout == CHANNELS_FIRST)
+    return build_channels_last_schedule(
+        w, lambda arguments: emit_kernels(viewed_workload, config, arguments), converts_output=False
+    )

@@ -234,7 +234,7 @@ class ResidueStagedEpilogue(StagedEpilogue):
         is_inside, offset, channel, _ = super()._locate(vector_idx, num_vectors, tile)
         row = tile.m + vector_idx // (self.tiling.block_n // self.vector)
         pixel, exists = self.residues.locate_pixel(tile.residue, row)
-        return logical_and(is_inside, exists), offset, channel, pixel * self._channels + channel
+        return logical_and(is_inside, exists), offset, channel, self._output_index(pixel, channel)
 
 
 def view_gradient_as_image(w: Conv) -> Conv:

@@ -31,6 +31,7 @@ SPLIT_K_CHOICES = (1, 2, 4, 8)
 TILES_PER_BLOCK = (1, 2, 4)
 
 MAX_ACCUMULATORS = 128  # per thread
+CHANNEL_PADDING_BYTES = 16  # from the end of a channel to the next one in the tile of a channels-first output
 OVERHEAD_REGISTERS = 26  # registers per thread besides those that `estimate_registers` counts
 
 
@@ -51,6 +52,7 @@ class MmaSyncTileConfig(TileConfig):
             "workspace".
         tiles_per_block: Tiles that a block computes one after another.
         residual_add: Where a residual is added: "accumulator_init" or "epilogue"; "none" without such a residual.
+        stores_channels_first: Whether the output is channels first, which is no knob.
     """
 
     block_m: Any
@@ -64,6 +66,7 @@ class MmaSyncTileConfig(TileConfig):
     split_k_reduction: Any
     tiles_per_block: Any
     residual_add: Any = "none"
+    stores_channels_first: Any = False
 
     @property
     def is_warp_tile_exact(self) -> Any:
@@ -134,13 +137,21 @@ class MmaSyncTileConfig(TileConfig):
         return (self.block_m + self.block_n) * self.block_k * gemm.itemsize
 
     def pitch_bytes(self, itemsize: Any) -> Any:
-        """Return the bytes from one pixel to the next of the tile in shared memory.
+        """Return the bytes from one pixel to the next of the tile in shared memory, or from one channel to the next.
 
         A warp stores 8 rows of 4 pairs at a time: one word per pair of 16-bit elements, or two words per pair of
         floats, half a warp at a time. The pairs lie in distinct banks if the pitch is 4 words, or 8 words, past a
         multiple of all banks.
+
+        If the output is channels first, a warp stores 8 neighbouring pixels of 4 channels at a time, every second one.
+        Their elements lie in distinct banks if the pitch is 4 words past a multiple of half of the banks.
         """
-        return self.block_n * itemsize + 8 * itemsize
+        channel_pitch = self.block_m * itemsize + CHANNEL_PADDING_BYTES
+        return np.where(self.stores_channels_first, channel_pitch, self.block_n * itemsize + 8 * itemsize)
+
+    def tile_bytes(self, itemsize: Any) -> Any:
+        """Return the bytes of the output tile in shared memory."""
+        return np.where(self.stores_channels_first, self.block_n, self.block_m) * self.pitch_bytes(itemsize)
 
     def dynamic_smem_bytes(self, gemm: ImplicitGemmShape, staged_itemsize: Any, num_channel_args: Any) -> Any:
         """Return the dynamic shared memory per block in bytes: stages and tile, followed by the per-channel arguments.
@@ -163,7 +174,7 @@ class MmaSyncTileConfig(TileConfig):
         """
         mainloop_bytes = self.stages * self.stage_bytes(gemm)
         reduction_bytes = self.block_m * self.block_n * ACCUMULATOR_BYTES * (self.warps_k - 1)
-        output_tile_bytes = self.block_m * self.pitch_bytes(staged_itemsize) * (1 - self.uses_workspace_reduction)
+        output_tile_bytes = self.tile_bytes(staged_itemsize) * (1 - self.uses_workspace_reduction)
         return np.where(
             self.tiles_per_block > 1,
             mainloop_bytes + output_tile_bytes,

@@ -198,5 +198,6 @@ class StemTileConfig(TileConfig):
             traffic=self.num_pixel_tiles * self.num_channel_tiles * staged_bytes,
             all_threads=num_ctas * self.num_threads,
             live_registers=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
+            layout_seconds=np.zeros_like(num_ctas, dtype=float),
             computed=self.num_pixel_tiles * self.block_p * self.block_q * self.num_channel_tiles * self.block_n,
         )

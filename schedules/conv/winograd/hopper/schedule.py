@@ -17,16 +17,22 @@ Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
-from tvmconv.space import Knobs
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
+from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ....primitives import disable_buffer_reuse, mark_constant_args
 from ....tir_builder import Buffer, allocate
-from ...layout_conversion import build_channels_last_schedule
+from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us, estimate_transpose_us
 from ...tensor_cores.hopper.kernel import emit_kernel
 from ..knobs import WinogradTileGrid
 from .knobs import (
@@ -41,10 +47,21 @@ from .knobs import (
 from .transform_kernels import transform_filters, transform_inputs, transform_outputs
 
 
+def compute_layout_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
+    """Return the resources that the product uses, and the time of the conversions of X and Y."""
+    usage, conversion_us = compute_usage(w.to_channels_last(), columns), estimate_input_conversion_us(w)
+    if w.output_layout == CHANNELS_FIRST:
+        conversion_us += estimate_transpose_us(math.prod(w.output_shape) * get_itemsize(w.storage))
+    assert usage.estimate is not None
+    layout_us = np.full_like(usage.estimate, conversion_us, dtype=float)
+    usage.estimate, usage.layout_seconds = usage.estimate + layout_us, layout_us * 1e-6
+    return usage
+
+
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=lambda w, c: compute_usage(w.to_channels_last(), c),
+    usage=compute_layout_usage,
     condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, lambda w: is_supported(w.to_channels_last())),
     search_if=lambda w: is_promising(w.to_channels_last()),
     device_kinds=("cuda",),

@@ -1,0 +1,72 @@
+"""Depthwise convolution, channels first: vectors of columns, and a window of the input that slides in registers.
+
+The kernel is that of `depthwise_nhwc` for arrays in which the columns of a row are contiguous. A thread computes one
+channel for a strip of neighbouring pixels. It loads and stores vectors of up to 16 bytes of columns, which are aligned
+if their number divides the width of the image. The columns to the left and to the right, which overlapping windows
+share, are loaded one by one; the L1 cache has them. Neighbouring threads compute neighbouring columns, then rows, then
+channels, so that a block has enough threads where images are small. No array is converted.
+
+It differs from `depthwise`, whose blocks stage the input in shared memory element by element. Elements of 16 bits
+profit most from the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tvm.s_tir import Schedule
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, all_of
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import MAX_THREADS_Z
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import FLOAT32
+
+from ..nhwc_direct.depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
+from ..nhwc_direct.strip_config import THREADS_C_CHOICES
+from ..nhwc_direct.strip_thread import build_conv_schedule
+from ..reduction import DTYPES, has_filter_per_channel
+from ..tile_config import Rule
+from ..transposed_view import TransposedView
+
+LIMIT_OF_THREADS_Z: Rule = (
+    f"at most {MAX_THREADS_Z} threads along the channels",
+    lambda t: t.channels.thread <= MAX_THREADS_Z,
+)
+
+
+class DepthwiseNchwConfig(DepthwiseConfig):
+    """One config, or many configs as columns."""
+
+    HAS_INNERMOST_CHANNELS: ClassVar[bool] = False
+    LIMIT_OF_THREADS_Z: ClassVar[Rule] = LIMIT_OF_THREADS_Z
+
+    @classmethod
+    def list_threads_c_choices(cls, w: Conv | TransposedView) -> tuple[int, ...]:
+        """Return the options for threads per block along the channels, none of which are idle."""
+        return tuple(threads for threads in THREADS_C_CHOICES if w.O % threads == 0)
+
+
+def is_promising(w: Conv) -> bool:
+    """Return whether there are tensor cores for the dtype; in float32, `depthwise` has been measured to be fast."""
+    return has_filter_per_channel(w) and w.dtype != FLOAT32.name
+
+
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
+    """Return the resources that configs use."""
+    return DepthwiseNchwConfig.compute_usage(w, columns)
+
+
+@schedule(
+    *("conv1d", "conv2d", "conv3d"),
+    dtypes=DTYPES,
+    usage=compute_usage,
+    condition=all_of(CHANNELS_FIRST_LAYOUT, has_filter_per_channel),
+    search_if=is_promising,
+)
+def depthwise_nchw(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """Compute vectors of columns for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
+    config = DepthwiseNchwConfig.declare_knobs(k, w)
+    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
