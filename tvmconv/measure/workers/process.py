@@ -234,12 +234,10 @@ class BuilderForkServer:
 
 def main(connection: Connection) -> None:
     """Run the fork server: end the process of each PID that it receives, and fork one for each search path."""
-    gc.disable()  # the many objects of TVM's modules are no garbage, and collections would take a tenth of the loading
     forked = importlib.import_module(FORKED_MODULE)
     forked.preload_compilers()
     gc.collect()
     gc.freeze()  # keeps memory pages shared after forks
-    gc.enable()
     own_pid = os.getpid()
     while True:
         message = connection.recv()
