@@ -25,6 +25,7 @@ from tvmconv import compat
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.fusion import (
     DEFAULT_EPS,
     NORM_ARGUMENTS,
@@ -35,7 +36,6 @@ from tvmconv.torch.fusion import (
 )
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.optimize import find_device_for
 from tvmconv.torch.partition import MODEL_NAME, GraphPartition, remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
