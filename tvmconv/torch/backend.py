@@ -40,6 +40,7 @@ from tvmconv.torch.partition import MODEL_NAME, GraphPartition, remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
 from tvmconv.torch.timing import TimingCache, time_call, use_cudnn_heuristics
+from tvmconv.torch.training_backend import insert_operators, needs_gradients
 
 CompiledFunction = Callable[..., Any]
 OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
@@ -62,8 +63,10 @@ def backend(
 ) -> CompiledFunction:
     """Compile a graph that `torch.compile` has captured.
 
-    The other backend alone compiles graphs with gradients, on devices other than one GPU or the CPU, with dynamic
-    sizes, or with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at level INFO.
+    In graphs with gradients, kernels compute the products of convolutions, as `optimize` with `train=True` selects
+    them. The other backend alone compiles graphs on devices other than one GPU or the CPU, with dynamic sizes, or,
+    without gradients, with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at
+    level INFO.
 
     Args:
         gm: The graph.
@@ -88,6 +91,8 @@ def backend(
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds, started_at)
     compile_rest = torch._dynamo.lookup_backend(option_values.get("fallback_backend", DEFAULT_FALLBACK_BACKEND))
+    if needs_gradients(example_inputs):
+        return compile_rest(_insert_operators(gm, example_inputs, option_values, deadline), example_inputs)
     fallback_run = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     fallback_compile_seconds = time.monotonic() - started_at  # the graph with tvmconv's kernels takes as long
     torch_device = _find_torch_device(example_inputs)
@@ -128,6 +133,18 @@ def backend(
         return fallback_run(*args)  # no weights are packed for other parameters
 
     return dispatch
+
+
+def _insert_operators(
+    gm: fx.GraphModule, inputs: Sequence[Any], option_values: Mapping[str, Any], deadline: Deadline | None
+) -> fx.GraphModule:
+    """Return a graph with gradients in which kernels compute convolutions where they are faster."""
+    options: dict[str, Any] = {"log": option_values.get("log"), "choose": option_values.get("choose", "fastest")}
+    try:
+        return insert_operators(gm, inputs, deadline=deadline, **options)
+    except DeviceError as error:  # tvmconv has no device for PyTorch's
+        _logger.warning("%s: PyTorch computes the convolutions", error)
+        return gm
 
 
 def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:

@@ -286,7 +286,7 @@ def convolve(
     `uses_operator` is None for the decision by the kernel table at each call. A compiled graph then has the operator
     for tensors on a GPU, because its calls have to look up the table. False stands for PyTorch's function.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         if uses_operator or (uses_operator is None and x.device.type == "cuda"):
             call = _make_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
             if call is not None:
