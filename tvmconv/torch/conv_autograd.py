@@ -6,6 +6,7 @@ fraction of the time of an operator with registered gradients, which matters whe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ from tvmconv.torch.conv_operators import (
     run_wgrad,
 )
 
-# PyTorch's function that tells whether `torch.func` transforms the call; without it, operators run everywhere.
-_is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+# Return whether a transform of `torch.func` is active. PyTorch's own autograd functions ask this, too.
+is_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 class ConvFunction(torch.autograd.Function):
     """A convolution whose gradients are computed by the kernel table, or by operators where they need gradients.
 
-    PyTorch binds the arguments of functions with `setup_context` at each call, which takes 25 µs. This class lacks it
-    and therefore does not support the transforms of `torch.func`.
+    PyTorch binds the arguments of functions with `setup_context` at each call, which takes 25 µs. This class lacks it,
+    so that transforms of `torch.func` need another function. The operators do not support them with gradients either.
     """
 
     @staticmethod
@@ -73,8 +74,6 @@ def run_operator(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def run_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: ConvCall) -> torch.Tensor:
     """Compute a call outside of compiled graphs, in its dtype and with gradients."""
-    if _is_transformed():
-        return run_operator(x, weight, bias, call)
     x, weight = x.to(call.dtype), weight.to(call.dtype)
     if torch.is_grad_enabled():
         return ConvFunction.apply(x, weight, bias, call)

@@ -8,7 +8,7 @@
 Each of the three products of a convolution, the forward pass and the gradients of input and weight, runs on the kernel
 that the kernel table names for its shapes, options, dtype and layout. PyTorch computes all others, and everything for
 tensors without kernels: on the CPU, in float64, complex or integer dtypes, without elements or without a batch axis,
-for subclasses of tensors, and with forward-mode derivatives.
+for subclasses of tensors, with forward-mode derivatives, and inside of transforms of `torch.func`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from tvmconv.errors import Error
-from tvmconv.torch.conv_autograd import run_call, run_operator
+from tvmconv.torch.conv_autograd import is_transformed, run_call, run_operator
 from tvmconv.torch.conv_call import KERNEL_DTYPES, ConvCall
 from tvmconv.torch.conv_operators import make_call
 from tvmconv.torch.kernel_table import RecordedCall, table
@@ -296,7 +296,7 @@ def convolve(
         if call is not None and not any(_has_tangent(tensor) for tensor in (x, weight, bias)):
             if table.recorded is not None:
                 table.recorded.append(_record(path, x, weight, bias, call))
-            if call in table.calls and uses_operator is not False:
+            if call in table.calls and uses_operator is not False and not is_transformed():
                 return run_call(x, weight, bias, call)
     if output_padding is None:
         return function(x, weight, bias, stride, padding, dilation, groups)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import ModelError, translate_to_model_error
@@ -17,7 +17,6 @@ from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import KernelProvider
-from tvmconv.torch.partition import clone_tensors
 from tvmconv.torch.product_selection import ProductTask, collect_tasks, fill_table, make_reports
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import ChooseMode, validate_choice
@@ -159,9 +158,16 @@ def run_step(model: torch.nn.Module, arguments: Sequence[Any], *, has_backward: 
     with translate_to_model_error("the model does not run on the example"), torch.enable_grad():
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with _keep_random_state():
-            outputs = torch.func.functional_call(model, buffers, clone_tensors(arguments))
+            outputs = torch.func.functional_call(model, buffers, _clone_example(arguments))
             if has_backward:
                 _compute_gradients(model, outputs)
+
+
+def _clone_example(arguments: Sequence[Any]) -> Any:
+    """Return copies of the tensors, of which those need gradients that needed them before."""
+    return tree_map_only(
+        torch.Tensor, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), tuple(arguments)
+    )
 
 
 def _keep_random_state() -> Any:
@@ -184,7 +190,7 @@ def _time_step(
     if deadline is not None and deadline.cut_off.has_passed:
         return None
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    inputs = clone_tensors(arguments)
+    inputs = _clone_example(arguments)
 
     def step() -> None:
         with torch.enable_grad():
