@@ -55,8 +55,8 @@ class ConvFunction(torch.autograd.Function):
         else:
             dx = run_dgrad(call, dy, weight) if needs_x else None
             dk = run_wgrad(call, dy, x) if needs_weight else None
-        db = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
-        return dx, dk, db, None
+        bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
+        return dx, dk, bias_gradient, None
 
 
 def list_options(call: ConvCall) -> tuple[Any, ...]:

@@ -215,8 +215,8 @@ def _differentiate_convolution(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     dx = convolution_dgrad(dy, weight, ctx.x_size, *ctx.options) if needs_x else None
     dk = convolution_wgrad(dy, x, ctx.weight_size, *ctx.options) if needs_weight else None
-    db = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
-    return dx, dk, db, *(None,) * NUM_OPTIONS
+    bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
+    return dx, dk, bias_gradient, *(None,) * NUM_OPTIONS
 
 
 def _set_up_gradient(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:

@@ -98,7 +98,7 @@ class TrainingReport:
 
         Examples:
             >>> from tvmconv.torch import TrainingReport
-            >>> TrainingReport((), notes=("No layer is faster.",)).to_json()[-34:]
+            >>> TrainingReport((), notes=("No layer is faster.",)).to_json()[-33:]
             '"notes": ["No layer is faster."]}'
         """
         return json.dumps(self.to_dict(), ensure_ascii=False)
