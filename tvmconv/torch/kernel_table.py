@@ -14,11 +14,7 @@ import torch
 
 from tvmconv.torch.conv_call import WGRAD, ConvCall
 from tvmconv.torch.operator import Launcher
-from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
 from tvmconv.torch.signature import ConvSignature
-
-# Both operands of a product are truncated, and their relative losses add up.
-TRUNCATION_COMPENSATION = 1 + 2 * MEAN_TRUNCATION_LOSS
 
 
 @dataclass(frozen=True)
@@ -29,27 +25,27 @@ class TableEntry:
         name: Name of the kernel, with the text of its workload.
         signature: Shapes, dtypes and layouts of the kernel's tensors.
         launcher: Function that launches the kernel.
-        truncates: Whether the kernel truncates its operands to TF32.
+        compensation: Factor on the result that compensates the mean loss of operands that the kernel truncates to TF32.
     """
 
     name: str
     signature: ConvSignature
     launcher: Launcher
-    truncates: bool = False
+    compensation: float = 1.0
 
     def run(self, product: str, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Compute a product from its operands in the order of the workload; the bias is in float32.
 
-        The weight is read anew in each call. The mean loss of operands that are truncated is compensated by a factor on
-        the weight, or on the gradient of the weight, which are small.
+        The weight is read anew in each call. The factor is applied to the weight, or to the gradient of the weight,
+        which are small.
         """
         signature = self.signature
         first, second = signature.to_input_layout(first), signature.to_input_layout(second)
-        if self.truncates and product != WGRAD:
-            second = second * TRUNCATION_COMPENSATION
+        if self.compensation != 1 and product != WGRAD:
+            second = second * self.compensation
         result = self.launcher(first, second, bias, None)
-        if self.truncates and product == WGRAD:
-            result.mul_(TRUNCATION_COMPENSATION)
+        if self.compensation != 1 and product == WGRAD:
+            result.mul_(self.compensation)
         return result
 
 

@@ -25,6 +25,7 @@ from tvmconv.torch.conv_operators import (
 )
 from tvmconv.torch.kernel_table import RecordedCall, TableEntry, table
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
+from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
 from tvmconv.torch.selection import (
     NO_TIME_REASON,
     TOLERANCE_FACTOR,
@@ -252,31 +253,33 @@ class ProductSelector:
 def make_entry(kernel: AvailableKernel) -> TableEntry:
     """Return the table's entry of a kernel; raise DeviceError if the kernel cannot be loaded."""
     signature = parse_signature(kernel.workload_text)
-    truncates = signature.workload.dtype == dtypes.TF32.name and is_truncating(signature, kernel)
-    return TableEntry(kernel.name, signature, kernel.launcher, truncates)
+    compensation = 1.0
+    if signature.workload.dtype == dtypes.TF32.name:
+        # The relative losses of both operands add up in the products.
+        compensation += MEAN_TRUNCATION_LOSS * sum(_is_truncated(signature, kernel, index) for index in range(2))
+    return TableEntry(kernel.name, signature, kernel.launcher, compensation)
 
 
-def is_truncating(signature: ConvSignature, kernel: AvailableKernel) -> bool:
-    """Return whether a TF32 kernel of any product truncates its operands; others round them, or compute in float32.
+def _is_truncated(signature: ConvSignature, kernel: AvailableKernel, operand_index: int) -> bool:
+    """Return whether a TF32 kernel truncates an operand; others round it, or compute in float32.
 
-    A constant operand is multiplied with one that has a few ones. The products of ones with a number slightly above a
-    TF32 number sum to those with the TF32 number if the kernel truncates.
+    The operand is constant, and the other one has a few ones. The products of ones with a number slightly above a TF32
+    number sum to those with the TF32 number if the kernel truncates.
     """
-    device = kernel.torch_device
-    second = torch.zeros(signature.weight_shape, device=device)
-    step = max(1, second.numel() // NUM_PROBES)
-    second.view(-1)[step // 2 :: step] = 1
+    device, shapes = kernel.torch_device, (signature.x_shape, signature.weight_shape)
+    probe = torch.zeros(shapes[1 - operand_index], device=device)
+    step = max(1, probe.numel() // NUM_PROBES)
+    probe.view(-1)[step // 2 :: step] = 1
     bias = torch.zeros(signature.output_shape[1], device=device) if signature.takes_bias else None
 
     def compute_sums(value: float) -> torch.Tensor:
-        first = torch.full(signature.x_shape, value, device=device)
-        operands = signature.to_input_layout(first), signature.to_input_layout(second)
-        return kernel.launcher(*operands, bias, None).double()
+        operands = [probe, torch.full(shapes[operand_index], value, device=device)]
+        first, second = operands if operand_index else reversed(operands)
+        return kernel.launcher(signature.to_input_layout(first), signature.to_input_layout(second), bias, None).double()
 
     sums, larger_sums = compute_sums(0.25), compute_sums(0.25 * (1 + 2.0**-11 + 2.0**-12))
     position = int(sums.flatten().argmax())
-    ratio = float(larger_sums.flatten()[position] / sums.flatten()[position])
-    return ratio < 1 + 2.0**-12
+    return float(larger_sums.flatten()[position] / sums.flatten()[position]) < 1 + 2.0**-12
 
 
 def make_reports(tasks: Sequence[ProductTask]) -> tuple[ProductReport, ...]:
