@@ -3,10 +3,13 @@
 import copy
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import distributed
 from torch.autograd import forward_ad
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as pytorch
 from torch.utils.checkpoint import checkpoint
 from training import build_entries, by_operators, differ, draw_module, in_double, lay_out, run_with_gradients
@@ -17,7 +20,7 @@ from tvmconv.torch import functional as F  # noqa: N812  as PyTorch's is usually
 from tvmconv.torch import get_training_report, tune
 from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD
 from tvmconv.torch.conv_operators import convolution, convolution_dgrad, convolution_wgrad
-from tvmconv.torch.kernel_table import TableEntry, table
+from tvmconv.torch.kernel_table import table
 from tvmconv.torch.trainable import make_trainable
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -129,7 +132,7 @@ def counts(built):
     call, entries = built
     launchers = {product: Counting(entry.launcher) for product, entry in entries.items()}
     for product, entry in entries.items():
-        table.install(product, call, TableEntry(entry.name, entry.signature, launchers[product]))
+        table.install(product, call, replace(entry, launcher=launchers[product]))
     return launchers
 
 
@@ -394,5 +397,74 @@ def test_the_backend_has_kernels_in_differentiated_graphs(trained, monkeypatch):
     options = {"choose": "tuned", "fallback_backend": "aot_eager"}
     other = torch.compile(copy.deepcopy(model).eval(), backend="tvmconv", options=options)
     found = run_with_gradients(other._orig_mod, EXAMPLE, other)
-    assert differ(found, run_with_gradients(in_double(model.eval()), EXAMPLE.double())) < 1e-5
+    assert differ(found, run_with_gradients(in_double(model).eval(), EXAMPLE.double())) < 1e-5
     assert len(table.calls) == 1
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of this process alone."""
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
+
+
+def wrap_in_ddp(model):
+    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def shard(model):
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+@pytest.mark.parametrize("wrap", [wrap_in_ddp, shard])
+def test_wrappers_for_distributed_training_compute_the_same(trained, process_group, wrap):
+    model, trainable = trained
+    wanted = train(model)
+    wrapped = wrap(copy.deepcopy(trainable))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(0)
+    losses = []
+    for _ in wanted:
+        optimizer.zero_grad()
+        loss = wrapped(EXAMPLE.detach().requires_grad_()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(wanted, rel=1e-4)
+
+
+def train_in_a_process(rank, num_processes, folder):
+    """One process of distributed training on its part of a batch; its kernels are built for that part."""
+    store = distributed.FileStore(f"{folder}/store{num_processes}", num_processes)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_processes)
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(4, 6, 3, padding=1)
+    batch = torch.randn(4, 4, 7, 8)[rank::num_processes]
+    with F.record_calls() as calls:
+        F.conv2d(batch, layer.weight, layer.bias, padding=1)
+    for product, entry in build_entries(calls[0].call, {FORWARD_BIAS: "tiling", WGRAD: "tiling"}).items():
+        table.install(product, calls[0].call, entry)
+    trainable = make_trainable(torch.nn.Sequential(layer))
+    trainable[0].uses_kernels = True
+    model = torch.nn.parallel.DistributedDataParallel(trainable)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        (model(batch) - 1).square().mean().backward()
+        optimizer.step()
+    if rank == 0:
+        torch.save(layer.weight.detach(), f"{folder}/weight{num_processes}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_weights_of_one(tmp_path):
+    for count in (1, 2):
+        torch.multiprocessing.spawn(train_in_a_process, (count, str(tmp_path)), nprocs=count)
+    one, two = (torch.load(tmp_path / f"weight{count}.pt") for count in (1, 2))
+    assert torch.allclose(one, two, atol=1e-5)

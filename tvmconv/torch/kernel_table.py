@@ -25,12 +25,16 @@ class TableEntry:
         name: Name of the kernel, with the text of its workload.
         signature: Shapes, dtypes and layouts of the kernel's tensors.
         launcher: Function that launches the kernel.
+        schedule: Name of the kernel's schedule.
+        config_source: Source of the kernel's config: "tuned", "predicted" or "default".
         compensation: Factor on the result that compensates the mean loss of operands that the kernel truncates to TF32.
     """
 
     name: str
     signature: ConvSignature
     launcher: Launcher
+    schedule: str
+    config_source: str
     compensation: float = 1.0
 
     def run(self, product: str, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

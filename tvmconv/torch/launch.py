@@ -62,13 +62,13 @@ class OpenclLauncher:
         return self._signature.allocate_output(x.device).copy_(result)
 
     def _to_array(self, tensor: torch.Tensor, layout: str) -> np.ndarray:
-        """Return a tensor as an array whose axes are in memory order."""
+        """Return a tensor as an array whose axes are in memory order; the tensor's memory can still be resized."""
         if tensor.dim() > 1 and layout == CHANNELS_LAST:
             tensor = tensor.movedim(1, -1)
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+            return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+        return np.from_dlpack(tensor)
 
 
 class CudaLauncher:

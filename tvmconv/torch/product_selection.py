@@ -14,7 +14,7 @@ import torch
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, WorkloadError
-from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD, ConvCall, compute_output_strides, make_workload
 from tvmconv.torch.conv_operators import (
@@ -57,8 +57,7 @@ class ProductTask:
     reason: str = ""
     pytorch_seconds: float | None = None
     tvmconv_seconds: float | None = None
-    kernel: AvailableKernel | None = None
-    entry: TableEntry | None = None
+    entry: TableEntry | None = None  # of the selected kernel
 
     @property
     def call(self) -> ConvCall:
@@ -136,6 +135,8 @@ class ProductSelector:
         supported = [task for task in tasks if task.workload is not None]
         try:
             with keep_workers_alive():
+                if self._deadline and self._provider.torch_device.type == "cuda":
+                    prestart_workers(None, [self._provider.device])  # they start while PyTorch is timed
                 self._time_pytorch(supported)
                 weights = self._compute_weights(supported)
                 search_deadline = self._deadline and kernels_deadline(
@@ -187,33 +188,39 @@ class ProductSelector:
         """Select the fastest correct kernel of a product, and install it if it should run."""
         assert task.workload is not None
         kernels = self._provider.available.get(task.workload.text, [])
-        table.remove(task.product, task.call)
         if not kernels:
             task.reason = task.reason or self._provider.failure_reasons.get(task.workload.text, "")
-            return
-        if self._deadline and self._deadline.cut_off.has_passed:
+        elif self._deadline and self._deadline.cut_off.has_passed:
             self.num_omitted, task.reason = self.num_omitted + 1, NO_TIME_REASON
+        else:
+            self._compare_kernels(task, kernels)
+        if not task.tvmconv_seconds:  # nothing was compared, so that an earlier selection is still valid
+            task.entry = table.find(task.product, task.call)
             return
+        if task.entry is None:
+            table.remove(task.product, task.call)
+        else:
+            table.install(task.product, task.call, task.entry)
+
+    def _compare_kernels(self, task: ProductTask, kernels: Sequence[AvailableKernel]) -> None:
+        """Compare the kernels of a product with PyTorch, and select one."""
         operands = task.make_operands()
         try:
             expected = task.run_by_pytorch(operands)
-            name = f"PyTorch: {task.name}"
-            task.pytorch_seconds = self._timing_cache.get_seconds(name, lambda: task.run_by_pytorch(operands))
-        except RuntimeError as error:
+            task.pytorch_seconds = self._timing_cache.get_seconds(
+                f"PyTorch: {task.name}", functools.partial(task.run_by_pytorch, operands)
+            )
+        except RuntimeError as error:  # for example, no memory
             task.reason = str(error).splitlines()[0]
             return
         for number, kernel in enumerate(kernels):
             if self._deadline and (self._deadline.cut_off.has_passed or (number and self._deadline.has_passed)):
                 break
             self._try_kernel(task, kernel, operands, expected)
-        if task.entry is None:
+        if task.entry is None or task.tvmconv_seconds is None:
             return
-        assert task.tvmconv_seconds is not None
         if self._choose_mode == "fastest" and task.tvmconv_seconds >= task.pytorch_seconds:
-            task.kernel = task.entry = None
-            task.reason = "PyTorch is no slower"
-            return
-        table.install(task.product, task.call, task.entry)
+            task.entry, task.reason = None, "PyTorch is no slower"
 
     def _try_kernel(
         self, task: ProductTask, kernel: AvailableKernel, operands: Operands, expected: torch.Tensor
@@ -232,7 +239,7 @@ class ProductSelector:
             return
         seconds = self._compare(task, kernel, entry, operands)
         if task.tvmconv_seconds is None or seconds < task.tvmconv_seconds:
-            task.tvmconv_seconds, task.kernel, task.entry, task.reason = seconds, kernel, entry, ""
+            task.tvmconv_seconds, task.entry, task.reason = seconds, entry, ""
 
     def _compare(self, task: ProductTask, kernel: AvailableKernel, entry: TableEntry, operands: Operands) -> float:
         """Return the seconds of a kernel; if they are close to PyTorch's, both are measured again, in turns."""
@@ -257,7 +264,7 @@ def make_entry(kernel: AvailableKernel) -> TableEntry:
     if signature.workload.dtype == dtypes.TF32.name:
         # The relative losses of both operands add up in the products.
         compensation += MEAN_TRUNCATION_LOSS * sum(_is_truncated(signature, kernel, index) for index in range(2))
-    return TableEntry(kernel.name, signature, kernel.launcher, compensation)
+    return TableEntry(kernel.name, signature, kernel.launcher, kernel.schedule, kernel.config_source, compensation)
 
 
 def _is_truncated(signature: ConvSignature, kernel: AvailableKernel, operand_index: int) -> bool:
@@ -294,8 +301,8 @@ def make_reports(tasks: Sequence[ProductTask]) -> tuple[ProductReport, ...]:
             pytorch_seconds=task.pytorch_seconds,
             tvmconv_seconds=task.tvmconv_seconds,
         )
-        if task.kernel is not None:
-            report = replace(report, implementation=task.kernel.schedule, config_source=task.kernel.config_source)
+        if task.entry is not None:
+            report = replace(report, implementation=task.entry.schedule, config_source=task.entry.config_source)
         reports += [replace(report, path=path) for path in dict.fromkeys(task.paths)]
     return tuple(reports)
 
