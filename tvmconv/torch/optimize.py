@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -45,6 +45,34 @@ PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that deci
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
+@overload
+def optimize(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: ChooseMode = "fastest",
+    train: Literal[False] = False,
+    progress: Callable[[str], None] | None = None,
+) -> Optimized: ...
+
+
+@overload
+def optimize(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: ChooseMode = "fastest",
+    train: bool,
+    progress: Callable[[str], None] | None = None,
+) -> torch.nn.Module: ...
+
+
 def optimize(
     model: torch.nn.Module,
     example: Any,
@@ -55,7 +83,7 @@ def optimize(
     choose: ChooseMode = "fastest",
     train: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Any:
+) -> torch.nn.Module:
     """Return a copy of a model whose convolutions run on tvmconv's kernels where these are faster than PyTorch's.
 
     For inference, a kernel computes a convolution and the batch normalization, activations and residual that follow

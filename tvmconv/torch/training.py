@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,10 @@ REPORT_ATTRIBUTE = "_tvmconv_training_report"
 OTHER_CALLS_NOTE = "PyTorch computes calls of other shapes, dtypes and layouts, and on other devices."
 SLOWER_NOTE = "PyTorch runs all layers, because the whole step was no faster with tvmconv's kernels."
 UNTIMED_NOTE = "No time was left to time the whole step."
-NUM_STEPS_TO_TIME = 30  # approximate number of steps that two timings of the whole step take
+LAYOUT_NOTE = (
+    "Images are contiguous: with model and images channels last, tensor cores are mostly faster, also by PyTorch."
+)
+MAX_TIMING_FRACTION = 0.2  # of the time until the deadline, for the last timing of the whole step
 
 
 def tune(
@@ -103,10 +107,14 @@ def optimize_training(
         pytorch_seconds = tvmconv_seconds = None
         tasks = collect_tasks(calls)
         if tasks:
+            started_at = time.monotonic()
             pytorch_seconds = _time_step(trainable, arguments, torch_device, deadline)
-            reserved_seconds = NUM_STEPS_TO_TIME * (pytorch_seconds or 0.0)
+            reserved_seconds = time.monotonic() - started_at  # as long as the second timing will take
             with torch.no_grad():
-                notes = fill_table(tasks, provider, choose, deadline and deadline.shift_earlier(reserved_seconds))
+                limit = deadline and deadline.shift_earlier(
+                    min(reserved_seconds, MAX_TIMING_FRACTION * deadline.remaining_seconds)
+                )
+                notes = fill_table(tasks, provider, choose, limit)
         else:
             notes = ["No convolution ran that kernels could compute."]
         has_kernels = _enable_kernels(trainable, calls)
@@ -114,6 +122,7 @@ def optimize_training(
             run_step(trainable, arguments)  # fails now and not in the first step, if it fails
             tvmconv_seconds = _time_step(trainable, arguments, torch_device, deadline)
     lines = _list_reports(trainable, tasks)
+    notes += [LAYOUT_NOTE] if any(_prefers_channels_last(task) for task in tasks) else []
     report = TrainingReport(lines, pytorch_seconds, tvmconv_seconds, notes=(*notes, OTHER_CALLS_NOTE))
     report = _drop_slower_kernels(trainable, report, choose, has_kernels=has_kernels)
     trainable.__dict__[REPORT_ATTRIBUTE] = report
@@ -181,6 +190,7 @@ def _compute_gradients(model: torch.nn.Module, outputs: Any) -> None:
     if tensors and parameters:
         ones = [torch.ones_like(tensor) for tensor in tensors]
         torch.autograd.grad(tensors, parameters, ones, allow_unused=True)
+    torch.clear_autocast_cache()  # the next step converts the weights again, as steps of a training loop do
 
 
 def _time_step(
@@ -210,6 +220,13 @@ def _enable_kernels(model: torch.nn.Module, calls: Sequence[RecordedCall]) -> bo
     for path, layer in layers.items():
         layer.uses_kernels = path in paths_with_kernels
     return bool(paths_with_kernels)
+
+
+def _prefers_channels_last(task: ProductTask) -> bool:
+    """Return whether a product of images is channels first, and runs on tensor cores."""
+    call = task.call
+    has_tensor_cores = call.device.type == "cuda" and (call.dtype is not torch.float32 or call.uses_tf32)
+    return has_tensor_cores and not call.channels_last and len(call.x_shape) > 3 and max(call.x_shape[2:]) > 1
 
 
 def _list_reports(model: torch.nn.Module, tasks: Sequence[ProductTask]) -> tuple[ProductReport, ...]:
