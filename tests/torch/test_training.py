@@ -136,6 +136,37 @@ def counts(built):
     return launchers
 
 
+def compare_kernels(layer, x):
+    """The error of a layer of which all products run by kernels of one schedule, and the products that ran."""
+    trainable = make_trainable(layer)
+    trainable.uses_kernels = True
+    with F.record_calls() as calls:
+        trainable(x)
+    forward = FORWARD if layer.bias is None else FORWARD_BIAS
+    entries = build_entries(calls[0].call, dict.fromkeys((forward, DGRAD, WGRAD), "tiling"))
+    launchers = {product: Counting(entry.launcher) for product, entry in entries.items()}
+    for product, entry in entries.items():
+        table.install(product, calls[0].call, replace(entry, launcher=launchers[product]))
+    error = differ(run_with_gradients(trainable, x), run_with_gradients(in_double(layer), x.double()))
+    return error, [launcher.count for launcher in launchers.values()]
+
+
+def test_kernels_compute_all_products_of_a_transposed_convolution():
+    layer = torch.nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1, output_padding=1, groups=2)
+    error, counts = compare_kernels(layer, lay_out(torch.randn(2, 6, 5, 4), True))
+    assert error < 1e-5
+    assert counts == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_kernels_of_random_modules_have_the_gradients_of_float64(seed):
+    layer, shape = draw_module(seed)
+    error, counts = compare_kernels(layer, lay_out(torch.randn(shape), seed % 2 == 1))
+    assert error < 1e-5
+    assert counts == [1, 1, 1]
+
+
 def leaves(*frozen, batch=2):
     torch.manual_seed(1)
     tensors = torch.randn(batch, 4, 7, 8), torch.randn(6, 4, 3, 3), torch.randn(6)

@@ -3,6 +3,8 @@
 import copy
 import itertools
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -60,6 +62,20 @@ def test_operators_with_pytorchs_kernels_have_the_gradients_of_float64(name, see
     x = torch.randn(shape, device="cuda:0", dtype=dtype)
     with by_operators(lambda: trainable(x)):
         assert differ(run_with_gradients(trainable, x), run_with_gradients(in_double(layer), x.double())) < tolerance
+
+
+def test_a_thread_without_a_context_launches_kernels():
+    """The first CUDA call of an autograd thread may be a launch of ours."""
+    x = torch.randn(2, 16, 8, 8, device="cuda:0", dtype=torch.half)
+    layer = torch.nn.Conv2d(16, 16, 3, padding=1).cuda().half()
+    trainable = tvmconv.torch.optimize(layer, x, train=True, choose="tuned")
+    (_, call), entry = next((key, entry) for key, entry in table._entries.items() if key[0] == "wgrad")
+    dy, found = torch.randn(call.output_shape, device="cuda:0", dtype=torch.half), []
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=lambda: found.append(entry.launcher(dy, x, None, None)))
+    thread.start()
+    thread.join()
+    assert found[0].shape == trainable.weight.shape
 
 
 class Network(torch.nn.Module):
@@ -188,8 +204,6 @@ def test_compiled_models_have_the_gradients_of_pytorch():
 
 
 def test_the_time_limit_is_obeyed_and_a_second_call_takes_the_log(tmp_path):
-    import time
-
     x, log = make_data(1)[0][0], tmp_path / "train.jsonl"
     for limit in (20, None):
         started_at = time.monotonic()
