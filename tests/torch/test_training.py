@@ -106,6 +106,18 @@ def test_random_modules_have_the_gradients_of_float64(seed):
 SCHEDULES = {FORWARD_BIAS: "tiling", DGRAD: "tiling", WGRAD: "tiling"}
 
 
+@pytest.mark.parametrize("layer", [torch.nn.Conv1d(4, 4, 3), torch.nn.Conv2d(4, 4, (3, 2), padding="same")])
+def test_activations_write_to_outputs_in_place(layer):
+    """Of channels-last signals, which PyTorch has no format of, and of padding that differs between sides."""
+    x = lay_out(torch.randn(2, 4, *[6] * (layer.weight.dim() - 2)), True)
+    trainable = make_trainable(torch.nn.Sequential(layer, torch.nn.ReLU(inplace=True)))
+    trainable[0].uses_kernels = True
+    wanted = run_with_gradients(in_double(torch.nn.Sequential(layer, torch.nn.ReLU())), x.double())
+    with by_operators(lambda: trainable(x)) as calls:
+        assert differ(run_with_gradients(trainable, x), wanted) < 1e-5
+    assert calls[0].call.channels_last
+
+
 class Counting:
     """A launcher that counts its launches."""
 

@@ -36,7 +36,6 @@ from tvmconv.torch.conv_call import (
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.layer import is_tf32_allowed
 from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import lay_out
 
 OPTIONS = (
     "int[] stride, int[] padding, int[] dilation, int groups, bool transposed, int[] output_padding, bool channels_last"
@@ -134,9 +133,18 @@ def _split_padding(padding: Sequence[int]) -> tuple[tuple[int, ...], list[int] |
 
 
 def _finish(result: torch.Tensor, call: ConvCall) -> torch.Tensor:
-    """Return a result in the layout of the call, in memory of its own."""
-    result = lay_out(result, call.layout)
-    return result if result.stride() == compute_output_strides(result.shape, call.channels_last) else result.clone()
+    """Return a result in the layout of the call, as a copy if necessary.
+
+    It must not be a view, because modules such as an activation in place may write to it.
+    """
+    strides = compute_output_strides(result.shape, call.channels_last)
+    is_laid_out = all(
+        size == 1 or found == expected
+        for size, found, expected in zip(result.shape, result.stride(), strides, strict=True)
+    )
+    if is_laid_out and result._base is None:
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
 
 
 def run_forward(call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
