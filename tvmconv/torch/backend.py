@@ -73,7 +73,8 @@ def backend(
         example_inputs: Its inputs, parameters included.
         options: `seconds`, `log` and `choose` as of `optimize`, and `fallback_backend`, the name of the backend for the
             rest of the graph, by default "inductor". The time that the other backend takes counts towards `seconds`;
-            it is estimated by its time for the graph without tvmconv's kernels.
+            it is estimated by its time for the graph without tvmconv's kernels. In graphs with gradients, it comes on
+            top.
 
     Returns:
         The compiled function.
