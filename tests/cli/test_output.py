@@ -126,7 +126,7 @@ def test_words_are_completed(tmp_path):
     code = "from tvmconv.cli import command_line; command_line()"
     environment = {**os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", **variables}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert found.read_text().split() == ["torch-models", "torch-overhead", "torch-table"]
+    assert found.read_text().split() == ["torch-models", "torch-training", "torch-overhead", "torch-table"]
 
 
 def test_completion_prints_code_for_the_shell(run):

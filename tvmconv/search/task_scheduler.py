@@ -20,7 +20,7 @@ MIN_SEARCH_SECONDS = 1e-3  # time limit of a search when no time is left
 
 
 def tune_tasks(
-    network: Mapping[Workload, int],
+    network: Mapping[Workload, float],
     devices: Sequence[Device],
     options: TuneOptions,
     *,
@@ -31,9 +31,10 @@ def tune_tasks(
 
     A running search prepares the next one. Inside `keep_workers_alive()`, all searches use the same processes. By
     `deadline`, all searches have to be done. The workloads are then ordered by their cost in the network (their number
-    of occurrences is the value in `network`), the most expensive first, and the time is divided by cost. If it is too
-    short for all, the results of the last workloads are those of the log. Without a deadline, `options.seconds` limits
-    each search, and `options.started_at` and `options.counts_from_ready_workers` apply to the first one.
+    of occurrences, or a weight, is the value in `network`), the most expensive first, and the time is divided by cost.
+    If it is too short for all, the results of the last workloads are those of the log. Without a deadline,
+    `options.seconds` limits each search, and `options.started_at` and `options.counts_from_ready_workers` apply to the
+    first one.
     """
     prefetcher, started_at, names_by_workload = SearchPrefetcher(), options.started_at, schedule_names or {}
     remaining = [*network] if deadline is None else sort_by_cost(network, devices[0])

@@ -12,7 +12,7 @@ MIN_TASK_SECONDS = 1.0  # minimum time of a layer that is searched
 MIN_SECONDS_TO_REMEASURE = 2.0  # minimum time of a layer with final timings, which take half a second
 
 
-def sort_by_cost(network: Mapping[Workload, int], device: Device) -> list[Workload]:
+def sort_by_cost(network: Mapping[Workload, float], device: Device) -> list[Workload]:
     """Return the workloads of a network, ordered by their total time at the device's peak rates, the longest first."""
     target = device.target or UNKNOWN_TARGET
     return sorted(network, key=lambda workload: -network[workload] * target.roofline_seconds(workload))
@@ -24,7 +24,7 @@ def select_affordable(seconds: float, remaining: Sequence[Workload]) -> Sequence
 
 
 def allocate_seconds(
-    seconds: float, remaining: Sequence[Workload], counts: Mapping[Workload, int], device: Device
+    seconds: float, remaining: Sequence[Workload], counts: Mapping[Workload, float], device: Device
 ) -> float:
     """Return the seconds for the first of the remaining workloads. Each workload gets an equal minimum, and the rest is
     divided in proportion to the time of all occurrences of a workload at the device's peak rates.

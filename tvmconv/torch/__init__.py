@@ -22,5 +22,7 @@ from tvmconv.torch.archive import load
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import optimize
 from tvmconv.torch.report import Report
+from tvmconv.torch.training import get_training_report, tune
+from tvmconv.torch.training_report import TrainingReport
 
-__all__ = ["Optimized", "Report", "load", "optimize"]
+__all__ = ["Optimized", "Report", "TrainingReport", "get_training_report", "load", "optimize", "tune"]

@@ -25,6 +25,7 @@ from tvmconv import compat
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.fusion import (
     DEFAULT_EPS,
     NORM_ARGUMENTS,
@@ -35,11 +36,11 @@ from tvmconv.torch.fusion import (
 )
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.optimize import find_device_for
 from tvmconv.torch.partition import MODEL_NAME, GraphPartition, remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
 from tvmconv.torch.timing import TimingCache, time_call, use_cudnn_heuristics
+from tvmconv.torch.training_backend import insert_operators, needs_gradients
 
 CompiledFunction = Callable[..., Any]
 OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
@@ -62,15 +63,18 @@ def backend(
 ) -> CompiledFunction:
     """Compile a graph that `torch.compile` has captured.
 
-    The other backend alone compiles graphs with gradients, on devices other than one GPU or the CPU, with dynamic
-    sizes, or with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at level INFO.
+    In graphs with gradients, kernels compute the products of convolutions, as `optimize` with `train=True` selects
+    them. The other backend alone compiles graphs on devices other than one GPU or the CPU, with dynamic sizes, or,
+    without gradients, with changes of autocast. The decisions are logged per layer by the logger `tvmconv.torch` at
+    level INFO.
 
     Args:
         gm: The graph.
         example_inputs: Its inputs, parameters included.
         options: `seconds`, `log` and `choose` as of `optimize`, and `fallback_backend`, the name of the backend for the
             rest of the graph, by default "inductor". The time that the other backend takes counts towards `seconds`;
-            it is estimated by its time for the graph without tvmconv's kernels.
+            it is estimated by its time for the graph without tvmconv's kernels. In graphs with gradients, it comes on
+            top.
 
     Returns:
         The compiled function.
@@ -88,6 +92,8 @@ def backend(
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     deadline = None if seconds is None else Deadline.after(seconds, started_at)
     compile_rest = torch._dynamo.lookup_backend(option_values.get("fallback_backend", DEFAULT_FALLBACK_BACKEND))
+    if needs_gradients(example_inputs):
+        return compile_rest(_insert_operators(gm, example_inputs, option_values, deadline), example_inputs)
     fallback_run = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     fallback_compile_seconds = time.monotonic() - started_at  # the graph with tvmconv's kernels takes as long
     torch_device = _find_torch_device(example_inputs)
@@ -128,6 +134,18 @@ def backend(
         return fallback_run(*args)  # no weights are packed for other parameters
 
     return dispatch
+
+
+def _insert_operators(
+    gm: fx.GraphModule, inputs: Sequence[Any], option_values: Mapping[str, Any], deadline: Deadline | None
+) -> fx.GraphModule:
+    """Return a graph with gradients in which kernels compute convolutions where they are faster."""
+    options: dict[str, Any] = {"log": option_values.get("log"), "choose": option_values.get("choose", "fastest")}
+    try:
+        return insert_operators(gm, inputs, deadline=deadline, **options)
+    except DeviceError as error:  # tvmconv has no device for PyTorch's
+        _logger.warning("%s: PyTorch computes the convolutions", error)
+        return gm
 
 
 def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:

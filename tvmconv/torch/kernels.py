@@ -100,13 +100,13 @@ class KernelProvider:
         self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
-    def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
+    def find_kernels(self, counts: Mapping[str, float], deadline: Deadline | None) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
-        `counts` are the numbers of layers by workload text. The deadline is that of the search for workloads that the
-        log does not cover, and of all builds; the most expensive workloads come first. One kernel per workload may
-        still be built until its cut-off. Without a deadline there is no search and no limit. Raises Error if the log
-        cannot be read or written, or does not exist and there is no search.
+        `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of the
+        search for workloads that the log does not cover, and of all builds; the most expensive workloads come first.
+        One kernel per workload may still be built until its cut-off. Without a deadline there is no search and no
+        limit. Raises Error if the log cannot be read or written, or does not exist and there is no search.
         """
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
@@ -125,7 +125,7 @@ class KernelProvider:
             self._record_index = RecordIndex([*logs, *packaged_logs()])
         return self._record_index
 
-    def _search_workloads(self, workloads: Mapping[Workload, int], deadline: Deadline) -> None:
+    def _search_workloads(self, workloads: Mapping[Workload, float], deadline: Deadline) -> None:
         """Search kernels for the workloads that the log does not cover."""
         log = self._log = DEFAULT_LOG if self._log is None else self._log
         index = RecordIndex([log]) if Path(log).exists() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from tvmconv.baselines.torch_calls import to_tensor
 from tvmconv.compiler.executable import CompiledKernel, Executable
-from tvmconv.devices import Device
+from tvmconv.devices import Device, cuda
 from tvmconv.devices.cuda.function import CudaFunction, PackedParams, encode_tensor_map
+from tvmconv.devices.cuda.graphs import check_cuda
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
@@ -62,13 +64,13 @@ class OpenclLauncher:
         return self._signature.allocate_output(x.device).copy_(result)
 
     def _to_array(self, tensor: torch.Tensor, layout: str) -> np.ndarray:
-        """Return a tensor as an array whose axes are in memory order."""
+        """Return a tensor as an array whose axes are in memory order; the tensor's memory can still be resized."""
         if tensor.dim() > 1 and layout == CHANNELS_LAST:
             tensor = tensor.movedim(1, -1)
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+            return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+        return np.from_dlpack(tensor)
 
 
 class CudaLauncher:
@@ -114,6 +116,7 @@ class CudaLauncher:
         return output
 
     def _enqueue(self, functions: Sequence[_LoadedFunction], pointers: Sequence[int]) -> None:
+        _make_context_current(self._index)
         stream = _current_stream(self._index)
         for function in functions:
             function.enqueue(pointers, stream)
@@ -149,6 +152,21 @@ class CudaLauncher:
             torch.cuda.current_stream().synchronize()  # other streams will read the workspaces
         weight_cache[self] = weight._version, packed
         return packed
+
+
+_thread_contexts = threading.local()  # of each thread, the devices that have a current context
+
+
+def _make_context_current(index: int) -> None:
+    """Make the context of the current device current in this thread, if this is its first launch.
+
+    Launches by the driver need it. PyTorch's autograd threads have a device, but no context before their first call of
+    the runtime, which a kernel of ours may precede.
+    """
+    indices = _thread_contexts.__dict__.setdefault("indices", set())
+    if index not in indices:
+        check_cuda(cuda.runtime.cudaSetDevice(index))
+        indices.add(index)
 
 
 def _raw_stream(index: int) -> int:

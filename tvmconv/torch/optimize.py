@@ -9,17 +9,16 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tvmconv import devices
 from tvmconv.deadline import Deadline
-from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
+from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
@@ -36,6 +35,7 @@ from tvmconv.torch.selection import (
     validate_choice,
 )
 from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
+from tvmconv.torch.training import optimize_training
 
 CPU_MODEL_WARNING = (
     "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
@@ -43,6 +43,34 @@ CPU_MODEL_WARNING = (
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
+
+
+@overload
+def optimize(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: ChooseMode = "fastest",
+    train: Literal[False] = False,
+    progress: Callable[[str], None] | None = None,
+) -> Optimized: ...
+
+
+@overload
+def optimize(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: ChooseMode = "fastest",
+    train: bool,
+    progress: Callable[[str], None] | None = None,
+) -> torch.nn.Module: ...
 
 
 def optimize(
@@ -53,12 +81,18 @@ def optimize(
     log: str | os.PathLike[str] | None = None,
     device: str | None = None,
     choose: ChooseMode = "fastest",
+    train: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> Optimized:
+) -> torch.nn.Module:
     """Return a copy of a model whose convolutions run on tvmconv's kernels where these are faster than PyTorch's.
 
-    A kernel computes a convolution and the batch normalization, activations and residual that follow it. PyTorch
-    computes calls with other shapes or dtypes than the example's, in training mode, or where a gradient is needed.
+    For inference, a kernel computes a convolution and the batch normalization, activations and residual that follow
+    it. PyTorch computes calls with other shapes or dtypes than the example's, in training mode, or where a gradient is
+    needed.
+
+    For training, kernels compute the forward pass of a convolution and the gradients of its input and weight, each
+    where it is faster. The copy is a module of the model's class with the model's own parameters and buffers. Wrap it
+    for distributed training after this call.
 
     Args:
         model: Model with all its tensors on one device. It is not modified; the copy is in evaluation mode and its
@@ -72,10 +106,12 @@ def optimize(
         device: Device to tune on and run on, such as "cuda:0"; by default the model's own, and the first OpenCL device
             for a model on the CPU.
         choose: "fastest" uses kernels that are faster than PyTorch when both are measured, "tuned" uses every kernel.
+        train: Whether the copy is for training. The example is then a batch as in training.
         progress: Callback that receives a line of text now and then.
 
     Returns:
-        The optimized copy, whose `report()` lists what runs.
+        The optimized copy, whose `report()` lists what runs. With `train`, a module for training, whose report
+        `tvmconv.torch.get_training_report` returns.
 
     Raises:
         ModelError: The model is not a module, cannot be copied, does not run on the example, or is on several devices.
@@ -94,6 +130,10 @@ def optimize(
     deadline = None if seconds is None else Deadline.after(seconds)
     if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and _is_cpu_model(model):
         warnings.warn(CPU_MODEL_WARNING, FallbackWarning, stacklevel=2)
+    if train:
+        _check_model(model)
+        options: dict[str, Any] = {"log": log, "device": device, "choose": validate_choice(choose)}
+        return optimize_training(model, example, deadline=deadline, progress=progress, **options)
     return optimize_within(deadline, model, example, log=log, device=device, choose=choose, progress=progress)
 
 
@@ -108,19 +148,24 @@ def optimize_within(
     progress: Callable[[str], None] | None = None,
 ) -> Optimized:
     """Optimize a model as `optimize` does, until a deadline of the whole call; None for no search and no limit."""
-    if not isinstance(model, torch.nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, (torch.jit.ScriptModule, Optimized)):
-        raise ModelError(f"{type(model).__name__} cannot be optimized: expected the module that it was made from")
+    _check_model(model)
     validate_choice(choose)
     arguments = example if isinstance(example, tuple) else (example,)
-    torch_device = _find_torch_device(model, arguments)
+    torch_device = find_common_device(model, arguments)
     target_device = find_device_for(torch_device, device)
     provider = KernelProvider(target_device, torch_device, log, progress or (lambda text: None))
     gpu_index = torch_device.index if torch_device.type == "cuda" else -1  # the device -1 changes nothing
     # Inference tensors have no version counter.
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(gpu_index):
         return _optimize_on_device(model, arguments, provider, deadline, choose)
+
+
+def _check_model(model: Any) -> None:
+    """Raise ModelError for what cannot be optimized."""
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, (torch.jit.ScriptModule, Optimized)):
+        raise ModelError(f"{type(model).__name__} cannot be optimized: expected the module that it was made from")
 
 
 def _optimize_on_device(
@@ -254,32 +299,6 @@ def _find_largest_difference(outputs: Sequence[Any], expected: Sequence[Any]) ->
     return max(differences, default=None)
 
 
-def _find_torch_device(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
-    """Return the one device of all tensors; raise ModelError if there are several or none."""
-    tensors = [*model.parameters(), *model.buffers(), *(arg for arg in arguments if isinstance(arg, torch.Tensor))]
-    torch_devices = {tensor.device for tensor in tensors}
-    if len(torch_devices) != 1:
-        names = ", ".join(sorted(map(str, torch_devices))) or "no device"
-        raise ModelError(f"the model and its example are on {names}: expected one")
-    (torch_device,) = torch_devices
-    if torch_device.type not in ("cpu", "cuda"):
-        raise ModelError(f"the model is on {torch_device}: expected a GPU or the CPU")
-    return torch_device
-
-
 def _is_cpu_model(model: torch.nn.Module) -> bool:
     parameter = next(model.parameters(), None)
     return parameter is not None and parameter.device.type == "cpu"
-
-
-def find_device_for(torch_device: torch.device, device_text: str | None) -> Device:
-    """Return tvmconv's device of a text, by default the same GPU as PyTorch's, or the first OpenCL device for the CPU.
-
-    Raises DeviceError if it does not exist, or is another one than PyTorch's.
-    """
-    own_text = f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0"
-    found_device = devices.find_device(device_text or own_text)
-    is_same = found_device.text == own_text if torch_device.type == "cuda" else found_device.kind == "opencl"
-    if not is_same:
-        raise DeviceError(f"the model is on {torch_device}, whose kernels do not run on {found_device.text}")
-    return found_device

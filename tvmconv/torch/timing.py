@@ -150,23 +150,20 @@ def use_cudnn_heuristics() -> Iterator[None]:
         torch.backends.cudnn.benchmark = previous
 
 
-class TimingCache:
-    """Times of a model's parts by name, which are measured once and kept on disk for the choice in later runs.
+class CallTimingCache:
+    """Times of calls by name, which are measured once and kept on disk for the choice in later runs.
 
-    The file is in the folder of the kernel cache. Its name depends on the model's graphs and shapes, its arguments, the
-    device's name, the sources of this package, the versions of PyTorch and cuDNN, and the settings that decide what
-    PyTorch runs.
+    The file is in the folder of the kernel cache. Its name is a hash of the given key, the device's name, the sources
+    of this package, the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
     """
 
-    def __init__(
-        self, model: Optimized, arguments: Sequence[Any], torch_device: torch.device, device_name: str
-    ) -> None:
-        self._model, self._arguments, self._torch_device = model, arguments, torch_device
+    def __init__(self, key: Sequence[Any], torch_device: torch.device, device_name: str) -> None:
+        self._torch_device = torch_device
         self.is_awake = False  # false after the GPU was idle and may have lowered its clocks
         self._seconds_by_name: dict[str, float] = {}
         self._has_new = False
         folder = kernel_cache.find_cache_folder()
-        self._file = folder and folder / f"times-{_hash_settings(model, arguments, device_name)}.json"
+        self._file = folder and folder / f"times-{_hash_settings(key, device_name)}.json"
         content = read_checked(self._file) if self._file else None
         if content is not None:
             with contextlib.suppress(JsonError):
@@ -176,14 +173,27 @@ class TimingCache:
     def get_seconds(self, name: str, call: Callable[[], object]) -> float:
         """Return the seconds of a call from the cache by its name, or measure them."""
         if name not in self._seconds_by_name:
-            if not self.is_awake and self._torch_device.type == "cuda":
-                started_at = time.perf_counter()
-                while time.perf_counter() - started_at < WAKE_SECONDS:
-                    self._model(*self._arguments)
-                    torch.cuda.synchronize(self._torch_device)
-            self.is_awake = self._has_new = True
-            self._seconds_by_name[name] = time_call(call, self._torch_device)
+            self.measure(name, call)
         return self._seconds_by_name[name]
+
+    def has_seconds(self, name: str) -> bool:
+        """Return whether the cache has the seconds of a call."""
+        return name in self._seconds_by_name
+
+    def measure(self, name: str, call: Callable[[], object]) -> float:
+        """Measure the seconds of a call, also if the cache has them, and return them."""
+        if not self.is_awake and self._torch_device.type == "cuda":
+            started_at = time.perf_counter()
+            while time.perf_counter() - started_at < WAKE_SECONDS:
+                self.wake(call)
+                torch.cuda.synchronize(self._torch_device)
+        self.is_awake = self._has_new = True
+        self._seconds_by_name[name] = time_call(call, self._torch_device)
+        return self._seconds_by_name[name]
+
+    def wake(self, call: Callable[[], object]) -> None:
+        """Give the GPU work before the call is timed."""
+        call()
 
     def save(self) -> None:
         """Write new times to the file, if the cache has a folder."""
@@ -191,19 +201,32 @@ class TimingCache:
             write_checked(self._file, json.dumps(self._seconds_by_name, indent=0).encode())
 
 
-def _hash_settings(model: Optimized, arguments: Sequence[Any], device_name: str) -> str:
-    """Return a hash of everything that decides what PyTorch runs for a model, and how fast."""
-    tensors = [*model.state_dict().items(), *((str(number), value) for number, value in enumerate(arguments))]
-    tensor_keys = [
-        (key, str(value.dtype), tuple(value.shape), value.stride())
-        for key, value in tensors
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided
-    ]
+class TimingCache(CallTimingCache):
+    """Times of a model's parts by name; the file depends on the model's graphs and shapes, and on its arguments."""
+
+    def __init__(
+        self, model: Optimized, arguments: Sequence[Any], torch_device: torch.device, device_name: str
+    ) -> None:
+        self._model, self._arguments = model, arguments
+        tensors = [*model.state_dict().items(), *((str(number), value) for number, value in enumerate(arguments))]
+        tensor_keys = [
+            (key, str(value.dtype), tuple(value.shape), value.stride())
+            for key, value in tensors
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided
+        ]
+        name = type(model.original).__qualname__
+        super().__init__([name, str(model), model.graph_code(), tensor_keys], torch_device, device_name)
+
+    def wake(self, call: Callable[[], object]) -> None:
+        """Run the whole model, because a call of a small part would not raise the clocks."""
+        self._model(*self._arguments)
+
+
+def _hash_settings(key: Sequence[Any], device_name: str) -> str:
+    """Return a hash of a key and of everything else that decides what PyTorch runs, and how fast."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
     cudnn = torch.backends.cudnn
     pytorch_settings = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, is_tf32_allowed(), autocast)
     versions = (torch.__version__, cudnn.version(), kernel_cache.hash_sources())
-    name = type(model.original).__qualname__
-    key = [name, str(model), model.graph_code(), tensor_keys, device_name, pytorch_settings, versions]
-    return hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*key, device_name, pytorch_settings, versions], default=str).encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""Training on an NVIDIA GPU: gradients of kernels, autocast, captured steps, several processes, curves of losses."""
+
+import copy
+import itertools
+import os
+import threading
+import time
+
+import pytest
+import torch
+from training import by_operators, differ, draw_module, in_double, lay_out, run_with_gradients
+
+import tvmconv.torch
+from tvmconv.torch.kernel_table import table
+from tvmconv.torch.trainable import make_trainable
+
+pytestmark = pytest.mark.gpu
+
+# Dtypes with the largest relative error of an output or a gradient.
+DTYPES = {
+    "f32": (torch.float32, 1e-5),
+    "tf32": (torch.float32, 3e-3),
+    "f16": (torch.float16, 5e-3),
+    "bf16": (torch.bfloat16, 3e-2),
+}
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    tf32 = torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cudnn.allow_tf32 = tf32
+    table.clear()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kernels_of_random_modules_have_the_gradients_of_float64(seed):
+    """All products run by the most promising kernel of each, where there is one."""
+    layer, shape = draw_module(seed)
+    (name, (dtype, tolerance)), is_last = tuple(itertools.product(DTYPES.items(), (False, True)))[seed % 8]
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    layer = layer.cuda().to(dtype)
+    layer.weight.data = lay_out(layer.weight.data, is_last)
+    x = lay_out(torch.randn(shape, device="cuda:0", dtype=dtype), is_last)
+    wanted = run_with_gradients(in_double(layer), x.double())
+    trainable = tvmconv.torch.optimize(layer, x.requires_grad_(), train=True, choose="tuned")
+    report = tvmconv.torch.get_training_report(trainable)
+    results = run_with_gradients(trainable, x)
+    assert [(one.shape, one.dtype) for one in results] == [(other.shape, dtype) for other in wanted]
+    assert differ(results, wanted) < tolerance, str(report)
+    assert any(line.implementation != "PyTorch" for line in report.lines), str(report)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("seed", range(8))
+def test_operators_with_pytorchs_kernels_have_the_gradients_of_float64(name, seed):
+    dtype, tolerance = DTYPES[name]
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    layer, shape = draw_module(seed)
+    trainable = make_trainable(layer.cuda().to(dtype))
+    trainable.uses_kernels = True
+    x = torch.randn(shape, device="cuda:0", dtype=dtype)
+    with by_operators(lambda: trainable(x)):
+        assert differ(run_with_gradients(trainable, x), run_with_gradients(in_double(layer), x.double())) < tolerance
+
+
+def test_a_thread_without_a_context_launches_kernels():
+    """The first CUDA call of an autograd thread may be a launch of ours."""
+    x = torch.randn(2, 16, 8, 8, device="cuda:0", dtype=torch.half)
+    layer = torch.nn.Conv2d(16, 16, 3, padding=1).cuda().half()
+    trainable = tvmconv.torch.optimize(layer, x, train=True, choose="tuned")
+    (_, call), entry = next((key, entry) for key, entry in table._entries.items() if key[0] == "wgrad")
+    dy, found = torch.randn(call.output_shape, device="cuda:0", dtype=torch.half), []
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=lambda: found.append(entry.launcher(dy, x, None, None)))
+    thread.start()
+    thread.join()
+    assert found[0].shape == trainable.weight.shape
+
+
+class Network(torch.nn.Module):
+    """Convolutions with and without strides, depthwise and transposed, with normalisations and a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        layers, channels = [], 3
+        for filters, stride, groups in ((32, 2, 1), (64, 1, 1), (64, 1, 64), (64, 2, 1), (128, 1, 4)):
+            layers.append(torch.nn.Conv2d(channels, filters, 3, stride, 1, groups=groups, bias=False))
+            layers += [torch.nn.BatchNorm2d(filters), torch.nn.ReLU(inplace=True)]
+            channels = filters
+        layers += [torch.nn.ConvTranspose2d(128, 32, 2, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4)]
+        self.features, self.classifier = torch.nn.Sequential(*layers), torch.nn.Linear(512, 10)
+
+    def forward(self, x):
+        return self.classifier(self.features(x).flatten(1))
+
+
+def make_data(num_batches=10, batch=32):
+    """Images whose class is that of a fixed pattern in them, which can be learnt."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    patterns = torch.randn(10, 3, 32, 32, device="cuda", generator=generator)
+    labels = torch.randint(10, (num_batches, batch), device="cuda", generator=generator)
+    noise = torch.randn(num_batches, batch, 3, 32, 32, device="cuda", generator=generator)
+    images = patterns[labels] * 0.3 + noise
+    return [(x.contiguous(memory_format=torch.channels_last), y) for x, y in zip(images, labels, strict=True)]
+
+
+def make_network():
+    torch.manual_seed(0)
+    return Network().cuda().to(memory_format=torch.channels_last)
+
+
+def optimize(model, x, dtype=torch.float16, **options):
+    with torch.autocast("cuda", dtype):
+        return tvmconv.torch.optimize(model, x, train=True, **options)
+
+
+def train(model, data, num_steps, dtype=torch.float16):
+    """The losses of the steps, with autocast and scaled gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    losses = []
+    for number in range(num_steps):
+        x, y = data[number % len(data)]
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_curves_of_losses_are_those_of_pytorch(dtype):
+    """300 steps of the same seeds; the mean loss of the last 30 steps is within 1 % or the spread of two seeds."""
+    data = make_data()
+    model = make_network()
+    ours = optimize(copy.deepcopy(model), data[0][0], dtype, choose="tuned")
+    found, wanted = train(ours, data, 300, dtype), train(model, data, 300, dtype)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-2)
+    assert wanted[-1] < wanted[0] / 3  # the network learns
+    means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]
+    assert means[0] == pytest.approx(means[1], rel=1e-2, abs=5e-3)
+
+
+def test_a_whole_step_is_captured_in_a_graph():
+    data = make_data(1)
+    x, y = data[0]
+    model = make_network()
+    ours = optimize(copy.deepcopy(model), x, choose="tuned")
+    wanted = train(copy.deepcopy(model), data, 8)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.02, momentum=0.9, fused=True)
+    scaler = torch.amp.GradScaler("cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.float16):
+            loss = torch.nn.functional.cross_entropy(ours(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        losses = [step().item() for _ in range(3)]
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    for _ in range(5):
+        graph.replay()
+        losses.append(loss.item())
+    assert losses == pytest.approx(wanted, rel=3e-2)
+
+
+def test_other_batches_deterministic_algorithms_and_channels_first_run():
+    x = make_data(1)[0][0]
+    model = make_network()
+    ours = optimize(copy.deepcopy(model), x, choose="tuned")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for given in (x, x[:5], x.contiguous()):
+            with torch.autocast("cuda", torch.float16):
+                results = [run_with_gradients(ours, given) for _ in range(2)]
+            assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+            assert differ(results[0], run_with_gradients(in_double(model), given.double())) < 0.1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_compiled_models_have_the_gradients_of_pytorch():
+    x = make_data(1)[0][0]
+    model = make_network().eval()
+    wanted = run_with_gradients(in_double(model), x.double())
+    ours = optimize(copy.deepcopy(model), x, choose="tuned")
+    by_backend = torch.compile(copy.deepcopy(model), backend="tvmconv", options={"choose": "tuned"})
+    with torch.autocast("cuda", torch.float16):
+        assert differ(run_with_gradients(ours, x, torch.compile(ours, fullgraph=True)), wanted) < 0.1
+        assert differ(run_with_gradients(by_backend._orig_mod, x, by_backend), wanted) < 0.1
+
+
+def test_the_time_limit_is_obeyed_and_a_second_call_takes_the_log(tmp_path):
+    x, log = make_data(1)[0][0], tmp_path / "train.jsonl"
+    for limit in (20, None):
+        started_at = time.monotonic()
+        model = optimize(make_network(), x, seconds=limit, log=log)
+        assert time.monotonic() - started_at < 20 * 1.15 + 5
+    assert log.stat().st_size
+    assert "tuned" in str(tvmconv.torch.get_training_report(model))
+
+
+def train_in_a_process(rank, num_processes, folder):
+    """One process of distributed training: 50 steps on its part of each batch."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=num_processes)
+    torch.manual_seed(0)
+    network = Network()
+    for name, module in list(network.features.named_children()):
+        if isinstance(module, torch.nn.BatchNorm2d):  # its statistics would depend on the part of the batch
+            setattr(network.features, name, torch.nn.GroupNorm(4, module.num_features))
+    network = network.cuda().to(memory_format=torch.channels_last)
+    data = [
+        (x[rank::num_processes].contiguous(memory_format=torch.channels_last), y[rank::num_processes])
+        for x, y in make_data()
+    ]
+    ours = optimize(network, data[0][0], torch.bfloat16, choose="tuned")
+    model = torch.nn.parallel.DistributedDataParallel(ours, device_ids=[rank]) if num_processes > 1 else ours
+    losses = torch.tensor(train(model, data, 50, torch.bfloat16), device="cuda")
+    torch.distributed.all_reduce(losses)
+    if rank == 0:
+        torch.save(losses.cpu() / num_processes, f"{folder}/losses{num_processes}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    for count in (1, 2):
+        torch.multiprocessing.spawn(train_in_a_process, (count, str(tmp_path)), nprocs=count)
+    one, two = (torch.load(tmp_path / f"losses{count}.pt") for count in (1, 2))
+    assert torch.allclose(one, two, rtol=3e-2, atol=2e-2)

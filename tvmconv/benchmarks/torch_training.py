@@ -1,0 +1,231 @@
+"""Time a training step of PyTorch models with PyTorch's kernels and with tvmconv's.
+
+    tvmconv bench torch-training resnet50 efficientnet_b0 --batch 64 --seconds 120 -o results
+    tvmconv bench torch-training r3d_18 --batch 8 --seconds 60 --compile default
+
+A step is a forward pass under autocast, cross-entropy, a backward pass with a scaled loss, and fused SGD with momentum.
+Each network is timed unchanged, compiled by `torch.compile` in each named mode, after `optimize(train=True)`, and
+compiled after that; each of them eagerly and as one CUDA graph of the whole step. All of them are timed in turns, in
+several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json and .md, with the kernel of
+each product; the log is DIR/torch-training.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tvmconv.benchmarks.common import add_device, add_output, find_device, report
+from tvmconv.cli import options
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.progress import progress_line
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
+
+PYTORCH, OURS = "PyTorch", "tvmconv"
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float32"}
+IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
+VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
+NUM_CLASSES = 1000
+NUM_WARM_UP_STEPS = 5  # before a capture, as PyTorch's documentation of CUDA graphs has it
+NUM_ROUNDS, NUM_STEPS = 7, 10  # timed steps of each variant per round
+
+
+@dataclass
+class StepVariant:
+    """One way to run a training step, and the seconds per step in each round."""
+
+    name: str
+    step: Callable[[], Any]
+    made_seconds: float  # of compilation, or of the search for kernels
+    replay: Callable[[], Any] | None = None  # of the step's CUDA graph
+    failure: str = ""  # of the capture
+    eager_seconds: list[float] = field(default_factory=list)
+    graph_seconds: list[float] = field(default_factory=list)
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the medians, for a table and JSON."""
+        return {
+            "name": self.name,
+            "graph": statistics.median(self.graph_seconds) if self.graph_seconds else None,
+            "eager": statistics.median(self.eager_seconds),
+            "made": self.made_seconds,
+            "failure": self.failure,
+        }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("networks", nargs="+", metavar="NAME", help="Networks of torchvision.")
+    options.add_option(parser, "--dtype", None, "Dtype of autocast", choices=DTYPES, default="f16")
+    options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, default=64)
+    options.add_option(parser, "--seconds", "S", "Seconds of tuning for each network", type=options.parse_positive)
+    options.add_option(parser, "--compile", "MODE", "A mode of torch.compile", repeat=True)
+    layouts = ("channels_last", "contiguous")
+    options.add_option(parser, "--layout", None, "Memory format", choices=layouts, default=layouts[0])
+    add_device(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure each network, then print and write the times."""
+    import torch
+
+    device = find_device(args, "a training step is timed in CUDA graphs")
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.dtype != "f32"
+    torch.backends.cudnn.benchmark = True
+    version = torch.backends.cudnn.version()
+    versions = f"cuDNN {version // 10000}.{version // 100 % 100}, PyTorch {torch.__version__}"
+    source = describe_provenance(device, args.command, versions)
+    for name in args.networks:
+        torch.cuda.set_device(device.text)
+        summaries, layers = _measure(name, args)
+        title = f"torch-training-{name}-{args.dtype}-b{args.batch}"
+        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
+        data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines]}
+        report(args, title, [_make_table(summaries), layers.table], [*layers.notes, source], data, title)
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+    return 0
+
+
+def _make_table(summaries: list[dict[str, Any]]) -> Table:
+    best = min(summary["graph"] or summary["eager"] for summary in summaries if summary["name"].startswith(PYTORCH))
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "by": lambda summary: summary["name"],
+        "graph [µs]": lambda summary: format_micros(summary["graph"]) if summary["graph"] else EMPTY_CELL,
+        "× best of PyTorch": lambda summary: (
+            format_significant(summary["graph"] / best) if summary["graph"] else EMPTY_CELL
+        ),
+        "eager [µs]": lambda summary: format_micros(summary["eager"]),
+        "made in [s]": lambda summary: format_significant(summary["made"]) if summary["made"] else EMPTY_CELL,
+        "no graph because": lambda summary: summary["failure"] or EMPTY_CELL,
+    }
+    return make_table(summaries, columns, ["by", "no graph because"])
+
+
+def _measure(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], Any]:
+    """Time all ways to run a step, and return the times and the report of `optimize`."""
+    import torch
+
+    import tvmconv.torch
+
+    torch.manual_seed(0)
+    model, images = _make_network(name, args)
+    labels = torch.randint(NUM_CLASSES if images.dim() == 4 else 400, (args.batch,), device="cuda")
+    pool = torch.cuda.graph_pool_handle()
+    variants: list[StepVariant] = []
+
+    def add(label: str, network: Any, started_at: float | None) -> None:
+        step = _make_step(network, images, labels, args.dtype)
+        step()
+        torch.cuda.synchronize()
+        made_seconds = 0.0 if started_at is None else time.perf_counter() - started_at
+        variants.append(_capture(StepVariant(label, step, made_seconds), pool))
+
+    add(PYTORCH, copy.deepcopy(model), None)
+    for mode in args.compile:
+        started_at = time.perf_counter()
+        add(f"{PYTORCH}, compiled ({mode})", torch.compile(copy.deepcopy(model), mode=mode), started_at)
+    started_at = time.perf_counter()
+    with progress_line(f"{name}: ") as show, _autocast(args.dtype):
+        tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl", "progress": show}
+        if args.seconds is None and not tuning["log"].exists():
+            tuning["log"] = None
+        optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, **tuning)
+    layers = tvmconv.torch.get_training_report(optimized)
+    add(OURS, optimized, started_at)
+    for mode in args.compile:
+        started_at = time.perf_counter()
+        add(f"{OURS}, compiled ({mode})", torch.compile(copy.deepcopy(optimized), mode=mode), started_at)
+    for _ in range(NUM_ROUNDS):
+        for variant in variants:
+            variant.eager_seconds.append(_time_steps(variant.step))
+            if variant.replay is not None:
+                variant.graph_seconds.append(_time_steps(variant.replay))
+    return [variant.summarize() for variant in variants], layers
+
+
+def _autocast(dtype: str) -> Any:
+    import torch
+
+    return torch.autocast("cuda", getattr(torch, DTYPES[dtype]), enabled=DTYPES[dtype] != "float32")
+
+
+def _make_network(name: str, args: argparse.Namespace) -> tuple[Any, Any]:
+    """Return a network in training mode on the GPU, and a batch of images or videos, in the memory format."""
+    import torch
+    import torchvision
+
+    try:
+        model = torchvision.models.get_model(name, weights=None).train().cuda()
+    except ValueError as error:
+        raise UsageError(f"no network {name}: expected one of torchvision") from error
+    shape = VIDEO if name in VIDEO_NETWORKS else IMAGE
+    images = torch.randn(args.batch, *shape, device="cuda")
+    if args.layout == "channels_last":
+        memory_format = torch.channels_last_3d if shape is VIDEO else torch.channels_last
+        images = images.contiguous(memory_format=memory_format)
+        for parameter in model.parameters():
+            if parameter.dim() == len(shape) + 1:
+                parameter.data = parameter.data.contiguous(memory_format=memory_format)
+    return model, images
+
+
+def _make_step(model: Any, images: Any, labels: Any, dtype: str) -> Callable[[], Any]:
+    """Return a function that trains a model by one step, without waiting for the GPU."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "f16")
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        with _autocast(dtype):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return step
+
+
+def _capture(variant: StepVariant, pool: Any) -> StepVariant:
+    """Capture a variant's step in a CUDA graph, after some steps on another stream."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(NUM_WARM_UP_STEPS):
+            variant.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            variant.step()
+    except RuntimeError as error:
+        variant.failure = str(error).splitlines()[0]
+        return variant
+    variant.replay = graph.replay
+    return variant
+
+
+def _time_steps(step: Callable[[], Any]) -> float:
+    """Return the seconds per step of some steps, the host's time included where the GPU waits for the host."""
+    import torch
+
+    step()
+    torch.cuda.synchronize()
+    started_at = time.perf_counter()
+    for _ in range(NUM_STEPS):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started_at) / NUM_STEPS

@@ -1,0 +1,311 @@
+"""Operators for training: `tvmconv::convolution`, `tvmconv::convolution_dgrad` and `tvmconv::convolution_wgrad`.
+
+Each operator looks its call up in the kernel table and runs the kernel there, or else PyTorch's. The gradients of the
+three operators are the three operators themselves, as each of them is linear in both of its operands:
+
+| operator | gradient of the first operand | gradient of the second operand |
+| --- | --- | --- |
+| convolution of x and weight | dgrad of dy and weight | wgrad of dy and x |
+| dgrad of dy and weight | convolution of g and weight | wgrad of dy and g |
+| wgrad of dy and x | convolution of x and g | dgrad of dy and g |
+
+These are PyTorch's own formulas of the second derivative (`_convolution_double_backward` in its
+ATen/native/Convolution.cpp).
+
+Padding has the zeros before all axes and then those after all axes, as in workloads. All results have the layout that
+`channels_last` names, whatever computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tvmconv.torch.conv_call import (
+    DGRAD,
+    FORWARD,
+    FORWARD_BIAS,
+    WGRAD,
+    ConvCall,
+    compute_output_shape,
+    compute_output_strides,
+)
+from tvmconv.torch.kernel_table import TableEntry, table
+from tvmconv.torch.layer import is_tf32_allowed
+from tvmconv.torch.operator import NAMESPACE
+
+OPTIONS = (
+    "int[] stride, int[] padding, int[] dilation, int groups, bool transposed, int[] output_padding, bool channels_last"
+)
+SCHEMAS = (
+    f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
+    f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
+    f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
+)
+NUM_OPTIONS = 7  # stride, padding, dilation, groups, transposed, output_padding and channels_last
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+for _schema in SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+
+convolution = torch.ops.tvmconv.convolution.default
+convolution_dgrad = torch.ops.tvmconv.convolution_dgrad.default
+convolution_wgrad = torch.ops.tvmconv.convolution_wgrad.default
+
+
+def make_call(
+    x_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    output_padding: Sequence[int],
+    channels_last: bool,
+) -> ConvCall:
+    """Return the call with these properties, in the present setting of TF32."""
+    uses_tf32 = dtype is torch.float32 and device.type == "cuda" and is_tf32_allowed()
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, transposed, tuple(output_padding)
+    return ConvCall(tuple(x_shape), tuple(weight_shape), *options, dtype, uses_tf32, channels_last, device)
+
+
+def convolve_by_pytorch(
+    call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute a convolution by PyTorch."""
+    padding, sides = _split_padding(call.padding)
+    if sides is not None:
+        x = functional.pad(x, sides)
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = bias.to(x.dtype)
+    options = call.stride, padding, call.dilation, call.transposed, call.output_padding, call.groups
+    return torch.convolution(x, weight, bias, *options)
+
+
+def compute_dgrad_by_pytorch(call: ConvCall, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of a convolution's input by PyTorch, which reads only the shape and strides of an input."""
+    padding, sides = _split_padding(call.padding)
+    x_shape, interior = list(call.x_shape), [slice(None), slice(None)]
+    if sides is not None:
+        ndim = len(padding)
+        x_shape[2:] = map(sum, zip(x_shape[2:], call.padding[:ndim], call.padding[ndim:], strict=True))
+        interior += [slice(low, low + n) for low, n in zip(call.padding, call.x_shape[2:], strict=False)]
+    x = torch.empty_strided(
+        x_shape, compute_output_strides(x_shape, call.channels_last), dtype=dy.dtype, device=dy.device
+    )
+    gradient = _call_backward(call, dy, x, weight, padding, [True, False, False])[0]
+    return gradient if sides is None else gradient[tuple(interior)]
+
+
+def compute_wgrad_by_pytorch(call: ConvCall, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of a convolution's weight by PyTorch, which reads only the shape and strides of a weight."""
+    padding, sides = _split_padding(call.padding)
+    if sides is not None:
+        x = functional.pad(x, sides)
+    strides = compute_output_strides(call.weight_shape, call.channels_last)
+    weight = torch.empty_strided(call.weight_shape, strides, dtype=dy.dtype, device=dy.device)
+    return _call_backward(call, dy, x, weight, padding, [False, True, False])[1]
+
+
+def _call_backward(
+    call: ConvCall, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], mask: list[bool]
+) -> Any:
+    options = call.stride, padding, call.dilation, call.transposed, call.output_padding, call.groups
+    return torch.ops.aten.convolution_backward(dy, x, weight, None, *options, mask)
+
+
+def _split_padding(padding: Sequence[int]) -> tuple[tuple[int, ...], list[int] | None]:
+    """Return the padding that PyTorch's convolutions take, and the sides to pad by `functional.pad`.
+
+    There are no such sides if both sides of each axis have the same padding.
+    """
+    ndim = len(padding) // 2
+    low, high = tuple(padding[:ndim]), tuple(padding[ndim:])
+    if low == high:
+        return low, None
+    return (0,) * ndim, [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
+
+
+def _finish(result: torch.Tensor, call: ConvCall) -> torch.Tensor:
+    """Return a result in the layout of the call, as a copy if necessary.
+
+    It must not be a view, because modules such as an activation in place may write to it.
+    """
+    strides = compute_output_strides(result.shape, call.channels_last)
+    is_laid_out = all(
+        size == 1 or found == expected
+        for size, found, expected in zip(result.shape, result.stride(), strides, strict=True)
+    )
+    if is_laid_out and result._base is None:
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def run_forward(call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute a convolution by the kernel in the table, or by PyTorch."""
+    entry = table.find(FORWARD if bias is None else FORWARD_BIAS, call)
+    if entry is None:
+        return _finish(convolve_by_pytorch(call, x, weight, bias), call)
+    return run_entry(FORWARD, call, entry, x, weight, bias)
+
+
+def run_dgrad(call: ConvCall, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of a convolution's input by the kernel in the table, or by PyTorch."""
+    entry = table.find(DGRAD, call)
+    if entry is None:
+        return _finish(compute_dgrad_by_pytorch(call, dy, weight), call)
+    return run_entry(DGRAD, call, entry, dy, weight)
+
+
+def run_wgrad(call: ConvCall, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of a convolution's weight by the kernel in the table, or by PyTorch."""
+    entry = table.find(WGRAD, call)
+    if entry is None:
+        return _finish(compute_wgrad_by_pytorch(call, dy, x), call)
+    return run_entry(WGRAD, call, entry, dy, x)
+
+
+def run_entry(
+    product: str,
+    call: ConvCall,
+    entry: TableEntry,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute a product by a kernel of tvmconv, from operands in the order of PyTorch's operator."""
+    if product == WGRAD and call.transposed:
+        # The workload is the wgrad of the convolution from O to C channels, whose dY is x and whose X is dy.
+        first, second = second, first
+    if bias is not None:
+        bias = bias.to(torch.float32).contiguous()
+    return entry.run(product, first, second, bias)
+
+
+def _run_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any) -> torch.Tensor:
+    return run_forward(make_call(x.shape, weight.shape, x.dtype, x.device, *options), x, weight, bias)
+
+
+def _run_dgrad(dy: torch.Tensor, weight: torch.Tensor, x_size: Sequence[int], *options: Any) -> torch.Tensor:
+    return run_dgrad(make_call(x_size, weight.shape, dy.dtype, dy.device, *options), dy, weight)
+
+
+def _run_wgrad(dy: torch.Tensor, x: torch.Tensor, weight_size: Sequence[int], *options: Any) -> torch.Tensor:
+    return run_wgrad(make_call(x.shape, weight_size, dy.dtype, dy.device, *options), dy, x)
+
+
+def _make_fake_output(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any) -> torch.Tensor:
+    stride, padding, dilation, groups, transposed, output_padding, channels_last = options
+    shape = compute_output_shape(x.shape, weight.shape, stride, padding, dilation, groups, transposed, output_padding)
+    return x.new_empty_strided(shape, compute_output_strides(shape, channels_last))
+
+
+def _make_fake_gradient(dy: torch.Tensor, operand: torch.Tensor, size: Sequence[int], *options: Any) -> torch.Tensor:
+    return dy.new_empty_strided(tuple(size), compute_output_strides(size, options[-1]))
+
+
+def _set_up_convolution(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    x, weight, bias, *ctx.options = inputs
+    needs_x, needs_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+    ctx.x_size, ctx.weight_size = x.shape, weight.shape
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _differentiate_convolution(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    dx = convolution_dgrad(dy, weight, ctx.x_size, *ctx.options) if needs_x else None
+    dk = convolution_wgrad(dy, x, ctx.weight_size, *ctx.options) if needs_weight else None
+    bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
+    return dx, dk, bias_gradient, *(None,) * NUM_OPTIONS
+
+
+def _set_up_gradient(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    dy, operand, ctx.size, *ctx.options = inputs
+    needs_dy, needs_operand = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(dy if needs_operand else None, operand if needs_dy else None)
+    ctx.operand_size = operand.shape
+
+
+def _differentiate_dgrad(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    dy, weight = ctx.saved_tensors
+    needs_dy, needs_weight = ctx.needs_input_grad[:2]
+    gradient_of_dy = convolution(g, weight, None, *ctx.options) if needs_dy else None
+    gradient_of_weight = convolution_wgrad(dy, g, ctx.operand_size, *ctx.options) if needs_weight else None
+    return gradient_of_dy, gradient_of_weight, *(None,) * (1 + NUM_OPTIONS)
+
+
+def _differentiate_wgrad(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    dy, x = ctx.saved_tensors
+    needs_dy, needs_x = ctx.needs_input_grad[:2]
+    gradient_of_dy = convolution(x, g, None, *ctx.options) if needs_dy else None
+    gradient_of_x = convolution_dgrad(dy, g, ctx.operand_size, *ctx.options) if needs_x else None
+    return gradient_of_dy, gradient_of_x, *(None,) * (1 + NUM_OPTIONS)
+
+
+def _map_convolution(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """Compute a convolution of several inputs with one weight as one convolution of a larger batch."""
+    x, weight, bias, *options = arguments
+    if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
+        return _map_by_loop(convolution, info.batch_size, in_dims, arguments)
+    x = x.movedim(in_dims[0], 0)
+    y = convolution(x.flatten(0, 1), weight, bias, *options)
+    return y.unflatten(0, x.shape[:2]), 0
+
+
+def _map_dgrad(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """Compute the dgrad of several outputs with one weight as one dgrad of a larger batch."""
+    dy, weight, x_size, *options = arguments
+    if in_dims[0] is None or in_dims[1] is not None:
+        return _map_by_loop(convolution_dgrad, info.batch_size, in_dims, arguments)
+    dy = dy.movedim(in_dims[0], 0)
+    size = (dy.shape[0] * x_size[0], *x_size[1:])
+    dx = convolution_dgrad(dy.flatten(0, 1), weight, size, *options)
+    return dx.unflatten(0, (dy.shape[0], x_size[0])), 0
+
+
+def _map_wgrad(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[torch.Tensor, int]:
+    """Compute the wgrad of each pair of tensors on its own, as its results are not summed."""
+    return _map_by_loop(convolution_wgrad, info.batch_size, in_dims, arguments)
+
+
+def _map_by_loop(
+    function: Any, batch_size: int, in_dims: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[torch.Tensor, int]:
+    results = [
+        function(
+            *(
+                argument.select(dim, index) if isinstance(dim, int) else argument
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for index in range(batch_size)
+    ]
+    return torch.stack(results), 0
+
+
+for _name, _run, _make_fake, _differentiate, _set_up, _map in (
+    (
+        "convolution",
+        _run_convolution,
+        _make_fake_output,
+        _differentiate_convolution,
+        _set_up_convolution,
+        _map_convolution,
+    ),
+    ("convolution_dgrad", _run_dgrad, _make_fake_gradient, _differentiate_dgrad, _set_up_gradient, _map_dgrad),
+    ("convolution_wgrad", _run_wgrad, _make_fake_gradient, _differentiate_wgrad, _set_up_gradient, _map_wgrad),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _run, _device)
+    _operator_name = f"{NAMESPACE}::{_name}"
+    torch.library.register_fake(_operator_name, _make_fake, lib=_library)
+    torch.library.register_autograd(_operator_name, _differentiate, setup_context=_set_up, lib=_library)
+    torch.library.register_vmap(_operator_name, _map, lib=_library)

@@ -1,0 +1,451 @@
+"""Convolutions with the signatures of `torch.nn.functional`, whose forward and backward passes run the fastest kernels.
+
+    >>> import tvmconv.torch.functional as F  # doctest: +SKIP
+    >>> with F.record_calls() as calls:  # doctest: +SKIP
+    ...     loss(F.conv2d(x, weight, padding=1)).backward()
+    >>> print(F.tune(calls, seconds=60, log="train.jsonl"))  # doctest: +SKIP
+
+Each of the three products of a convolution, the forward pass and the gradients of input and weight, runs on the kernel
+that the kernel table names for its shapes, options, dtype and layout. PyTorch computes all others, and everything for
+tensors without kernels: on the CPU, in float64, complex or integer dtypes, without elements or without a batch axis,
+for subclasses of tensors, with forward-mode derivatives, and inside of transforms of `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from tvmconv.errors import Error
+from tvmconv.torch.conv_autograd import is_transformed, run_call, run_operator
+from tvmconv.torch.conv_call import KERNEL_DTYPES, ConvCall
+from tvmconv.torch.conv_operators import make_call
+from tvmconv.torch.kernel_table import RecordedCall, table
+from tvmconv.torch.layer import is_tf32_allowed
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+SPATIAL_NDIMS = (1, 2, 3)
+MAX_CACHED_CALLS = 4096
+
+IntOrSizes = int | Sequence[int]
+
+_call_cache: dict[Any, ConvCall | None] = {}  # by the properties of the tensors and the options
+
+
+def conv1d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes | str = 0,
+    dilation: IntOrSizes = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Compute a 1-D convolution, as `torch.nn.functional.conv1d`.
+
+    Args:
+        input: Signals of shape (N, C, W), or (C, W) without a batch axis.
+        weight: Filters of shape (O, C / groups, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in samples.
+        padding: Zeros on both sides, "same" or "valid".
+        dilation: Distance between the taps of a filter in samples.
+        groups: Number of groups of channels.
+
+    Returns:
+        Signals of shape (N, O, Q), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv1d(torch.randn(2, 4, 16), torch.randn(8, 4, 3), padding="same").shape
+        torch.Size([2, 8, 16])
+    """
+    return convolve(functional.conv1d, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes | str = 0,
+    dilation: IntOrSizes = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Compute a 2-D convolution, as `torch.nn.functional.conv2d`.
+
+    Args:
+        input: Images of shape (N, C, H, W), or (C, H, W) without a batch axis.
+        weight: Filters of shape (O, C / groups, R, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in pixels, one number or one for each axis.
+        padding: Zeros on both sides of each axis, "same" or "valid".
+        dilation: Distance between the taps of a filter in pixels.
+        groups: Number of groups of channels.
+
+    Returns:
+        Images of shape (N, O, P, Q), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv2d(torch.randn(2, 4, 8, 8), torch.randn(8, 4, 3, 3), stride=2, padding=1).shape
+        torch.Size([2, 8, 4, 4])
+    """
+    return convolve(functional.conv2d, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes | str = 0,
+    dilation: IntOrSizes = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Compute a 3-D convolution, as `torch.nn.functional.conv3d`.
+
+    Args:
+        input: Volumes of shape (N, C, D, H, W), or (C, D, H, W) without a batch axis.
+        weight: Filters of shape (O, C / groups, T, R, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in voxels, one number or one for each axis.
+        padding: Zeros on both sides of each axis, "same" or "valid".
+        dilation: Distance between the taps of a filter in voxels.
+        groups: Number of groups of channels.
+
+    Returns:
+        Volumes of shape (N, O, out), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv3d(torch.randn(2, 4, 4, 8, 8), torch.randn(8, 4, 1, 3, 3), padding=(0, 1, 1)).shape
+        torch.Size([2, 8, 4, 8, 8])
+    """
+    return convolve(functional.conv3d, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes = 0,
+    output_padding: IntOrSizes = 0,
+    groups: int = 1,
+    dilation: IntOrSizes = 1,
+) -> torch.Tensor:
+    """Compute a 1-D transposed convolution, as `torch.nn.functional.conv_transpose1d`.
+
+    Args:
+        input: Signals of shape (N, C, W), or (C, W) without a batch axis.
+        weight: Filters of shape (C, O / groups, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in samples of the output.
+        padding: Samples that are cut off on both sides of the output.
+        output_padding: Samples that are added at the end of the output.
+        groups: Number of groups of channels.
+        dilation: Distance between the taps of a filter in samples.
+
+    Returns:
+        Signals of shape (N, O, out), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv_transpose1d(torch.randn(2, 4, 16), torch.randn(4, 8, 4), stride=2, padding=1).shape
+        torch.Size([2, 8, 32])
+    """
+    function = functional.conv_transpose1d
+    return convolve(function, input, weight, bias, stride, padding, dilation, groups, output_padding)
+
+
+def conv_transpose2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes = 0,
+    output_padding: IntOrSizes = 0,
+    groups: int = 1,
+    dilation: IntOrSizes = 1,
+) -> torch.Tensor:
+    """Compute a 2-D transposed convolution, as `torch.nn.functional.conv_transpose2d`.
+
+    Args:
+        input: Images of shape (N, C, H, W), or (C, H, W) without a batch axis.
+        weight: Filters of shape (C, O / groups, R, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in pixels of the output, one number or one for each axis.
+        padding: Pixels that are cut off on both sides of each axis of the output.
+        output_padding: Pixels that are added at the end of each axis of the output.
+        groups: Number of groups of channels.
+        dilation: Distance between the taps of a filter in pixels.
+
+    Returns:
+        Images of shape (N, O, out), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 8, 4, 4), stride=2, padding=1).shape
+        torch.Size([2, 8, 16, 16])
+    """
+    function = functional.conv_transpose2d
+    return convolve(function, input, weight, bias, stride, padding, dilation, groups, output_padding)
+
+
+def conv_transpose3d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: IntOrSizes = 1,
+    padding: IntOrSizes = 0,
+    output_padding: IntOrSizes = 0,
+    groups: int = 1,
+    dilation: IntOrSizes = 1,
+) -> torch.Tensor:
+    """Compute a 3-D transposed convolution, as `torch.nn.functional.conv_transpose3d`.
+
+    Args:
+        input: Volumes of shape (N, C, D, H, W), or (C, D, H, W) without a batch axis.
+        weight: Filters of shape (C, O / groups, T, R, S).
+        bias: One summand per output channel, of shape (O).
+        stride: Distance between the windows in voxels of the output, one number or one for each axis.
+        padding: Voxels that are cut off on both sides of each axis of the output.
+        output_padding: Voxels that are added at the end of each axis of the output.
+        groups: Number of groups of channels.
+        dilation: Distance between the taps of a filter in voxels.
+
+    Returns:
+        Volumes of shape (N, O, out), in the dtype of the input, or of autocast.
+
+    Raises:
+        RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> F.conv_transpose3d(torch.randn(2, 4, 2, 4, 4), torch.randn(4, 8, 2, 2, 2), stride=2).shape
+        torch.Size([2, 8, 4, 8, 8])
+    """
+    function = functional.conv_transpose3d
+    return convolve(function, input, weight, bias, stride, padding, dilation, groups, output_padding)
+
+
+def record_calls() -> AbstractContextManager[list[RecordedCall]]:
+    """Record the calls of this module's convolutions inside of a `with` block, for `tune`.
+
+    Returns:
+        A context manager, which returns the list of the calls.
+
+    Examples:
+        >>> import torch, tvmconv.torch.functional as F
+        >>> with F.record_calls() as calls:
+        ...     y = F.conv2d(torch.randn(2, 4, 8, 8), torch.randn(8, 4, 3, 3))
+        >>> calls[0].call.output_shape
+        (2, 8, 6, 6)
+    """
+    return table.record()
+
+
+def convolve(
+    function: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+    output_padding: IntOrSizes | None = None,
+    *,
+    path: str = "",
+    uses_operator: bool | None = None,
+) -> torch.Tensor:
+    """Compute a convolution by tvmconv's operators, or by PyTorch's function.
+
+    With `output_padding`, the convolution is transposed. The path is that of a module, for recordings.
+    `uses_operator` is None for the decision by the kernel table at each call. A compiled graph then has the operator
+    for tensors on a GPU, because its calls have to look up the table. False stands for PyTorch's function.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        if uses_operator or (uses_operator is None and x.device.type == "cuda"):
+            call = _make_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
+            if call is not None:
+                return run_operator(x, weight, bias, call)
+    elif table.recorded is not None or (table.calls and uses_operator is not False):
+        call = _find_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
+        if call is not None and not any(_has_tangent(tensor) for tensor in (x, weight, bias)):
+            if table.recorded is not None:
+                table.recorded.append(_record(path, x, weight, bias, call))
+            if call in table.calls and uses_operator is not False and not is_transformed():
+                return run_call(x, weight, bias, call)
+    if output_padding is None:
+        return function(x, weight, bias, stride, padding, dilation, groups)
+    return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def convolve_by_operator(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+    output_padding: IntOrSizes | None = None,
+) -> torch.Tensor:
+    """Compute a convolution by the operator, also of tensors that stand for others while a graph is compiled."""
+    call = _make_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
+    if call is None:
+        raise Error("a compiled convolution has another dtype or shape than when its graph was captured")
+    return run_operator(x, weight, bias, call)
+
+
+def _find_call(x: Any, weight: Any, bias: Any, *options: Any) -> ConvCall | None:
+    """Return the call of plain tensors from the cache, or make it; None if PyTorch computes it.
+
+    The key has everything that decides about the call. Its cost counts, because every convolution pays it.
+    """
+    if type(x) not in PLAIN_TENSORS or type(weight) not in PLAIN_TENSORS:
+        return None
+    bias_key = None
+    if bias is not None:
+        if type(bias) not in PLAIN_TENSORS:
+            return None
+        bias_key = bias.shape, bias.dtype, bias.device
+    device_type, dtype = x.device.type, x.dtype
+    uses_autocast = torch.is_autocast_enabled(device_type)
+    settings = torch.get_autocast_dtype(device_type) if uses_autocast else None
+    if dtype is torch.float32:
+        settings = settings, is_tf32_allowed()
+    if x.layout is not torch.strided or weight.layout is not torch.strided:
+        return None
+    x_key, weight_key = (x.shape, x.stride(), dtype, x.device), (weight.shape, weight.stride(), weight.dtype)
+    key = x_key, weight_key, weight.device, bias_key, settings, options
+    try:
+        return _call_cache[key]
+    except KeyError:
+        call = _make_call(x, weight, bias, *options)
+    except TypeError:  # an option is a list, which has no hash
+        return _make_call(x, weight, bias, *options)
+    if len(_call_cache) >= MAX_CACHED_CALLS:
+        _call_cache.clear()
+    _call_cache[key] = call
+    return call
+
+
+def _make_call(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+    output_padding: IntOrSizes | None,
+) -> ConvCall | None:
+    """Return the call in autocast's dtype if it is enabled; None if PyTorch computes it.
+
+    Calls that PyTorch rejects are among the latter, so that its errors are those that users know.
+    """
+    dtype, ndim = _find_dtype(x, weight, bias), x.dim() - 2
+    has_axes = weight.dim() == x.dim() and ndim in SPATIAL_NDIMS and (bias is None or bias.dim() == 1)
+    if dtype is None or not has_axes or 0 in (*x.shape, *weight.shape):
+        return None
+    strides, dilations = _expand(stride, ndim), _expand(dilation, ndim)
+    more = _expand(0 if output_padding is None else output_padding, ndim)
+    if strides is None or dilations is None or more is None or min(*strides, *dilations) < 1:
+        return None
+    sides = _find_sides(padding, strides, dilations, weight.shape[2:])
+    if sides is None or not _has_fitting_channels(x, weight, bias, groups, is_transposed=output_padding is not None):
+        return None
+    call = make_call(
+        *(x.shape, weight.shape, dtype, x.device, strides, sides, dilations, groups),
+        *(output_padding is not None, more, _is_channels_last(x) or _is_channels_last(weight)),
+    )
+    return call if min(call.output_shape) > 0 else None
+
+
+def _find_dtype(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype | None:
+    """Return the dtype in which a convolution is computed; None if tvmconv has no kernels of it."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if any(tensor.dtype not in KERNEL_DTYPES or tensor.device != x.device for tensor in tensors):
+        return None
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        return dtype if dtype in KERNEL_DTYPES else None
+    return x.dtype if all(tensor.dtype is x.dtype for tensor in tensors) else None
+
+
+def _has_tangent(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _expand(value: Any, ndim: int) -> tuple[int, ...] | None:
+    """Return one number for each axis; None for what is neither one number nor one for each axis."""
+    if isinstance(value, int):
+        return (value,) * ndim
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    values = values * ndim if len(values) == 1 else values
+    return values if len(values) == ndim and all(isinstance(number, int) for number in values) else None
+
+
+def _find_sides(
+    padding: IntOrSizes | str, stride: tuple[int, ...], dilation: tuple[int, ...], kernel: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the zeros before all axes and after all axes; None if the padding is not valid."""
+    if padding == "valid":
+        return (0,) * (2 * len(kernel))
+    if padding == "same":
+        if max(stride) > 1:
+            return None
+        totals = [step * (taps - 1) for step, taps in zip(dilation, kernel, strict=True)]
+        return *(total // 2 for total in totals), *(total - total // 2 for total in totals)
+    sizes = _expand(padding, len(kernel))
+    return None if sizes is None or min(sizes) < 0 else sizes * 2
+
+
+def _has_fitting_channels(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, *, is_transposed: bool
+) -> bool:
+    """Return whether the channels of the tensors fit to each other."""
+    if groups < 1 or weight.shape[0] % groups:
+        return False
+    if is_transposed:
+        fits, channels = x.shape[1] == weight.shape[0], weight.shape[1] * groups
+    else:
+        fits, channels = x.shape[1] == weight.shape[1] * groups, weight.shape[0]
+    return fits and (bias is None or bias.shape[0] == channels)
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Return whether the channels of an image are neighbours in memory; False where both layouts are the same."""
+    shape = tensor.shape
+    return shape[1] > 1 and tensor.stride(1) == 1 and max(shape[2:]) > 1
+
+
+def _record(path: str, x: torch.Tensor, weight: torch.Tensor, bias: Any, call: ConvCall) -> RecordedCall:
+    # Checkpointing may run the forward pass without gradients, and needs them later.
+    needs_dgrad = x.requires_grad if torch.is_grad_enabled() else weight.requires_grad
+    strides = tuple(x.stride()), tuple(weight.stride())
+    bias_dtype = None if bias is None else bias.dtype
+    return RecordedCall(path, call, bias_dtype, needs_dgrad, weight.requires_grad, *strides)
