@@ -1,6 +1,8 @@
 import functools
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # Workers are more than processors: threads that wait for one another in numerical libraries would wait at their cost.
@@ -8,6 +10,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
+from doc_blocks import SERVED
 from hypothesis import HealthCheck, settings
 from instant import Instant
 
@@ -143,3 +146,19 @@ def instant(monkeypatch):
     monkeypatch.setattr("tvmconv.search.search.Measurer", instant)
     monkeypatch.setattr(pool.WorkerPool, "prestart", lambda *_: None)
     return instant
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The socket of a server of Python processes in which TVM is loaded."""
+    path = str(tmp_path_factory.mktemp("python") / "server")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen([sys.executable, SERVED, "serve", path], **pipes) as process:
+        assert process.stdout.readline() == b"ready\n"
+        yield path
+
+
+@pytest.fixture
+def python(server):
+    """The words that run one of these processes, for the arguments that follow."""
+    return [sys.executable, "-S", SERVED, "call", server]

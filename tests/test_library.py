@@ -236,13 +236,13 @@ def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
     assert registry.get_baseline_schedule(W) is None
 
 
-def test_every_schedule_can_be_pickled_with_all_it_declares():
+def test_every_schedule_can_be_pickled_with_all_it_declares(python):
     program = (
         "import pickle, sys; schedules = pickle.load(sys.stdin.buffer)\n"
         "print([(s.operator, s.name, s.dtypes, s.device_kinds, s.condition is None) for s in schedules])"
     )
     sent = tc.schedules()
-    ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), capture_output=True, check=True)
+    ended = subprocess.run([*python, "-c", program], input=pickle.dumps(sent), capture_output=True, check=True)
     said = [(s.operator, s.name, s.dtypes, s.device_kinds, s.condition is None) for s in sent]
     assert ast.literal_eval(ended.stdout.decode()) == said
 
@@ -299,8 +299,8 @@ print(names[0], names[-1], tc.registry.get_baseline_schedule(w).name)
 """
 
 
-def test_an_early_schedule_does_not_become_the_baseline():
-    ran = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
+def test_an_early_schedule_does_not_become_the_baseline(python):
+    ran = subprocess.run([*python, "-c", OWN], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["default", "mine", "default"]
 
 

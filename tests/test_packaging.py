@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,11 +58,11 @@ def add_module(folder):
 @pytest.mark.parametrize(
     ("add_schedules", "is_installed"), [(add_package, False), (add_module, True)], ids=["checkout", "wheel"]
 )
-def test_users_own_schedules_hides_no_builtin(is_installed, add_schedules, wheel, tmp_path):
+def test_users_own_schedules_hides_no_builtin(is_installed, add_schedules, wheel, tmp_path, python):
     add_schedules(tmp_path)
     root = wheel if is_installed else ROOT
     ran = subprocess.run(
-        [sys.executable, "-c", LIST_SCHEDULES, str(tmp_path)],
+        [*python, "-c", LIST_SCHEDULES, str(tmp_path)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,

@@ -54,7 +54,7 @@ def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
 
 def test_one_step_of_each_knob(capsys):
     """The unchanged kernel comes first, then kernels that differ in one knob, the fastest first."""
-    words = ["explain", "conv2d:1x4x4x8,4x4x3x3,s1,p1", "tiling", "--arch", "sm_90", "--sensitivity"]
+    words = ["explain", "conv2d:1x2x2x4,2x2x1x3,s1,p1", "tiling", "--arch", "sm_90", "--sensitivity"]
     assert main([*words, "--set", "tile_rw=-1,1,3"]) == 0
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
     table, _, governing = table.partition("Knobs with the largest effect")

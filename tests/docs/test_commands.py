@@ -161,7 +161,7 @@ def smaller(block):
 def prepared(section, folder, server=None):
     """The section's blocks, when the files and folders that they speak of are there.
 
-    A new Python runs README's commands, those of a GPU and those of PyTorch, and others a process of the server.
+    A new Python runs README's commands for a GPU and those of PyTorch, and a process of the server runs the others.
     """
     files = [block for block in section if block.mark == "file"]
     adds_module = any(doc_inputs.path_of(block.text).parts[0] in PACKAGES for block in files)
@@ -172,7 +172,8 @@ def prepared(section, folder, server=None):
         if any(name in block.text for block in section):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(ROOT / name)
-    takes_new_python = section[0].page == "README.md" or any("torch" in block.text for block in section)
+    is_readme_gpu_section = section[0].page == "README.md" and any(block.mark == "gpu" for block in section)
+    takes_new_python = is_readme_gpu_section or any("torch" in block.text for block in section)
     make_commands(folder, None if takes_new_python else server)
     for block in section:
         doc_inputs.make(block, folder)

@@ -1,5 +1,4 @@
 import subprocess
-import sys
 
 from steps import SCHEDULE, WORKLOAD
 
@@ -20,11 +19,11 @@ tvm.runtime.load_module(sys.argv[1])
 """
 
 
-def test_the_library_holds_the_machine_code_of_all_steps(tmp_path):
+def test_the_library_holds_the_machine_code_of_all_steps(tmp_path, python):
     lowered = tc.build(WORKLOAD, SCHEDULE, arch="sm_90").lowered_module
     link_library(lowered, tmp_path / "kernel.so")
     path = tmp_path / "payload"
-    subprocess.run([sys.executable, "-c", LOAD, tmp_path / "kernel.so", path], check=True)
+    subprocess.run([*python, "-c", LOAD, tmp_path / "kernel.so", path], check=True)
     payload = path.read_bytes()
     assert payload.startswith(b"\5\0\0\0\0\0\0\0cubin")
     assert payload.endswith(lowered.cubin.image)

@@ -16,10 +16,13 @@ from tvmconv.builtin.conv.winograd.knobs import estimate_relative_error, list_ou
 
 import tvmconv as tc
 from tvmconv import registry
+from tvmconv.analysis.predicted_time import estimate_config_seconds
+from tvmconv.devices import find_device
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
+from tvmconv.predicted_kernel import MAX_ESTIMATE_RATIO
 from tvmconv.registry import find_schedule
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
@@ -253,3 +256,15 @@ def test_estimate_agrees_with_the_fastest_measured_configs():
     ratios = [find_schedule(w, "winograd").estimate_good_config_seconds(w) / cost for w, cost in fastest.items()]
     assert len(ratios) >= 3
     assert all(0.8 < ratio < 1.5 for ratio in ratios)
+
+
+def test_estimate_of_the_fused_kernel_agrees_with_its_logged_layer():
+    """The only layer of `winograd_fused` in tuning_logs, in torchvision-layers, took 5.69 µs."""
+    w = tc.parse("conv2d:1x16x55x55,64x16x3x3,s1,p1")
+    assert 0.8 < find_schedule(w, FUSED).estimate_good_config_seconds(w) / 5.69e-6 < 1.5
+
+
+def test_builds_omit_winograd_where_tensor_cores_are_much_faster():
+    w, limits = tc.parse("conv2d:32x64x56x56,64x64x3x3,s1,p1,f16"), find_device("sm_90").limits
+    seconds = [estimate_config_seconds(w, find_schedule(w, name), None, limits) for name in ("hopper", *SCHEDULES)]
+    assert min(seconds[1:]) > MAX_ESTIMATE_RATIO * seconds[0]

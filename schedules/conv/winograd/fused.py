@@ -56,7 +56,7 @@ from ...tir_builder import (
 from ..direct_config import ACCUMULATOR_BYTES
 from ..reduction import DTYPES
 from .cook_toom import FractionMatrix, make_winograd_matrices
-from .fused_config import WinogradTileConfig, compute_usage, declare_knobs
+from .fused_config import WinogradTileConfig, compute_usage, declare_knobs, estimate_seconds
 from .knobs import is_supported
 from .te_stages import transpose
 from .transform import transform_both_axes
@@ -64,7 +64,13 @@ from .transform import transform_both_axes
 FILTER_TRANSFORM_THREADS = 128  # threads per block
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=compute_usage, condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported))
+@schedule(
+    "conv2d",
+    dtypes=DTYPES,
+    usage=compute_usage,
+    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
+    estimate_seconds=estimate_seconds,
+)
 def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tile output channels × output tiles per block, each as (thread, local), for all points."""
     fused_schedule = build_schedule(w, functools.partial(emit_kernels, declare_knobs(w, k)))
