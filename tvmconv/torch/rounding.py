@@ -48,7 +48,8 @@ def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_d
     weight[tuple([slice(None), 0, *centre])] = 1
     bias = torch.zeros(signature.workload.O, device=torch_device) if signature.takes_bias else None
     add = signature.allocate_output(torch_device).zero_() if signature.takes_add else None
-    y = launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, add)
+    slope = [torch.ones(signature.workload.O, device=torch_device)] if signature.takes_slope else []
+    y = launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, add, *slope)
     result = y.max().double().cpu()
     truncated, exact = (
         signature.apply_activations(torch.tensor(value, dtype=torch.float64))

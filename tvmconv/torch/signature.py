@@ -10,22 +10,29 @@ import torch
 
 from tvmconv.baselines.torch_calls import load_activations
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import Conv, dtypes, parse
+from tvmconv.workloads import dtypes, parse
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 ACTIVATIONS = load_activations()
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
+SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
+ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
 
 @dataclass(frozen=True)
 class ConvSignature:
-    """Shapes, dtypes and layouts of a convolution's tensors, whose axes are N, C and then space."""
+    """Shapes, dtypes and layouts of a convolution's tensors, whose axes are N, C and then space.
 
-    workload: Conv
-    dtype: torch.dtype  # of all tensors except the bias
+    For a gradient, x is its first operand and the weight is its second one: dY and K, or dY and X.
+    """
+
+    workload: ConvOperator
+    dtype: torch.dtype  # of all tensors except the bias and the output
     bias_dtype: torch.dtype
+    output_dtype: torch.dtype
     input_layout: str  # of x and the weight
     output_layout: str  # of the output and of a residual
     x_shape: tuple[int, ...]
@@ -34,13 +41,14 @@ class ConvSignature:
     output_stride: tuple[int, ...]  # of a new output
     takes_bias: bool
     takes_add: bool
+    takes_slope: bool  # of `prelu`
 
     def allocate_output(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor for the output."""
-        return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.output_dtype, device=device)
 
     def apply_activations(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Apply the epilogue without bias and residual to a tensor."""
+        """Apply the epilogue to a tensor with a bias and a residual of zero, and slopes of one."""
         for name in self.workload.epilogue:
             tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
         return tensor
@@ -95,28 +103,39 @@ def find_layout(shape: Sequence[int], stride: Sequence[int]) -> str | None:
     return layouts[0] if len(layouts) == 1 else None
 
 
+def _to_logical_order(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes in a layout's memory order as (N, C, space)."""
+    return (shape[0], shape[-1], *shape[1:-1]) if layout == CHANNELS_LAST else shape
+
+
 @functools.cache
 def parse_signature(name: str) -> ConvSignature:
     """Return the signature of the tensors of a kernel, by its name or the text of its workload.
 
-    Raises WorkloadError if the workload is not a convolution, or PyTorch has no such tensors.
+    Raises WorkloadError if the workload is neither a convolution, nor its gradient, nor a transposed convolution.
     """
     text = name.partition(KERNEL_NAME_SEPARATOR)[0]
     workload = parse(text)
-    if not isinstance(workload, Conv):
-        raise WorkloadError(f"{text}: expected a convolution")
-    if others := [op.name for op in workload.argument_ops if op.name not in ("bias", "add")]:
-        raise WorkloadError(f"{text}: expected bias and add as the only arguments of its epilogue, not {others[0]}")
+    if not isinstance(workload, ConvOperator):
+        raise WorkloadError(f"{text}: expected a convolution, its gradient or a transposed convolution")
+    if others := [op.name for op in workload.argument_ops if op.name not in ARGUMENT_OPS]:
+        accepted = ", ".join(ARGUMENT_OPS)
+        raise WorkloadError(f"{text}: expected {accepted} as the only arguments of its epilogue, not {others[0]}")
+    shapes = workload.argument_shapes
+    x_shape, weight_shape = (_to_logical_order(workload.input_layout, shape) for shape in shapes[:2])
+    output_shape = _to_logical_order(workload.output_layout, shapes[-1])
     return ConvSignature(
         workload=workload,
         dtype=getattr(torch, workload.storage),
         bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
+        output_dtype=getattr(torch, workload.argument_dtypes[-1]),
         input_layout=workload.input_layout,
         output_layout=workload.output_layout,
-        x_shape=workload.input_shape,
-        weight_shape=workload.weight_shape,
-        output_shape=workload.output_shape,
-        output_stride=compute_strides(workload.output_shape, workload.output_layout),
+        x_shape=x_shape,
+        weight_shape=weight_shape,
+        output_shape=output_shape,
+        output_stride=compute_strides(output_shape, workload.output_layout),
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
+        takes_slope=SLOPE_OP in workload.epilogue,
     )
