@@ -151,7 +151,7 @@ def _optimize_on_device(
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
             planner: LayoutPlanner | None = None
             if [partition.module for partition in partitions] == [optimized]:
-                planner = _make_planner(provider, timing_cache, deadline)
+                planner = make_planner(provider, timing_cache, deadline)
                 notes = []
             else:
                 notes = _set_fastest_format(optimized, torch_device, example, expected)
@@ -179,7 +179,7 @@ def _optimize_on_device(
     return optimized
 
 
-def _make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
+def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
     """Return the planner of the layouts inside a model, which takes a small part of the time until the deadline."""
     planning_deadline = Deadline()
     if deadline:
@@ -209,14 +209,15 @@ def _match_convolutions(
     if not planner.num_moved:
         return sites
     with contextlib.suppress(ModelError):
-        if _list_strides(_run_model(model, example)) == _list_strides(expected):
+        if list_strides(_run_model(model, example)) == list_strides(expected):
             return sites
     planner.drop()
     model.graph.graph = former_graph
     return match_convolutions(model, partitions, clone_tensors(example))
 
 
-def _list_strides(values: Sequence[Any]) -> list[tuple[int, ...]]:
+def list_strides(values: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Return the strides of the tensors among some values."""
     return [value.stride() for value in values if isinstance(value, torch.Tensor)]
 
 

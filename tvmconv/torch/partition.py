@@ -12,16 +12,25 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from tvmconv.errors import ModelError
-from tvmconv.torch.layer import CONVOLUTIONS
+from tvmconv.torch.conv_source import expand_padding_modes
+from tvmconv.torch.metadata_readers import remove_shape_assertions
 from tvmconv.torch.model import Optimized, get_forward_defaults, static_arguments
+from tvmconv.torch.torch_modules import (
+    CONVOLUTIONS,
+    contains_convolution,
+    has_hooks,
+    inherits_forward,
+    is_plain_instance,
+)
 
 MODEL_NAME = "model"  # attribute of the graph module that holds the model
-HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
+SPECTRAL_NORM_NAME = "_SpectralNorm"  # PyTorch's parametrization, whose weight is left to PyTorch
 EQUAL_TOLERANCE = 1e-3  # tolerated difference of equal results, relative to the largest element
 StaticCalls = dict[torch.nn.Module, dict[str, Any]]  # called modules with the result of `static_arguments`
 
@@ -87,7 +96,7 @@ def _partition_module(
     module: torch.nn.Module, path: str, static_calls: StaticCalls, partitions: list[GraphPartition]
 ) -> torch.nn.Module:
     """Trace a module, or else its children; append the traced parts to `partitions` and return the replacement."""
-    if not any(type(submodule) in CONVOLUTIONS for submodule in module.modules()):
+    if not contains_convolution(module):
         return module
     try:
         traced = Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
@@ -178,17 +187,17 @@ class _FusionTracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module becomes one node."""
-        return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+        if has_hooks(m):
+            return True
+        if parametrize.is_parametrized(m):  # its weight is a node of its own, except for spectral normalization
+            lists = m.parametrizations.values()  # type: ignore[union-attr, operator]
+            return any(type(each).__name__ == SPECTRAL_NORM_NAME for each_list in lists for each in each_list)
+        return inherits_forward(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _get_autocast_dtypes() -> list[torch.dtype | None]:
     """Return the autocast dtypes on the CPU and on GPUs; None where autocast is off."""
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether hooks are registered that run when the module is called."""
-    return any(getattr(module, name) for name in HOOK_ATTRIBUTES)
 
 
 def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
@@ -198,7 +207,7 @@ def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | Non
     exception.
     """
     holder, tracer = _ModelHolder(model), _FusionTracer()
-    if type(model) in CONVOLUTIONS or has_hooks(model):
+    if is_plain_instance(model, CONVOLUTIONS) or has_hooks(model):
         graph = tracer.trace(holder)
     else:
         graph = tracer.trace(model, dict(fixed_arguments or {}))
@@ -206,7 +215,10 @@ def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | Non
             if node.op in ("call_module", "get_attr"):
                 node.target = f"{MODEL_NAME}.{node.target}"
         _remove_guards(graph, fixed_arguments or {})
-    remove_no_ops(graph, dict(holder.named_modules()))
+    modules = dict(holder.named_modules())
+    remove_no_ops(graph, modules)
+    remove_shape_assertions(graph)
+    expand_padding_modes(graph, modules)
     traced = fx.GraphModule(holder, graph, type(model).__name__)
     traced.model = model  # `GraphModule` has put empty modules in place of parents
     return traced

@@ -10,6 +10,7 @@ from tvmconv.compat import former_attribute
 from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant
 
 PYTORCH_NAME = "PyTorch"
+NO_KERNEL = "no kernel computes it"  # reason why an operation is not fused
 WHOLE_MODEL = "the whole model"
 
 
@@ -25,7 +26,9 @@ class LayerReport:
         pytorch_seconds: Seconds with PyTorch; None if it was not timed.
         tvmconv_seconds: Seconds with tvmconv's kernel; None if it was not timed.
         config_source: Source of the kernel's config: "tuned", "predicted" or "default".
-        followed_by: PyTorch's name of an activation or normalization that follows and that no kernel computes.
+        followed_by: PyTorch's name of an activation, normalization or sum that follows and is not fused.
+        missed_reason: Reason why it is not.
+        former: Operations of the model that the layer stands for, such as "Conv2d + BatchNorm2d + ReLU".
     """
 
     path: str
@@ -36,6 +39,8 @@ class LayerReport:
     tvmconv_seconds: float | None = None
     config_source: str = ""
     followed_by: str = ""
+    missed_reason: str = NO_KERNEL
+    former: str = ""
 
     runs = former_attribute("implementation")
     before = former_attribute("pytorch_seconds")
@@ -45,7 +50,11 @@ class LayerReport:
     @property
     def explanation(self) -> str:
         """Source of the kernel's config or the reason why PyTorch runs, and the operation that is left to PyTorch."""
-        unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
+        unfused_note = ""
+        if self.followed_by:
+            is_unknown = self.missed_reason == NO_KERNEL
+            detail = "which no kernel does" if is_unknown else f"which is not fused: {self.missed_reason}"
+            unfused_note = f"followed by {self.followed_by}, {detail}"
         return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
 
 
