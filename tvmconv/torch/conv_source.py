@@ -7,18 +7,21 @@ packed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn import functional
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from tvmconv.torch.graph_constants import ConstantFinder, GraphConstant
 from tvmconv.torch.torch_modules import CONVOLUTIONS, has_hooks, is_plain_instance
 
 TRANSPOSED_MODULES = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+WEIGHT_HOOKS = (WeightNorm, SpectralNorm)  # hooks that compute a weight before each call
 PAD_MODULES = tuple(getattr(torch.nn, f"{kind}Pad{ndim}d") for kind in ("Zero", "Constant") for ndim in (1, 2, 3))
 CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -132,6 +135,20 @@ def find_weight_norm(module: torch.nn.Module) -> WeightNorm | None:
     if len(hooks) != 1 or not isinstance(hooks[0], WeightNorm) or hooks[0].name != "weight":
         return None
     return None if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks else hooks[0]
+
+
+def copy_model(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a deep copy of a model, also if hooks have computed weights with a gradient history.
+
+    Such a weight is computed again at each call, so that its copy needs no history.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            weight = module.__dict__.get(getattr(hook, "name", "")) if isinstance(hook, WEIGHT_HOOKS) else None
+            if isinstance(weight, torch.Tensor):
+                memo[id(weight)] = weight.detach().clone()
+    return copy.deepcopy(model, memo)
 
 
 def list_watched_modules(conv: Any) -> list[torch.nn.Module]:

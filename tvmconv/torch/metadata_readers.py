@@ -36,7 +36,9 @@ def remove_shape_assertions(graph: fx.Graph) -> None:
             graph.erase_node(node)
             for each in inputs:
                 _erase_unread(graph, each)
-    for node in [each for each in reversed(graph.nodes) if is_metadata_reader(each)]:  # texts of messages read some, too
+    for node in [
+        each for each in reversed(graph.nodes) if is_metadata_reader(each)
+    ]:  # texts of messages read some, too
         _erase_unread(graph, node)
 
 

@@ -20,6 +20,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
@@ -136,7 +137,7 @@ def _optimize_on_device(
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_workers(None, [provider.device])
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
-                model_copy = copy.deepcopy(model).eval().requires_grad_(False)
+                model_copy = copy_model(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
                 expected = _run_model(model_copy, example)
             optimized, partitions = partition_model(model_copy, static_calls, example)
