@@ -181,7 +181,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Each case builds kernels, which takes some seconds; one of each kind runs by default.
+BY_DEFAULT = (
+    *("batch norm with an activation, as in timm", "PReLU per channel", "zero padding before"),
+    *("transposed 1-D", "weight norm of old"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_what_follows_is_fused_with_the_same_results(name):
     make, x, expected = CASES[name]
     torch.manual_seed(0)
@@ -199,6 +208,7 @@ def test_what_follows_is_fused_with_the_same_results(name):
         assert ours(x).stride() == model(x).stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -374,7 +384,9 @@ STYLES = {
 }
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [style if style == "monai" else pytest.param(style, marks=pytest.mark.slow) for style in STYLES]
+)
 def test_models_of_libraries_are_one_graph(style):
     make, example, count = STYLES[style]
     torch.manual_seed(0)

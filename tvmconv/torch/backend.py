@@ -177,12 +177,13 @@ def _select_sites(
     provider = KernelProvider(device, torch_device, option_values.get("log"), lambda text: _logger.debug("%s", text))
     model = Optimized(gm, fx.GraphModule(gm, copy.deepcopy(gm.graph)))
     timing_cache = TimingCache(model, _copy_inputs(gm.graph, inputs), torch_device, device.name)
-    planner: LayoutPlanner | None = make_planner(provider, timing_cache, deadline)
+    planner = make_planner(provider, timing_cache, deadline)
     planner.converts_weights = False  # they are inputs of a graph that was compiled for their strides
     with use_cudnn_heuristics():
         graph, sites = _match(gm, inputs, planner)
         if planner.num_moved and not _keeps_strides(gm, graph, sites, inputs):
-            graph, sites = _match(gm, inputs, planner := None)
+            planner.drop()
+            graph, sites = _match(gm, inputs, None)
     counts = count_workloads(sites)
     provider.find_kernels(counts, deadline and kernels_deadline(len(counts), torch_device, deadline))
     kernel_selector = KernelSelector(provider, timing_cache, option_values.get("choose", "fastest"), deadline)
@@ -190,7 +191,7 @@ def _select_sites(
     timing_cache.save()
     selected_sites = [site for site in sites if site.module and site.module.kernels]
     replace_sites(graph, selected_sites)
-    notes = [*(planner.describe() if planner else []), *kernel_selector.describe_omissions(len(counts))]
+    notes = [*planner.describe(), *kernel_selector.describe_omissions(len(counts))]
     return graph, selected_sites, Report(lines, notes=tuple(notes))
 
 

@@ -53,22 +53,22 @@ class FunctionalNorm:
     @property
     def running_mean(self) -> torch.Tensor:
         """The current mean of each channel."""
-        return self._compute("running_mean")  # type: ignore[no-any-return]
+        return self._compute("running_mean")
 
     @property
     def running_var(self) -> torch.Tensor:
         """The current variance of each channel."""
-        return self._compute("running_var")  # type: ignore[no-any-return]
+        return self._compute("running_var")
 
     @property
     def weight(self) -> torch.Tensor | None:
         """The current factor of each channel, if there is one."""
-        return self._compute("weight")  # type: ignore[no-any-return]
+        return self._compute("weight")
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The current summand of each channel, if there is one."""
-        return self._compute("bias")  # type: ignore[no-any-return]
+        return self._compute("bias")
 
     def list_sources(self) -> list[torch.Tensor]:
         """Return the tensors that factor and summand are computed from."""
@@ -107,8 +107,8 @@ class ConstantAffine:
         """Compute the operation by PyTorch."""
         value = self._constant.compute()
         if self.name == "rsub":
-            return value - y  # type: ignore[no-any-return]
-        return FUNCTIONS[self.name][0](y, value)  # type: ignore[no-any-return, operator]
+            return value - y
+        return FUNCTIONS[self.name][0](y, value)
 
 
 def fold_affine(affine: Any) -> Factors:

@@ -159,7 +159,7 @@ def match_convolutions(
     Without a planner, all images keep the layouts that they have in PyTorch. Returns all convolutions of the model, in
     the order of the graphs of its traced parts.
     """
-    modules = [module for module in model.modules() if isinstance(module, tuple(CONVOLUTIONS))]
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, tuple(CONVOLUTIONS))]
     image_ndims = {len(module.kernel_size) + 2 for module in modules} or {3, 4, 5}
     recorders: list[ShapeRecorder] = [
         planner.make_recorder(partition.module.graph, image_ndims) if planner else ShapeRecorder(partition.module.graph)

@@ -176,10 +176,10 @@ class ConstantFinder:
         if node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
             return _Step("get_attr", name, self._modules[owner], (), {})
-        owner = self._modules[str(node.target)] if node.op == "call_module" else None
+        module = self._modules[str(node.target)] if node.op == "call_module" else None
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: _Reference(order[each]))
         target = None if node.op == "call_module" else node.target
-        return _Step(node.op, target, owner, _to_plain(args), _to_plain(kwargs))
+        return _Step(node.op, target, module, _to_plain(args), _to_plain(kwargs))
 
 
 def _to_plain(value: Any) -> Any:

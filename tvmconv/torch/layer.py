@@ -154,7 +154,7 @@ class TunedConv(torch.nn.Module):
     def _expand_slope(self, y: torch.Tensor) -> torch.Tensor:
         """Return the slopes of `prelu` as PyTorch's function reads them."""
         assert self.slope is not None
-        return self.slope.compute().detach().to(y.device, y.dtype).flatten()  # type: ignore[no-any-return]
+        return self.slope.compute().detach().to(y.device, y.dtype).flatten()
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
         """Compute inputs with this key by an installed kernel, given whether it truncates its inputs to TF32."""

@@ -251,7 +251,7 @@ class _FusionTracer(fx.Tracer):
         if has_hooks(m):
             return True
         if parametrize.is_parametrized(m):  # its weight is a node of its own, except for spectral normalization
-            lists = m.parametrizations.values()  # type: ignore[union-attr, operator]
+            lists = m.parametrizations.values()
             return any(type(each).__name__ == SPECTRAL_NORM_NAME for each_list in lists for each in each_list)
         return inherits_forward(m) or super().is_leaf_module(m, module_qualified_name)
 

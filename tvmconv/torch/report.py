@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 
 from tvmconv.compat import former_attribute
@@ -87,11 +88,12 @@ class Report:
     @property
     def table(self) -> Table:
         """Table with one row per convolution and the whole model in the last row."""
-        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
+        headers = ("layer", "before", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
         whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [
             (
                 line.path,
+                line.former or EMPTY_CELL,
                 line.workload or EMPTY_CELL,
                 line.implementation,
                 *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
@@ -99,7 +101,7 @@ class Report:
             )
             for line in (*self.lines, *([] if self.pytorch_seconds is None else [whole]))
         ]
-        return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
+        return Table(headers, rows, left_aligned=frozenset({"layer", "before", "workload", "runs", "config, or why"}))
 
     def __repr__(self) -> str:
         times = (self.pytorch_seconds, self.tvmconv_seconds)
@@ -110,6 +112,19 @@ class Report:
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return self.table.format_html() + notes
+
+    def to_json(self) -> str:
+        """Return the report as JSON: the attributes of the report, with `lines` as a list of objects.
+
+        Returns:
+            The text. Times are in seconds, and null where there are none.
+
+        Examples:
+            >>> from tvmconv.torch import Report
+            >>> Report((), difference=0.5).to_json()
+            '{"lines": [], "pytorch_seconds": null, "tvmconv_seconds": null, "difference": 0.5, "notes": []}'
+        """
+        return json.dumps(asdict(self))
 
     def __str__(self) -> str:
         return self.format_text()

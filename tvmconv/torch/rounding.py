@@ -46,7 +46,7 @@ def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_d
     centre = [size // 2 for size in signature.workload.kernel]
     weight = torch.zeros(signature.weight_shape, device=torch_device)
     channels = (0, slice(None)) if signature.workload.kind == "transpose" else (slice(None), 0)
-    weight[(*channels, *centre)] = 1
+    weight[tuple([*channels, *centre])] = 1
     bias = torch.zeros(signature.workload.O, device=torch_device) if signature.takes_bias else None
     add = signature.allocate_output(torch_device).zero_() if signature.takes_add else None
     slope = [torch.ones(signature.workload.O, device=torch_device)] if signature.takes_slope else []

@@ -28,7 +28,7 @@ def is_plain_instance(module: object, classes: Iterable[type]) -> TypeGuard[torc
     for each in classes:
         if module_type is each:
             return True
-        if issubclass(module_type, each) and not parametrize.is_parametrized(module):  # type: ignore[arg-type]
+        if issubclass(module_type, each) and not parametrize.is_parametrized(module):
             names = [name for name in COMPUTING_METHODS if hasattr(each, name)]
             if all(getattr(module_type, name) is getattr(each, name) for name in names):
                 return True
