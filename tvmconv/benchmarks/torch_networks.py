@@ -146,14 +146,14 @@ class _HifiganGenerator(nn.Module):
         self.ups, self.blocks = nn.ModuleList(), nn.ModuleList()
         for level, (stride, size) in enumerate(((8, 16), (8, 16), (2, 4), (2, 4))):
             channels = 512 >> level
-            up = nn.ConvTranspose1d(channels, channels // 2, size, stride, (size - stride) // 2)
-            self.ups.append(weight_norm(up))
+            upsampling = nn.ConvTranspose1d(channels, channels // 2, size, stride, (size - stride) // 2)
+            self.ups.append(weight_norm(upsampling))
             self.blocks.append(nn.ModuleList(_DilatedResidual(channels // 2, width) for width in (3, 7, 11)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        for up, blocks in zip(self.ups, self.blocks, strict=True):
-            x = up(functional.leaky_relu(x, 0.1))
+        for upsampling, blocks in zip(self.ups, self.blocks, strict=True):
+            x = upsampling(functional.leaky_relu(x, 0.1))
             x = sum(block(x) for block in blocks) / 3
         return torch.tanh(self.last(functional.leaky_relu(x)))
 
@@ -190,8 +190,8 @@ class _UNet3d(nn.Module):
         for stage in self.down:
             x = stage(x)
             skips.append(x)
-        for index, (up, stage) in enumerate(zip(self.ups, self.stages, strict=True)):
-            x = stage(torch.cat([up(x), skips[-2 - index]], 1))
+        for index, (upsampling, stage) in enumerate(zip(self.ups, self.stages, strict=True)):
+            x = stage(torch.cat([upsampling(x), skips[-2 - index]], 1))
         return self.last(x)
 
 
