@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_models import Block, X, with_statistics
 
-import tvmconv.torch  # noqa: F401
+import tvmconv.torch
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.torch.backend import backend
 from tvmconv.torch.layout_plan import LayoutCosts
