@@ -7,9 +7,10 @@ import pytest
 import torch
 from small_models import Block, X, with_statistics
 
-import tvmconv.torch  # noqa: F401
+import tvmconv.torch
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.torch.backend import backend
+from tvmconv.torch.layout_plan import LayoutCosts
 
 TUNED = {"choose": "tuned", "fallback_backend": "eager"}
 
@@ -144,3 +145,21 @@ def test_an_option_that_there_is_not_is_refused():
         backend(None, (), options={"second": 1})
     with pytest.raises(TuningError, match="choose='fast'"):
         backend(None, (), options={"choose": "fast"})
+
+
+@torch.no_grad()
+def test_layouts_inside_a_compiled_graph_are_planned(monkeypatch, caplog):
+    """Kernels are cheapest channels last; the result has the strides of PyTorch."""
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+    torch._dynamo.reset()
+
+    class FixedCosts(LayoutCosts):
+        def kernel_seconds(self, text):
+            return {"nchw": 1e-5, "nchw-nhwc": 5e-6, "nhwc-nchw": 5e-6, "nhwc": 1e-6}
+
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", FixedCosts)
+    model = torch.nn.Sequential(*(torch.nn.Conv1d(4, 4, 3, padding=1) for _ in range(3))).eval()
+    ours, x = compiled(model), X[:, :, 0]
+    assert_same(ours, model, x)
+    assert ours(x).stride() == model(x).stride()
+    assert "Inside the model, images are channels last at 3 convolutions" in told(caplog)[0]

@@ -185,7 +185,6 @@ def hooked(where):
     ("make", "x", "why"),
     [
         (lambda: torch.nn.Sequential(Conv2d(4, 4, 1).double()), X.double(), "float64"),
-        (lambda: torch.nn.Sequential(Conv2d(4, 4, 1, padding=1, padding_mode="reflect")), X, "reflect"),
         (lambda: hooked("it"), X, "hooks"),
         (lambda: hooked("around"), X, "hooks"),
         (computed, X, "a subclass of a convolution"),
@@ -316,5 +315,5 @@ def test_functional_norm_and_leaky_relu_run_in_the_kernel():
 
 
 def test_the_report_names_what_no_kernel_does():
-    ours = optimized(torch.nn.Sequential(Conv2d(4, 4, 3, padding=1), torch.nn.PReLU()).eval())
-    assert "followed by PReLU, which no kernel does" in str(ours.report())
+    ours = optimized(torch.nn.Sequential(Conv2d(4, 4, 3, padding=1), torch.nn.Softplus(2)).eval())
+    assert "followed by Softplus, which no kernel does" in str(ours.report())

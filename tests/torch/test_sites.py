@@ -1,5 +1,7 @@
 """What follows a convolution in a model's graph, found without running a kernel."""
 
+import math
+
 import pytest
 import torch
 from small_models import Model, NormAct
@@ -7,39 +9,69 @@ from torch import nn
 from torch.nn import functional
 
 from tvmconv.torch.fusion import find_fusion_sites
-from tvmconv.torch.layer import ACTIVATIONS
+from tvmconv.torch.layer import ACTIVATIONS, TunedConv
 from tvmconv.torch.partition import trace_model
 
 X = torch.linspace(-8, 8, 65)
+
+
+class Swish(nn.Module):
+    """An activation of the user's own."""
+
+    def forward(self, x):
+        return x * x.sigmoid()
+
+
 BEHIND = {
     "relu": [nn.ReLU(), nn.ReLU(inplace=True), torch.relu, functional.relu, lambda y: y.clamp(min=0)],
     "relu6": [nn.ReLU6(), functional.relu6, nn.Hardtanh(0, 6), lambda y: torch.clamp(y, 0, 6)],
-    "silu": [nn.SiLU(), functional.silu],
+    "silu": [
+        nn.SiLU(),
+        nn.SiLU(inplace=True),
+        functional.silu,
+        lambda y: y * torch.sigmoid(y),
+        lambda y: y.mul_(y.sigmoid()),
+        Swish(),
+    ],
     "gelu": [nn.GELU(), functional.gelu],
-    "gelu_tanh": [nn.GELU(approximate="tanh"), lambda y: functional.gelu(y, approximate="tanh")],
+    "gelu_tanh": [
+        nn.GELU(approximate="tanh"),
+        lambda y: functional.gelu(y, approximate="tanh"),
+        lambda y: 0.5 * y * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0)))),
+    ],
     "tanh": [nn.Tanh(), torch.tanh, lambda y: y.tanh()],
-    "mish": [nn.Mish(), functional.mish],
+    "mish": [nn.Mish(), functional.mish, lambda y: y.mul(functional.softplus(y).tanh())],
     "elu": [nn.ELU(), functional.elu, lambda y: functional.elu(y, inplace=True)],
     "softplus": [nn.Softplus(), functional.softplus],
     "leaky_relu": [nn.LeakyReLU(), functional.leaky_relu],
     "leaky_relu0.1": [nn.LeakyReLU(0.1, inplace=True), lambda y: functional.leaky_relu(y, negative_slope=0.1)],
     "leaky_relu0.2": [nn.LeakyReLU(0.2), lambda y: functional.leaky_relu(y, 0.2)],
     "sigmoid": [nn.Sigmoid(), torch.sigmoid, lambda y: y.sigmoid()],
-    "hardsigmoid": [nn.Hardsigmoid(), functional.hardsigmoid],
-    "hardswish": [nn.Hardswish(), functional.hardswish],
+    "hardsigmoid": [nn.Hardsigmoid(), functional.hardsigmoid, lambda y: functional.relu6(y + 3.0) / 6.0],
+    "hardswish": [
+        nn.Hardswish(),
+        functional.hardswish,
+        lambda y: y * functional.relu6(y + 3.0).div_(6.0),
+        lambda y: y * functional.relu6(y + 3) / 6,
+    ],
     "clamp": [lambda y: y.clamp(0, 1), lambda y: torch.clip(y, max=1, min=0), lambda y: functional.hardtanh(y, 0)],
+    "hardtanh": [nn.Hardtanh(), lambda y: y.clamp(-1, 1)],
+    "selu": [nn.SELU(), functional.selu],
+    "quick_gelu": [lambda y: y * torch.sigmoid(1.702 * y)],
+    "hard_mish": [lambda y: 0.5 * y * (y + 2).clamp(min=0, max=2)],
+    "prelu": [nn.PReLU(), nn.PReLU(init=-0.5), nn.LeakyReLU(0.3), nn.RReLU().eval()],
     "": [
-        nn.PReLU(),
-        nn.LeakyReLU(0.3),
         nn.ELU(0.5),
         nn.Softplus(2),
-        nn.Hardtanh(),
+        nn.Softmax(1),
+        nn.RReLU().train(),
         lambda y: functional.elu(y, 2.0),
         lambda y: y.clamp(0, 5),
         lambda y: y.clamp(0, 20),
         lambda y: torch.clamp(y, torch.zeros(()), torch.ones(())),
         lambda y: y.clamp(max=6),
-        lambda y: y * torch.sigmoid(y),
+        lambda y: y * torch.sigmoid(y + y.mean()),
+        lambda y: y * torch.sigmoid(y) + y.exp() * y.detach(),
     ],
 }
 
@@ -56,7 +88,11 @@ CASES = [(name, behind) for name, several in BEHIND.items() for behind in severa
 def test_an_activation_becomes_part_of_the_kernel(name, behind):
     (site,) = find_fusion_sites(trace_model(followed(behind)), {})
     assert site.epilogue_names == ([name] if name else [])
-    if name:  # and PyTorch would compute the same in its place
+    if name == "prelu":
+        module = TunedConv(nn.Conv2d(1, 1, 1), (), [name], slope=site.slope)
+        y = torch.randn(2, 1, 8, 8)
+        torch.testing.assert_close(functional.prelu(y, module._expand_slope(y)), behind(y.clone()))
+    elif name:  # and PyTorch would compute the same in its place
         torch.testing.assert_close(ACTIVATIONS[name](X), behind(X.clone()))
 
 
@@ -97,8 +133,7 @@ def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
 @pytest.mark.parametrize(
     ("behind", "name"),
     [
-        (nn.PReLU(), "PReLU"),
-        (nn.LeakyReLU(0.3), "LeakyReLU"),
+        (nn.Softplus(2), "Softplus"),
         (nn.GroupNorm(1, 1), "GroupNorm"),
         (lambda y: functional.elu(y, 2.0), "elu"),
         (nn.ReLU(), ""),

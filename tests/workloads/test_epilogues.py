@@ -34,6 +34,11 @@ BY_HAND = {
     "leaky_relu": lambda y: y if y > 0 else 0.01 * y,
     "leaky_relu0.1": lambda y: y if y > 0 else 0.1 * y,
     "leaky_relu0.2": lambda y: y if y > 0 else 0.2 * y,
+    "prelu": lambda y, slope: y if y > 0 else slope * y,
+    "selu": lambda y: 1.0507009873554805 * (y if y > 0 else 1.6732632423543772 * (math.exp(y) - 1)),
+    "hardtanh": lambda y: min(max(y, -1.0), 1.0),
+    "quick_gelu": lambda y: y / (1 + math.exp(-1.702 * y)),
+    "hard_mish": lambda y: y / 2 * min(max(y + 2, 0.0), 2.0),
 }
 
 orders = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True).map(tuple)
@@ -65,7 +70,7 @@ def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
     channels = -1 if workload.output_layout == "nhwc" else 1
     for place in np.ndindex(expected.shape):
         for name in epilogue:
-            index = {"bias": (place[channels],), "add": place, "drelu": place}.get(name)
+            index = {"bias": (place[channels],), "prelu": (place[channels],), "add": place, "drelu": place}.get(name)
             read = () if index is None else (float(arguments[name][index]),)
             expected[place] = BY_HAND[name](expected[place], *read)
     np.testing.assert_allclose(workload.reference(*inputs), expected, rtol=1e-12, atol=1e-12)

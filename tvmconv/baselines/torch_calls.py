@@ -44,25 +44,35 @@ def load_activations() -> dict[str, Callable[[Any], Any]]:
     import torch
     from torch.nn import functional
 
-    names = ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "mish", "elu", "softplus")
+    names = ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "mish", "elu", "softplus", "selu", "hardtanh")
     return {
         **{name: getattr(functional, name) for name in names},
         "clamp": lambda y: y.clamp(0, 1),
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
+        "quick_gelu": lambda y: y * torch.sigmoid(1.702 * y),
+        "hard_mish": lambda y: y * 0.5 * (y + 2).clamp(0, 2),
         "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
         **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
     }
 
 
+def where_positive(y: Any, otherwise: Any) -> Any:
+    """Return the elements of `y` that are positive, and those of another tensor elsewhere."""
+    import torch
+
+    return torch.where(y > 0, y, otherwise)
+
+
 def apply_op(name: str, y: Any, argument: Any) -> Any:
-    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or a bias (C)."""
+    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or numbers (C)."""
     if name == "add":
         return y + argument
     if name == "drelu":
         return y * (argument > 0)
-    if name == "bias":
-        return y + argument.view(-1, *(1,) * (y.dim() - 2))
+    if name in ("bias", "prelu"):
+        per_channel = argument.view(-1, *(1,) * (y.dim() - 2))
+        return y + per_channel if name == "bias" else where_positive(y, y * per_channel)
     return load_activations()[name](y)
 
 

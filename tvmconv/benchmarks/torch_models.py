@@ -30,7 +30,13 @@ from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 from tvmconv.workloads import dtypes
 
-OWN_NETWORKS = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # networks of torch_networks.py
+# Networks of torch_networks.py, with the shapes of their inputs.
+OWN_NETWORKS = {
+    "yolov8s_backbone": (3, 640, 640),
+    "sd_vae_decoder": (4, 64, 64),
+    "hifigan_generator": (80, 256),
+    "nnunet_3d": (1, 96, 96, 96),
+}
 IMAGE = (3, 224, 224)  # input of torchvision's networks
 EAGER, OURS, FROM_LOG = "PyTorch", "tvmconv", "tvmconv, from the log"
 BY_BACKEND = "tvmconv, compiled (backend)"
@@ -115,7 +121,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
     model, shape = _make_network(name)
     if args.image_size:
-        shape = (shape[0], args.image_size, args.image_size)
+        shape = (shape[0], *(args.image_size for _ in shape[1:]))
     torch.manual_seed(0)
     model = _set_statistics(model.to(torch_device), shape)
     x = torch.randn(args.batch, *shape).to(torch_device, dtype)
@@ -144,7 +150,8 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
 
     timings = []
     for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
-        memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+        memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
         timings.append(time_network(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
     timings.reverse()
@@ -162,7 +169,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     return timings, optimized.report()
 
 
-def _make_network(name: str) -> tuple[Any, tuple[int, int, int]]:
+def _make_network(name: str) -> tuple[Any, tuple[int, ...]]:
     """Return a network with random weights, and the shape of its images."""
     if name in OWN_NETWORKS:
         from tvmconv.benchmarks import torch_networks
@@ -177,16 +184,18 @@ def _make_network(name: str) -> tuple[Any, tuple[int, int, int]]:
         raise UsageError(f"no network {name}: expected {networks}") from error
 
 
-def _set_statistics(model: Any, shape: tuple[int, int, int]) -> Any:
+def _set_statistics(model: Any, shape: tuple[int, ...]) -> Any:
     """Return the model in evaluation mode, with batch normalizations that have the statistics of random images. Without
     them, the values vanish from layer to layer.
     """
     import torch
 
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.reset_running_stats()
-            module.momentum = None  # a cumulative mean over batches
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if not norms:
+        return model.eval()
+    for module in norms:
+        module.reset_running_stats()
+        module.momentum = None  # a cumulative mean over batches
     with torch.no_grad():
         model.train()(torch.randn(NUM_STATISTICS_IMAGES, *shape, device=next(model.parameters()).device))
     return model.eval()

@@ -1,7 +1,8 @@
 """Networks of `tvmconv bench torch-models` that torchvision lacks, with random weights.
 
-Sources: Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution
-Image Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1.
+Sources: Kong, Kim, Bae, "HiFi-GAN", 2020 (the generator V1); Isensee et al., "nnU-Net", 2021 (the plain 3-D U-Net);
+Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution Image
+Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 
 
 class _Conv(nn.Sequential):
@@ -112,3 +114,87 @@ def sd_vae_decoder() -> nn.Module:
         if level < 3:
             layers += [nn.Upsample(scale_factor=2.0), nn.Conv2d(channels, channels, 3, 1, 1)]
     return nn.Sequential(*layers, nn.GroupNorm(32, 128, 1e-6), nn.SiLU(), nn.Conv2d(128, 3, 3, 1, 1))
+
+
+class _DilatedResidual(nn.Module):
+    """HiFi-GAN's residual block: pairs of a dilated convolution and a plain one, with weight normalization."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.dilated, self.plain = (
+            nn.ModuleList(
+                weight_norm(nn.Conv1d(channels, channels, size, dilation=d, padding=d * (size - 1) // 2))
+                for d in dilations
+            )
+            for dilations in ((1, 3, 5), (1, 1, 1))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for dilated, plain in zip(self.dilated, self.plain, strict=True):
+            y = dilated(functional.leaky_relu(x, 0.1))
+            x = plain(functional.leaky_relu(y, 0.1)) + x
+        return x
+
+
+class _HifiganGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (
+            weight_norm(nn.Conv1d(80, 512, 7, padding=3)),
+            weight_norm(nn.Conv1d(32, 1, 7, padding=3)),
+        )
+        self.ups, self.blocks = nn.ModuleList(), nn.ModuleList()
+        for level, (stride, size) in enumerate(((8, 16), (8, 16), (2, 4), (2, 4))):
+            channels = 512 >> level
+            upsampling = nn.ConvTranspose1d(channels, channels // 2, size, stride, (size - stride) // 2)
+            self.ups.append(weight_norm(upsampling))
+            self.blocks.append(nn.ModuleList(_DilatedResidual(channels // 2, width) for width in (3, 7, 11)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for upsampling, blocks in zip(self.ups, self.blocks, strict=True):
+            x = upsampling(functional.leaky_relu(x, 0.1))
+            x = sum(block(x) for block in blocks) / 3
+        return torch.tanh(self.last(functional.leaky_relu(x)))
+
+
+def hifigan_generator() -> nn.Module:
+    """Return the generator V1 of HiFi-GAN, from mel spectrograms of 80 bands to 256 samples per frame."""
+    return _HifiganGenerator()
+
+
+class _Stage3d(nn.Sequential):
+    """Two convolutions of nnU-Net, each with instance normalization and a leaky ReLU."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        layers: list[nn.Module] = []
+        for size, step in ((channels, stride), (filters, 1)):
+            layers += [nn.Conv3d(size, filters, 3, step, 1), nn.InstanceNorm3d(filters, affine=True)]
+            layers.append(nn.LeakyReLU(inplace=True))
+        super().__init__(*layers)
+
+
+class _UNet3d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (32, 64, 128, 256, 320)
+        sizes = zip((1, *widths), widths, (1, 2, 2, 2, 2), strict=False)
+        self.down = nn.ModuleList(_Stage3d(channels, filters, stride) for channels, filters, stride in sizes)
+        pairs = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.ups = nn.ModuleList(nn.ConvTranspose3d(channels, filters, 2, 2) for channels, filters in pairs)
+        self.stages = nn.ModuleList(_Stage3d(2 * filters, filters, 1) for _, filters in pairs)
+        self.last = nn.Conv3d(32, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for stage in self.down:
+            x = stage(x)
+            skips.append(x)
+        for index, (upsampling, stage) in enumerate(zip(self.ups, self.stages, strict=True)):
+            x = stage(torch.cat([upsampling(x), skips[-2 - index]], 1))
+        return self.last(x)
+
+
+def nnunet_3d() -> nn.Module:
+    """Return a 3-D U-Net of five levels like nnU-Net's, for volumes with one channel."""
+    return _UNet3d()

@@ -20,39 +20,33 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from tvmconv import compat
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.channel_affine import NORM_ARGUMENTS
+from tvmconv.torch.conv_site import ConvSite
+from tvmconv.torch.conv_source import CONV_FUNCTIONS, TRANSPOSED_FUNCTIONS, bind_conv_arguments
 from tvmconv.torch.device_match import find_device_for
-from tvmconv.torch.fusion import (
-    DEFAULT_EPS,
-    NORM_ARGUMENTS,
-    NORM_TENSORS,
-    ConvSite,
-    match_convolutions,
-    replace_sites,
-)
+from tvmconv.torch.fusion import match_graph, replace_sites
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layout_plan import LayoutPlanner
+from tvmconv.torch.metadata_readers import remove_shape_assertions
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.partition import MODEL_NAME, GraphPartition, remove_no_ops
+from tvmconv.torch.optimize import list_strides, make_planner
+from tvmconv.torch.partition import remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
+from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache, time_call, use_cudnn_heuristics
 from tvmconv.torch.training_backend import insert_operators, needs_gradients
 
 CompiledFunction = Callable[..., Any]
 OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
 DEFAULT_FALLBACK_BACKEND = "inductor"
-REPLACED_NODE_KEY = "tvmconv"  # key of a node's metadata with the name of the node that it replaces
-# The module of a convolution, and of a normalization after it.
-CONVOLUTION_MODULES = {
-    torch.conv1d: (torch.nn.Conv1d, torch.nn.BatchNorm1d),
-    torch.conv2d: (torch.nn.Conv2d, torch.nn.BatchNorm2d),
-    torch.conv3d: (torch.nn.Conv3d, torch.nn.BatchNorm3d),
-}
-CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+CONVOLUTION_NDIMS = {**CONV_FUNCTIONS, **TRANSPOSED_FUNCTIONS}
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast  # later nodes compute in other dtypes
 
 _logger = logging.getLogger("tvmconv.torch")
@@ -100,22 +94,23 @@ def backend(
     targets = {node.target for node in gm.graph.nodes}
     if (
         torch_device is None
-        or any(_is_norm(node) and _bind_arguments(node).get("training") for node in gm.graph.nodes)
+        or any(_is_norm(node) and _bind_norm(node).get("training") for node in gm.graph.nodes)
         or ENTER_AUTOCAST in targets
-        or targets.isdisjoint(CONVOLUTION_MODULES)
+        or targets.isdisjoint(CONVOLUTION_NDIMS)
     ):
         return fallback_run
     try:
         with torch.no_grad():
             selection_deadline = deadline and deadline.reserve_seconds(fallback_compile_seconds)
-            selected_sites, report = _select_sites(gm, example_inputs, torch_device, option_values, selection_deadline)
+            replaced_graph, selected_sites, report = _select_sites(
+                gm, example_inputs, torch_device, option_values, selection_deadline
+            )
     except DeviceError as error:  # tvmconv has no device for PyTorch's
         _logger.warning("%s: PyTorch computes the convolutions", error)
         return fallback_run
     if not selected_sites:
         _logger.info("%s", report)
         return fallback_run
-    replaced_graph = _replace_convolutions(gm, selected_sites)
     replaced_run = compile_rest(replaced_graph, example_inputs)
     pytorch_seconds, tvmconv_seconds = (
         _time_call(run, example_inputs, torch_device) for run in (fallback_run, replaced_run)
@@ -158,20 +153,32 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
     return found.pop() if len(found) == 1 and next(iter(found)).type in ("cpu", "cuda") else None
 
 
-def _bind_arguments(node: fx.Node) -> dict[str, Any]:
-    argument_names = CONVOLUTION_ARGUMENTS if node.target in CONVOLUTION_MODULES else NORM_ARGUMENTS
-    return dict(zip(argument_names, node.args, strict=False)) | node.kwargs
+def _bind_norm(node: fx.Node) -> dict[str, Any]:
+    return dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
 
 
 def _is_norm(node: fx.Node) -> bool:
     return node.target is torch.nn.functional.batch_norm
 
 
-def _copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of a graph without the nodes that have no effect in evaluation mode."""
-    copied_graph = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    remove_no_ops(copied_graph.graph, dict(copied_graph.named_modules()))
-    return copied_graph
+def _find_model_tensors(graph: fx.Graph, inputs: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
+    """Return the placeholders of parameters and buffers, with their values.
+
+    PyTorch names buffers by their place in the model. What only convolutions and normalizations read besides their
+    input is one, too.
+    """
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return {
+        node: value
+        for node, value in zip(placeholders, inputs, strict=True)
+        if isinstance(value, torch.nn.Parameter) or "buffers" in str(node.target) or _is_layer_argument(node)
+    }
+
+
+def _is_layer_argument(node: fx.Node) -> bool:
+    """Return whether all readers of a node are convolutions and normalizations, of which it is not the input."""
+    arguments = [bind_conv_arguments(user) or (_bind_norm(user) if _is_norm(user) else None) for user in node.users]
+    return bool(arguments) and all(each is not None and each["input"] is not node for each in arguments)
 
 
 def _select_sites(
@@ -180,106 +187,78 @@ def _select_sites(
     torch_device: torch.device,
     option_values: Mapping[str, Any],
     deadline: Deadline | None,
-) -> tuple[list[ConvSite], Report]:
-    """Return the convolutions that tvmconv's kernels compute faster, and the report of all decisions."""
-    lifted = _lift_to_modules(gm, inputs)
-    own_ids = {
-        id(tensor)
-        for module in getattr(lifted, MODEL_NAME, lifted).children()
-        for tensor in (*module.parameters(), *module.buffers())
-    }
-    inputs = [value if id(value) in own_ids else value.clone() for value in inputs]  # a graph may write to its inputs
-    model = Optimized(gm, lifted)
+) -> tuple[fx.GraphModule, list[ConvSite], Report]:
+    """Return a graph in which tuned modules compute convolutions, those convolutions, and the report of all decisions.
+
+    The layouts inside the graph are planned as by `optimize`.
+    """
     device = find_device_for(torch_device, None)
     provider = KernelProvider(device, torch_device, option_values.get("log"), lambda text: _logger.debug("%s", text))
+    model = Optimized(gm, fx.GraphModule(gm, copy.deepcopy(gm.graph)))
+    timing_cache = TimingCache(model, _copy_inputs(gm.graph, inputs), torch_device, device.name)
+    planner = make_planner(provider, timing_cache, deadline)
+    planner.converts_weights = False  # they are inputs of a graph that was compiled for their strides
     with use_cudnn_heuristics():
-        sites = match_convolutions(model, [GraphPartition("", model)], inputs)
+        graph, sites = _match(gm, inputs, planner)
+        if planner.num_moved and not _keeps_strides(gm, graph, sites, inputs):
+            planner.drop()
+            graph, sites = _match(gm, inputs, None)
     counts = count_workloads(sites)
     provider.find_kernels(counts, deadline and kernels_deadline(len(counts), torch_device, deadline))
-    timing_cache = TimingCache(model, inputs, torch_device, device.name)
     kernel_selector = KernelSelector(provider, timing_cache, option_values.get("choose", "fastest"), deadline)
     lines = kernel_selector.select_all(sites, counts)
     timing_cache.save()
-    report = Report(lines, notes=tuple(kernel_selector.describe_omissions(len(counts))))
-    return [site for site in sites if site.module and site.module.kernels], report
+    selected_sites = [site for site in sites if site.module and site.module.kernels]
+    replace_sites(graph, selected_sites)
+    notes = [*planner.describe(), *kernel_selector.describe_omissions(len(counts))]
+    return graph, selected_sites, Report(lines, notes=tuple(notes))
 
 
-def _lift_to_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """Return the graph with convolutions and normalizations of parameters as modules, called like their nodes."""
-    lifted = _copy_graph(gm)
-    placeholders = (node for node in lifted.graph.nodes if node.op == "placeholder")
-    values = dict(zip(placeholders, inputs, strict=True))
-    norm_types: dict[fx.Node, type] = {}  # module of a normalization after each convolution
-    for node in list(lifted.graph.nodes):
-        module: torch.nn.Module | None = None
-        conv_type, norm_type = CONVOLUTION_MODULES.get(node.target, (None, None))
-        if conv_type is not None:
-            module = _make_convolution(conv_type, node, values)
-        elif _is_norm(node) and (input_norm_type := norm_types.get(_bind_arguments(node)["input"])):
-            module = _make_norm(input_norm_type, node, values)
-        if module is None:
-            continue
-        name = f"{MODEL_NAME}.{node.name}"
-        lifted.add_submodule(name, module)
-        with lifted.graph.inserting_before(node):
-            call_node = lifted.graph.call_module(name, (_bind_arguments(node)["input"],))
-        call_node.meta[REPLACED_NODE_KEY] = node.name
-        node.replace_all_uses_with(call_node)
-        lifted.graph.erase_node(node)
-        if norm_type is not None:
-            norm_types[call_node] = norm_type
-    lifted.recompile()
-    return lifted
+def _match(
+    gm: fx.GraphModule, inputs: Sequence[Any], planner: LayoutPlanner | None
+) -> tuple[fx.GraphModule, list[ConvSite]]:
+    """Return a copy of the graph with planned layouts, and its convolutions with modules that can compute them."""
+    graph = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    remove_no_ops(graph.graph, dict(graph.named_modules()))
+    remove_shape_assertions(graph.graph)
+    ndims = {CONVOLUTION_NDIMS[node.target] + 2 for node in graph.graph.nodes if node.target in CONVOLUTION_NDIMS}
+    recorder = planner.make_recorder(graph, ndims) if planner else ShapeRecorder(graph)
+    with torch.no_grad():
+        recorder.run(*_copy_inputs(graph.graph, inputs))
+    sites = match_graph(graph, recorder, planner, _find_model_tensors(graph.graph, inputs))
+    for site in sites:
+        if site.workload_text:
+            site.module = site.make_module()
+    graph.recompile()
+    return graph, sites
 
 
-def _find_tensors(node: fx.Node, values: Mapping[fx.Node, Any]) -> dict[str, Any] | None:
-    """Return the tensors of a node by name, None for those left out; None if one of them is no graph input."""
-    arguments = _bind_arguments(node)
-    given = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
-    if not values.keys() >= set(given.values()):
-        return None
-    return dict.fromkeys(NORM_TENSORS) | {name: values[tensor_node] for name, tensor_node in given.items()}
+def _copy_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a graph, with copies of those to which it may write."""
+    model_tensors = {id(tensor) for tensor in _find_model_tensors(graph, inputs).values()}
+    return [value if id(value) in model_tensors else value.clone() for value in inputs]
 
 
-def _make_convolution(conv_type: type, node: fx.Node, values: Mapping[fx.Node, Any]) -> torch.nn.Module | None:
-    """Return a module that computes a node as a convolution of a parameter; None if its weight is none."""
-    tensors, arguments = _find_tensors(node, values), _bind_arguments(node)
-    if tensors is None or not isinstance(tensors["weight"], torch.nn.Parameter):
-        return None
-    weight, groups = tensors["weight"], arguments.get("groups", 1)
-    geometry = {name: arguments[name] for name in ("stride", "padding", "dilation") if name in arguments}
-    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]))
-    module: Any = conv_type(*sizes, groups=groups, bias=False, device="meta", **geometry)
-    module._parameters.update(weight=weight, bias=tensors["bias"])
-    return module
-
-
-def _make_norm(norm_type: type, node: fx.Node, values: Mapping[fx.Node, Any]) -> torch.nn.Module | None:
-    """Return a module that computes a node as a normalization by constant statistics; None if it has none."""
-    tensors, arguments = _find_tensors(node, values), _bind_arguments(node)
-    if arguments.get("training") or tensors is None or any(tensors[name] is None for name in NORM_TENSORS[:2]):
-        return None
-    channels, eps = len(tensors["running_mean"]), arguments.get("eps", DEFAULT_EPS)
-    module: Any = norm_type(channels, eps=eps, affine=False, device="meta").eval()
-    module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # frozen parameters are buffers
-    module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
-    return module
-
-
-def _replace_convolutions(gm: fx.GraphModule, selected_sites: Sequence[ConvSite]) -> fx.GraphModule:
-    """Return the graph with the selected convolutions replaced by calls of tuned modules."""
-    replaced_graph = _copy_graph(gm)
-    nodes = {node.name: node for node in replaced_graph.graph.nodes}
-
-    def find_node(node: fx.Node) -> fx.Node:
-        return nodes[node.meta.get(REPLACED_NODE_KEY, node.name)]
-
-    sites = [
-        replace(site, nodes=list(map(find_node, site.nodes)), add_node=site.add_node and find_node(site.add_node))
-        for site in selected_sites
+def _keeps_strides(gm: fx.GraphModule, graph: fx.GraphModule, sites: Sequence[ConvSite], inputs: Sequence[Any]) -> bool:
+    """Return whether a graph with planned layouts runs, and returns tensors with the strides of the original one."""
+    planned = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    nodes = {node.name: node for node in planned.graph.nodes}
+    copies = [
+        replace(
+            site,
+            nodes=[nodes[node.name] for node in site.nodes],
+            pad_nodes=[nodes[node.name] for node in site.pad_nodes],
+            add_node=site.add_node and nodes[site.add_node.name],
+        )
+        for site in sites
+        if site.module
     ]
-    replace_sites(replaced_graph, sites)
-    return replaced_graph
+    replace_sites(planned, copies)
+    try:
+        results, expected = (tree_leaves(each(*_copy_inputs(gm.graph, inputs))) for each in (planned, gm))
+    except RuntimeError:  # a `view`, for example, needs the own layout
+        return False
+    return list_strides(results) == list_strides(expected)
 
 
 def _time_call(run: CompiledFunction, inputs: Sequence[Any], torch_device: torch.device) -> float:

@@ -19,7 +19,7 @@ from tvmconv.devices.cuda.graphs import check_cuda
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
-from tvmconv.torch.signature import ConvSignature
+from tvmconv.torch.signature import SLOPE_OP, ConvSignature
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their arrays
@@ -51,10 +51,15 @@ class OpenclLauncher:
         self._epilogue_order = signature.workload.argument_names[2:-1]
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        add: torch.Tensor | None,
+        slope: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the executable on tensors in the signature's layouts and return the output."""
-        tensors: dict[str, Any] = {"bias": bias, "add": add}
+        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope}
         signature = self._signature
         arrays = [self._to_array(tensor, signature.input_layout) for tensor in (x, weight)]
         arrays += [self._to_array(tensors[name], signature.output_layout) for name in self._epilogue_order]
@@ -93,7 +98,12 @@ class CudaLauncher:
             self._functions = [_LoadedFunction(kernel) for kernel in program.kernels]
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        add: torch.Tensor | None,
+        slope: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Queue the kernels on tensors in the signature's layouts and return the output."""
         output = self._signature.allocate_output(self._torch_device)
@@ -104,7 +114,8 @@ class CudaLauncher:
             for workspace_index, nbytes in enumerate(self._workspace_bytes)
         ]
         pointers = [x.data_ptr(), weight.data_ptr()]
-        pointers += [(bias if name == "bias" else add).data_ptr() for name in self._epilogue_order]  # type: ignore[union-attr]
+        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope}
+        pointers += [tensors[name].data_ptr() for name in self._epilogue_order]
         pointers.append(output.data_ptr())
         pointers += [tensor.data_ptr() for tensor in workspaces]
         functions = self._functions[self.program.num_prepack_kernels :] if packed else self._functions

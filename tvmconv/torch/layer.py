@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from tvmconv.torch.channel_affine import count_output_channels, fold_affine, list_affine_sources
+from tvmconv.torch.conv_source import list_conv_sources, list_watched_modules
+from tvmconv.torch.graph_constants import GraphConstant
 from tvmconv.torch.operator import conv as operator
 from tvmconv.torch.operator import register_weight_refresh
 from tvmconv.torch.rounding import compensate_truncation
-from tvmconv.torch.signature import ACTIVATIONS, compute_strides, lay_out, parse_signature
-
-CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
-NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+from tvmconv.torch.signature import ACTIVATIONS, SLOPE_OP, compute_strides, lay_out, parse_signature
 
 TensorStamp = tuple[weakref.ref[torch.Tensor], int, int]  # a tensor, its address, and its version counter
 InputKey = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
@@ -47,10 +48,9 @@ def is_tf32_allowed() -> bool:
 
 @dataclass
 class _PackedWeights:
-    """Weight and bias of a layer as one kernel reads them, in buffers of the layer."""
+    """Weight, bias and slopes of a layer as one kernel reads them, in buffers of the layer."""
 
-    weight: str  # name of the buffer
-    bias: str
+    names: tuple[str, str, str]  # of the buffers of weight, bias and slopes
     input_layout: str  # of the kernel's x and weight
     output_layout: str  # of its residual
     truncates: bool  # whether the kernel truncates its inputs to TF32
@@ -62,29 +62,45 @@ class TunedConv(torch.nn.Module):
 
     If a weight is written to or replaced, it is packed again before the next launch. PyTorch does not report writes
     through `.data`.
-    A batch normalization after it is a factor and a summand per channel in evaluation mode. The epilogue's names are
-    activations, and `add` for a residual. The output has `output_layout` if that is given, whatever computes it.
+
+    Args:
+        conv: The convolution: a module, or another object of `tvmconv.torch.conv_source`.
+        affines: Operations after it that weight and bias include, of `tvmconv.torch.channel_affine`.
+        epilogue_names: Names of the other operations: activations, `add` for a residual, and `prelu`.
+        output_layout: Layout of the output, whatever computes it; None if that is not decided.
+        slope: Slopes of `prelu`: one number, or one per channel.
+        pads: Zeros around the input, as `torch.nn.functional.pad` takes them.
     """
 
     def __init__(
-        self, conv: torch.nn.Module, norm: Any, epilogue_names: Sequence[str], output_layout: str | None = None
+        self,
+        conv: Any,
+        affines: Sequence[Any] = (),
+        epilogue_names: Sequence[str] = (),
+        output_layout: str | None = None,
+        *,
+        slope: GraphConstant | None = None,
+        pads: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.output_layout = output_layout
-        self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # a tuple hides modules that the model has registered
-        self.epilogue_names = tuple(epilogue_names)
+        self._operations: tuple[Any, tuple[Any, ...]] = (conv, tuple(affines))  # a tuple hides registered modules
+        self.epilogue_names, self.slope, self.pads = tuple(epilogue_names), slope, tuple(pads)
+        norms = [affine for affine in affines if isinstance(affine, torch.nn.Module)]
+        # The modules of which hooks and mode matter, with their number of hooks.
+        self._watched = tuple((each, len(each._forward_pre_hooks)) for each in (*list_watched_modules(conv), *norms))
         self.kernels: dict[InputKey, str] = {}  # names of kernels
         self._packed: dict[str, _PackedWeights] = {}  # by the names of kernels
 
     @property
     def conv(self) -> Any:
         """The model's convolution."""
-        return self._conv_and_norm[0]
+        return self._operations[0]
 
     @property
-    def norm(self) -> Any:
-        """The model's batch normalization; None if there is none."""
-        return self._conv_and_norm[1]
+    def affines(self) -> tuple[Any, ...]:
+        """The operations that weight and bias include, such as the model's batch normalization."""
+        return self._operations[1]
 
     def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the output from the input of the convolution, and from the residual if the epilogue has one."""
@@ -106,36 +122,48 @@ class TunedConv(torch.nn.Module):
         x = lay_out(x, packed.input_layout)
         if add is not None:
             add = lay_out(add, packed.output_layout)
-        return operator(x, self._buffers[packed.weight], self._buffers[packed.bias], add, kernel)
+        weight, bias, slope = (self._buffers[name] for name in packed.names)
+        if slope is None:
+            return operator(x, weight, bias, add, kernel)
+        return operator(x, weight, bias, add, kernel, slope)
 
     def _has_module_changed(self) -> bool:
         """Return whether, since the optimization, a module got hooks or the normalization was set to training mode."""
-        conv, norm = self._conv_and_norm
-        return bool(
-            conv._forward_hooks
-            or conv._forward_pre_hooks
-            or (norm is not None and (norm.training or norm._forward_hooks or norm._forward_pre_hooks))
-        )
+        for module, num_pre_hooks in self._watched:
+            if module._forward_hooks or len(module._forward_pre_hooks) > num_pre_hooks:
+                return True
+            if module.training and module is not self._operations[0]:
+                return True
+        return False
 
     def _is_gradient_needed(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
         return any(t is not None and t.requires_grad for t in (x, add, *self.weight_sources()))
 
     def run_eager(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the output by PyTorch."""
-        y = self.conv(x)
-        if self.norm is not None:
-            y = self.norm(y)
+        y = self.conv(functional.pad(x, self.pads) if any(self.pads) else x)
+        for affine in self.affines:
+            y = affine(y)
         for name in self.epilogue_names:
-            y = y + add if name == "add" else ACTIVATIONS[name](y)
+            if name == SLOPE_OP and self.slope is not None:
+                y = functional.prelu(y, self._expand_slope(y))
+            else:
+                y = y + add if name == "add" else ACTIVATIONS[name](y)
         return y if self.output_layout is None else lay_out(y, self.output_layout)
+
+    def _expand_slope(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the slopes of `prelu` as PyTorch's function reads them."""
+        assert self.slope is not None
+        return self.slope.compute().detach().to(y.device, y.dtype).flatten()
 
     def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
         """Compute inputs with this key by an installed kernel, given whether it truncates its inputs to TF32."""
         if kernel not in self._packed:
             number = next(number for number in itertools.count() if f"weight{number}" not in self._buffers)
             layouts = parse_signature(kernel).input_layout, parse_signature(kernel).output_layout
-            packed = _PackedWeights(f"weight{number}", f"bias{number}", *layouts, truncates, self._stamp_sources())
-            for name, tensor in zip((packed.weight, packed.bias), self._pack_weights(kernel, packed), strict=True):
+            names = (f"weight{number}", f"bias{number}", f"slope{number}")
+            packed = _PackedWeights(names, *layouts, truncates, self._stamp_sources())
+            for name, tensor in zip(packed.names, self._pack_weights(kernel, packed), strict=True):
                 self.register_buffer(name, tensor, persistent=False)
             self._packed[kernel] = packed
             self._register_refresh(kernel)
@@ -146,7 +174,8 @@ class TunedConv(torch.nn.Module):
         kernel = self.kernels.pop(key, None)
         if kernel is not None and kernel not in self.kernels.values():
             packed = self._packed.pop(kernel)
-            del self._buffers[packed.weight], self._buffers[packed.bias]
+            for name in packed.names:
+                del self._buffers[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_packed": {kernel: replace(own, stamps=[]) for kernel, own in self._packed.items()}}
@@ -164,7 +193,7 @@ class TunedConv(torch.nn.Module):
             if (module := weak_self()) is not None and kernel in module._packed:
                 module._refresh(kernel)
 
-        register_weight_refresh(getattr(self, self._packed[kernel].weight), refresh)
+        register_weight_refresh(getattr(self, self._packed[kernel].names[0]), refresh)
 
     def refresh(self) -> None:
         """Update packed weights, as each launch does."""
@@ -177,7 +206,7 @@ class TunedConv(torch.nn.Module):
         if self._is_current(packed):
             return
         stamps = self._stamp_sources()
-        for name, new_value in zip((packed.weight, packed.bias), self._pack_weights(kernel, packed), strict=True):
+        for name, new_value in zip(packed.names, self._pack_weights(kernel, packed), strict=True):
             buffer = self._buffers[name]
             if buffer is not None and new_value is not None:
                 with torch.no_grad():
@@ -185,12 +214,11 @@ class TunedConv(torch.nn.Module):
         packed.stamps = stamps
 
     def weight_sources(self) -> list[torch.Tensor]:
-        """Return all tensors from which packed weight and bias are computed."""
-        conv, norm = self._conv_and_norm
-        tensors = [*conv._parameters.values()]
-        if norm is not None:
-            tensors += [*norm._parameters.values(), norm._buffers["running_mean"], norm._buffers["running_var"]]
-        return [tensor for tensor in tensors if tensor is not None]
+        """Return all tensors from which packed weight, bias and slopes are computed."""
+        tensors = list_conv_sources(self.conv)
+        for affine in self.affines:
+            tensors += list_affine_sources(affine)
+        return tensors if self.slope is None else tensors + self.slope.list_sources()
 
     def _stamp_sources(self) -> list[TensorStamp]:
         """Return stamps that change when a source tensor is written to, replaced or moved."""
@@ -210,22 +238,47 @@ class TunedConv(torch.nn.Module):
             packed.stamps = []
 
     @torch.no_grad()
-    def _pack_weights(self, kernel: str, packed: _PackedWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return weight and bias as a kernel reads them, in new memory."""
-        signature, (conv, norm) = parse_signature(kernel), self._conv_and_norm
-        weight, bias = conv.weight, conv.bias
-        if norm is not None:  # float64, so that the result is rounded once
-            factor = (norm.running_var.double() + norm.eps).rsqrt()
-            if norm.weight is not None:
-                factor = factor * norm.weight.double()
-            shift = -norm.running_mean.double() * factor
-            if norm.bias is not None:
-                shift = shift + norm.bias.double()
-            weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
-            bias = shift if bias is None else bias.double() * factor + shift
+    def _pack_weights(
+        self, kernel: str, packed: _PackedWeights
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return weight, bias and slopes as a kernel reads them, in new memory."""
+        signature, weight, bias = parse_signature(kernel), self.conv.weight, self.conv.bias
+        if self.affines:  # float64, so that the result is rounded once
+            weight, bias = self._fold_affines(weight.double(), None if bias is None else bias.double())
         if packed.truncates:
             weight = compensate_truncation(weight.double())
         strides = compute_strides(weight.shape, signature.input_layout)
         new_weight = torch.empty_strided(weight.shape, strides, dtype=signature.dtype, device=weight.device)
         weight = new_weight.copy_(weight)
-        return weight, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)
+        slope = None
+        if self.slope is not None:
+            slope = self.slope.compute().detach().to(weight.device, signature.bias_dtype).flatten()
+            slope = slope.expand(count_output_channels(self.conv)).clone()
+        return weight, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias), slope
+
+    def _fold_affines(
+        self, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return weight and bias with all affine operations, in float64."""
+        num_channels = count_output_channels(self.conv)
+        total: torch.Tensor | None = None
+        for affine in self.affines:
+            factor, shift = (
+                None if each is None else each.to(weight.device).expand(num_channels) for each in fold_affine(affine)
+            )
+            if factor is not None:
+                total = factor if total is None else total * factor
+                bias = None if bias is None else bias * factor
+            if shift is not None:
+                bias = shift.clone() if bias is None else bias + shift
+        return weight if total is None else scale_output_channels(weight, total, self.conv), bias
+
+
+def scale_output_channels(weight: torch.Tensor, factor: torch.Tensor, conv: Any) -> torch.Tensor:
+    """Return the weight of a convolution with one factor per output channel."""
+    space = (1,) * (weight.dim() - 2)
+    if not conv.transposed:
+        return weight * factor.view(-1, 1, *space)
+    groups = conv.groups  # the weight is (C, O / groups, kernel)
+    grouped = weight.view(groups, -1, *weight.shape[1:]) * factor.view(groups, 1, -1, *space)
+    return grouped.view(weight.shape)

@@ -21,13 +21,14 @@ from tvmconv.cost_model.conversions import estimate_conversion_seconds, estimate
 from tvmconv.devices import Device
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex
 from tvmconv.target import UNKNOWN_TARGET
-from tvmconv.torch.fusion import ConvSite, TensorMetadata
+from tvmconv.torch.conv_site import ConvSite, TensorMetadata
 from tvmconv.torch.layout_choice import CostTable, minimize_cost
 from tvmconv.torch.layout_recorder import LayoutRecorder, NodeLayout
 from tvmconv.torch.signature import compute_strides, find_layout, lay_out
-from tvmconv.workloads import Conv, parse
+from tvmconv.workloads import parse
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import FLOAT32
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS, UNIFORM_LAYOUTS, join_layouts
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, UNIFORM_LAYOUTS, join_layouts
 
 FORBIDDEN_SECONDS = 1e6  # of a conversion between tensors that share memory
 KERNEL_ROOFLINE_RATIO = 2.0  # typical time of a kernel that was not measured, relative to the roofline
@@ -58,14 +59,14 @@ class LayoutCosts:
         workload: Any = parse(text)
         key = replace(workload, layout=CHANNELS_FIRST).text
         if key not in self._kernel_seconds:
-            variants: dict[str, Conv] = {layout: replace(workload, layout=layout) for layout in LAYOUTS}
+            variants: dict[str, Any] = {layout: replace(workload, layout=layout) for layout in workload.LAYOUTS}
             base_seconds = KERNEL_ROOFLINE_RATIO * self._target.roofline_seconds(workload)
             added = {layout: self._estimate_added_seconds(w, base_seconds) for layout, w in variants.items()}
             measured = {layout: seconds for layout, w in variants.items() if (seconds := self._find_measured(w))}
             if measured:
                 base_seconds = min(max(seconds - added[layout], 0.0) for layout, seconds in measured.items())
             self._kernel_seconds[key] = {
-                layout: measured.get(layout, base_seconds + added[layout]) for layout in LAYOUTS
+                layout: measured.get(layout, base_seconds + added[layout]) for layout in variants
             }
         return self._kernel_seconds[key]
 
@@ -73,7 +74,7 @@ class LayoutCosts:
         """Return the seconds in which PyTorch converts images of this size."""
         return COPY_RATIO * estimate_copy_seconds(nbytes, self._target)
 
-    def _estimate_added_seconds(self, workload: Conv, base_seconds: float) -> float:
+    def _estimate_added_seconds(self, workload: ConvOperator, base_seconds: float) -> float:
         """Return the seconds that a kernel needs in addition because of the layout of its arrays."""
         if self._device.kind != "cuda":  # schedules without tensor cores follow the layout
             return 0.0
@@ -82,7 +83,7 @@ class LayoutCosts:
             return base_seconds * (CHANNELS_LAST_RATIO**num_last - 1)
         return estimate_conversion_seconds(workload, self._target)
 
-    def _find_measured(self, workload: Conv) -> float | None:
+    def _find_measured(self, workload: ConvOperator) -> float | None:
         """Return the fastest measurement of a workload on the device; None if there is none."""
         if self._record_index is None:
             return None
@@ -98,6 +99,7 @@ class LayoutPlanner:
         costs: Costs of kernels and conversions.
         time_call: Function that measures PyTorch's nodes; None to take each for equally fast in both layouts.
         has_time: Function that returns whether there is time for further measurements.
+        converts_weights: Whether weights get the layout of their convolution, for layers that PyTorch computes.
         num_moved: Convolutions of all graphs that read or write another layout than in PyTorch.
         num_conversions: Conversions between nodes.
         num_mixed: Convolutions that read one layout and write the other.
@@ -108,6 +110,7 @@ class LayoutPlanner:
     costs: LayoutCosts
     time_call: Callable[[str, Callable[[], object]], float] | None = None
     has_time: Callable[[], bool] = lambda: True
+    converts_weights: bool = True
     num_moved: int = 0
     num_conversions: int = 0
     num_mixed: int = 0
@@ -144,7 +147,7 @@ class LayoutPlanner:
     def _apply_to_site(self, site: ConvSite, graph_layouts: _GraphLayouts, chosen: Mapping[Hashable, str]) -> None:
         """Set the workload, the layout of the output, the metadata and the weight of a site."""
         own_layout = parse(site.workload_text).layout  # type: ignore[attr-defined]
-        source, output_layout = graph_layouts.find_image(site.nodes[0].args[0]), chosen[site.nodes[-1]]
+        source, output_layout = graph_layouts.find_image(site.input_node), chosen[site.nodes[-1]]
         given_layout = chosen[source] if source else None
         input_layout = graph_layouts.choose_input_layout(site, given_layout, output_layout, self.costs)
         layout = join_layouts(input_layout, output_layout)
@@ -161,6 +164,8 @@ class LayoutPlanner:
         self.num_moved, self.num_mixed = self.num_moved + 1, self.num_mixed + (input_layout != output_layout)
         self.layout = output_layout if output_layout != own_layout else input_layout
         weight = site.conv.weight
+        if not self.converts_weights or not isinstance(weight, torch.nn.Parameter):  # others are computed at each call
+            return
         weight_layout = CHANNELS_LAST if CHANNELS_LAST in (input_layout, output_layout) else CHANNELS_FIRST
         former_layout = find_layout(weight.shape, weight.stride())
         if weight.dim() > 3 and former_layout not in (None, weight_layout):  # PyTorch would convert it in each call
@@ -206,7 +211,7 @@ class _GraphLayouts:
     def __init__(self, graph: fx.GraphModule, sites: Sequence[ConvSite], layouts: Mapping[fx.Node, NodeLayout]) -> None:
         self._graph, self._layouts = graph, layouts
         self._sites = {site.nodes[-1]: site for site in sites}
-        inside = {node for site in sites for node in site.nodes}
+        inside = {node for site in sites for node in (*site.nodes, *site.list_private_pad_nodes())}
         self._nodes = [node for node in graph.graph.nodes if node not in inside and node.op != "output"]
 
     def free_nodes(self) -> list[fx.Node]:
@@ -301,7 +306,7 @@ class _GraphLayouts:
 
     def _make_site_table(self, site: ConvSite, costs: LayoutCosts) -> CostTable:
         """Return the costs of a fused convolution by the layouts of its input, its residual and its output."""
-        source, residual = self.find_image(site.nodes[0].args[0]), self.find_image(site.residual)
+        source, residual = self.find_image(site.input_node), self.find_image(site.residual)
         variables = tuple(dict.fromkeys(filter(None, (source, residual, site.nodes[-1]))))
         seconds = {}
         for values in product(*[UNIFORM_LAYOUTS] * len(variables)):
@@ -320,10 +325,12 @@ class _GraphLayouts:
         self, site: ConvSite, given_layout: str | None, input_layout: str, output_layout: str, costs: LayoutCosts
     ) -> float:
         """Return the seconds of a kernel, with the conversion of its input if it has another layout."""
-        seconds = costs.kernel_seconds(site.workload_text)[join_layouts(input_layout, output_layout)]
+        # Transposed convolutions have no mixed layouts.
+        seconds_by_layout = costs.kernel_seconds(site.workload_text)
+        seconds = seconds_by_layout.get(join_layouts(input_layout, output_layout), FORBIDDEN_SECONDS)
         if given_layout in (None, input_layout):
             return seconds
-        return seconds + costs.conversion_seconds(self._layouts[site.nodes[0].args[0]].nbytes)
+        return seconds + costs.conversion_seconds(self._layouts[site.input_node].nbytes)
 
 
 def _insert_shared_conversions(graph: fx.GraphModule, recorder: LayoutRecorder) -> list[fx.Node]:

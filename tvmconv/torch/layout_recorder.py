@@ -16,10 +16,12 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tvmconv.torch.fusion import ShapeRecorder, TensorMetadata
-from tvmconv.torch.layer import CONVOLUTIONS
-from tvmconv.torch.partition import are_equal, has_hooks
+from tvmconv.torch.conv_site import TensorMetadata
+from tvmconv.torch.conv_source import bind_conv_arguments
+from tvmconv.torch.partition import are_equal
+from tvmconv.torch.shape_recorder import ShapeRecorder, find_storage
 from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.torch_modules import CONVOLUTIONS, has_hooks, is_plain_instance
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 OTHER_LAYOUT = {CHANNELS_FIRST: CHANNELS_LAST, CHANNELS_LAST: CHANNELS_FIRST}
@@ -93,7 +95,9 @@ class LayoutRecorder(ShapeRecorder):
 
     def is_convolution(self, n: fx.Node) -> bool:
         """Return whether a node calls a convolution."""
-        return n.op == "call_module" and type(self.fetch_attr(str(n.target))) in CONVOLUTIONS
+        if n.op == "call_module":
+            return is_plain_instance(self.fetch_attr(str(n.target)), CONVOLUTIONS)
+        return bind_conv_arguments(n) is not None
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node in its own layout, and before that on copies of its inputs in the other one."""
@@ -109,12 +113,12 @@ class LayoutRecorder(ShapeRecorder):
         leaves = tree_leaves(result)
         result_images = [value for value in leaves if self.is_image(value)]
         recorded = NodeLayout(_find_common_layout(result_images), sum(map(_count_bytes, result_images)))
-        storages = {_find_storage(value) for value in leaves if isinstance(value, torch.Tensor)}
+        storages = {find_storage(value) for value in leaves if isinstance(value, torch.Tensor)}
         recorded.shared_inputs = frozenset(
             node
             for node in n.all_input_nodes
             if any(
-                isinstance(value, torch.Tensor) and _find_storage(value) in storages
+                isinstance(value, torch.Tensor) and find_storage(value) in storages
                 for value in tree_leaves(self.env[node])
             )
         )
@@ -157,12 +161,14 @@ class LayoutRecorder(ShapeRecorder):
 
     def _may_run_twice(self, n: fx.Node) -> bool:
         """Return whether a node is PyTorch's own code, which has no effect besides its result."""
+        if self.is_convolution(n):  # most of these run by kernels, and they take longest
+            return False
         if n.op == "call_method":
             return True
         if n.op == "call_function":
             return (getattr(n.target, "__module__", None) or "torch").partition(".")[0] in OWN_MODULES
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        if module is None or type(module) in CONVOLUTIONS:  # most of these run by kernels, and they take longest
+        if module is None:
             return False
         return type(module).__module__.partition(".")[0] == "torch" and not has_hooks(module)
 
@@ -203,11 +209,6 @@ def _find_common_layout(images: Sequence[torch.Tensor]) -> str | None:
     """Return the layout that all images have which do not have both; None if they differ, or there is none."""
     layouts = {layout for image in images if (layout := suggest_layout(image))}
     return layouts.pop() if len(layouts) == 1 else None
-
-
-def _find_storage(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def _count_bytes(tensor: torch.Tensor) -> int:

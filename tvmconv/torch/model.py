@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 from tvmconv.torch.archive import save
+from tvmconv.torch.example_tracer import is_example_call
 from tvmconv.torch.layer import TunedConv, is_tf32_allowed
 from tvmconv.torch.report import Report
 
@@ -34,6 +35,8 @@ class Optimized(torch.nn.Module):
             model that cannot be traced; its parts are then optimized one by one.
         static_values: Arguments for which the graph was traced, as `static_arguments` returns them; calls with other
             values run the model itself.
+        example_values: Arguments for whose shapes the graph was traced, as `describe_arguments` returns them; calls
+            with other shapes run the model itself. None for a graph of any shapes.
 
     Attributes:
         interpreter: Callable that runs in place of the graph, if there is one.
@@ -59,7 +62,11 @@ class Optimized(torch.nn.Module):
     """
 
     def __init__(
-        self, model: torch.nn.Module, graph: fx.GraphModule | None, static_values: Mapping[str, Any] | None = None
+        self,
+        model: torch.nn.Module,
+        graph: fx.GraphModule | None,
+        static_values: Mapping[str, Any] | None = None,
+        example_values: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._parameters = model._parameters
@@ -71,6 +78,7 @@ class Optimized(torch.nn.Module):
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._forward_defaults = {} if static_values is None else get_forward_defaults(model)
         self._static_arguments = None if static_values is None else dict(static_values)
+        self._example_values = None if example_values is None else dict(example_values)
         self.interpreter: Callable[..., Any] | None = None
         self.uses_eager = False
         self._inner_format: torch.memory_format | None = None
@@ -108,6 +116,10 @@ class Optimized(torch.nn.Module):
         if (
             self._static_arguments is not None
             and static_arguments(self._forward_defaults, args, kwargs) != self._static_arguments
+        ):
+            return self._plain[0](*args, **kwargs)
+        if self._example_values is not None and not is_example_call(
+            self._example_values, self._forward_defaults, args, kwargs
         ):
             return self._plain[0](*args, **kwargs)
         call = self.interpreter or (self._graph or self._plain)[0]

@@ -17,10 +17,11 @@ from tvmconv.torch.signature import ConvSignature, parse_signature
 
 NAMESPACE = "tvmconv"
 # The argument `workload` is the name of a kernel: the workload's text and a digest.
-SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload) -> Tensor"
+SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload, Tensor? slope=None) -> Tensor"
 
-# Function from x, weight, bias and residual, in the signature's layouts, to the output.
-Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
+# Function from x, weight, bias and residual, in the signature's layouts, to the output. Launchers of kernels with the
+# operation `prelu` take its slopes as a fifth argument.
+Launcher = Callable[..., torch.Tensor]
 
 
 class _TrackedWeight:
@@ -88,15 +89,30 @@ def packed_weight_cache(weight: torch.Tensor) -> dict[Launcher, tuple[int, Any]]
 
 
 def _run_conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None, workload: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    add: torch.Tensor | None,
+    workload: str,
+    slope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     launcher_function, signature = _find_installed(workload, x.device)
     _check_tensors(signature, x, weight, bias, add)
+    if (slope is None) == signature.takes_slope or (slope is not None and not _is_per_channel(slope, signature, x)):
+        description = "no slope" if slope is None else f"a slope {tuple(slope.shape)} of {slope.dtype}"
+        raise Error(f"{signature.workload.text} does not take {description}: expected the arguments of its epilogue")
     if tracked := _tracked_weights.get(weight.data_ptr()):
         for refresh in tracked.refresh_callbacks:
             refresh()
     residual = None if add is None else signature.to_output_layout(add)
-    return launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual)
+    arguments = (signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual)
+    return launcher_function(*arguments) if slope is None else launcher_function(*arguments, slope)
+
+
+def _is_per_channel(tensor: torch.Tensor, signature: ConvSignature, x: torch.Tensor) -> bool:
+    """Return whether a tensor has one number per output channel, as kernels read it."""
+    is_dense = tensor.is_contiguous() and tensor.device == x.device
+    return tensor.shape == (signature.workload.O,) and tensor.dtype == signature.bias_dtype and is_dense
 
 
 def _check_tensors(
@@ -125,7 +141,12 @@ def _check_tensors(
 
 
 def _make_fake_output(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None, workload: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    add: torch.Tensor | None,
+    workload: str,
+    slope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return parse_signature(workload).allocate_output(x.device)
 

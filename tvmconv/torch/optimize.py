@@ -18,6 +18,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
@@ -181,7 +182,7 @@ def _optimize_on_device(
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_workers(None, [provider.device])
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
-                model_copy = copy.deepcopy(model).eval().requires_grad_(False)
+                model_copy = copy_model(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
                 expected = _run_model(model_copy, example)
             optimized, partitions = partition_model(model_copy, static_calls, example)
@@ -196,7 +197,7 @@ def _optimize_on_device(
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
             planner: LayoutPlanner | None = None
             if [partition.module for partition in partitions] == [optimized]:
-                planner = _make_planner(provider, timing_cache, deadline)
+                planner = make_planner(provider, timing_cache, deadline)
                 notes = []
             else:
                 notes = _set_fastest_format(optimized, torch_device, example, expected)
@@ -224,7 +225,7 @@ def _optimize_on_device(
     return optimized
 
 
-def _make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
+def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
     """Return the planner of the layouts inside a model, which takes a small part of the time until the deadline."""
     planning_deadline = Deadline()
     if deadline:
@@ -254,14 +255,15 @@ def _match_convolutions(
     if not planner.num_moved:
         return sites
     with contextlib.suppress(ModelError):
-        if _list_strides(_run_model(model, example)) == _list_strides(expected):
+        if list_strides(_run_model(model, example)) == list_strides(expected):
             return sites
     planner.drop()
     model.graph.graph = former_graph
     return match_convolutions(model, partitions, clone_tensors(example))
 
 
-def _list_strides(values: Sequence[Any]) -> list[tuple[int, ...]]:
+def list_strides(values: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Return the strides of the tensors among some values."""
     return [value.stride() for value in values if isinstance(value, torch.Tensor)]
 
 

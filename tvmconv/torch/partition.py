@@ -7,23 +7,56 @@ import copy
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from tvmconv.errors import ModelError
-from tvmconv.torch.layer import CONVOLUTIONS
+from tvmconv.torch.conv_source import expand_padding_modes
+from tvmconv.torch.example_tracer import (
+    ExampleProxy,
+    ExampleTracing,
+    can_specialize,
+    describe_arguments,
+    list_fixed_arguments,
+)
+from tvmconv.torch.metadata_readers import remove_shape_assertions
 from tvmconv.torch.model import Optimized, get_forward_defaults, static_arguments
+from tvmconv.torch.torch_modules import (
+    CONVOLUTIONS,
+    contains_convolution,
+    has_hooks,
+    inherits_forward,
+    is_plain_instance,
+)
 
 MODEL_NAME = "model"  # attribute of the graph module that holds the model
-HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 NO_OP_MODULES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 NO_OP_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # index of the argument `training`, in PyTorch and torchvision
+SPECTRAL_NORM_NAME = "_SpectralNorm"  # PyTorch's parametrization, whose weight is left to PyTorch
 EQUAL_TOLERANCE = 1e-3  # tolerated difference of equal results, relative to the largest element
-StaticCalls = dict[torch.nn.Module, dict[str, Any]]  # called modules with the result of `static_arguments`
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """The first call of a module.
+
+    Attributes:
+        static: The result of `static_arguments`.
+        arguments: The result of `describe_arguments`.
+        allows_any_shape: Whether a graph may be tried that holds for calls with other shapes, too.
+    """
+
+    static: dict[str, Any]
+    arguments: dict[str, Any]
+    allows_any_shape: bool = True
+
+
+StaticCalls = dict[torch.nn.Module, ModuleCall]  # by module
 
 
 @dataclass(frozen=True)
@@ -40,7 +73,10 @@ def record_calls(model: torch.nn.Module) -> Iterator[StaticCalls]:
     static_calls: StaticCalls = {}
 
     def record_call(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        static_calls.setdefault(module, static_arguments(get_forward_defaults(module), args, kwargs))
+        if module not in static_calls:
+            defaults = get_forward_defaults(module)
+            arguments = describe_arguments(defaults, args, kwargs)
+            static_calls[module] = ModuleCall(static_arguments(defaults, args, kwargs), arguments)
 
     with contextlib.ExitStack() as hooks:
         for module in _iterate_modules(model):
@@ -63,6 +99,7 @@ def partition_model(
 ) -> tuple[Optimized, list[GraphPartition]]:
     """Trace a model as one graph, or each part of it that can be traced as a graph of its own.
 
+    If a model's code looks at shapes, its graph holds only for calls with the shapes of the recorded one.
     A graph is discarded if its result differs from its module's, as for a module that tests the type of its input. In a
     model that cannot be traced, the traced parts replace the original ones. `static_calls` are the calls of the model's
     modules in a run on the arguments.
@@ -80,18 +117,19 @@ def partition_model(
                 if isinstance(child, Optimized):
                     module._modules[name] = child.original
         for partition in mismatching:
-            remaining_calls.pop(partition.module.original, None)
+            call = remaining_calls.pop(partition.module.original, None)
+            if call and call.allows_any_shape:
+                remaining_calls[partition.module.original] = replace(call, allows_any_shape=False)
 
 
 def _partition_module(
     module: torch.nn.Module, path: str, static_calls: StaticCalls, partitions: list[GraphPartition]
 ) -> torch.nn.Module:
     """Trace a module, or else its children; append the traced parts to `partitions` and return the replacement."""
-    if not any(type(submodule) in CONVOLUTIONS for submodule in module.modules()):
+    if not contains_convolution(module):
         return module
-    try:
-        traced = Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
-    except Exception:  # user code may raise anything on proxies; KeyError if the module was not called
+    traced = _trace_call(module, static_calls[module]) if module in static_calls else None
+    if traced is None:
         for name, child in list(module.named_children()):
             traced_child = _partition_module(child, f"{path}.{name}".removeprefix("."), static_calls, partitions)
             if traced_child is not child:
@@ -99,6 +137,18 @@ def _partition_module(
         return module
     partitions.append(GraphPartition(path, traced))
     return traced
+
+
+def _trace_call(module: torch.nn.Module, call: ModuleCall) -> Optimized | None:
+    """Trace a module for calls of any shape, or else for the recorded one; return None if it cannot be traced."""
+    if call.allows_any_shape:
+        with contextlib.suppress(Exception):  # user code may raise anything on proxies
+            return Optimized(module, trace_model(module, call.static), call.static)
+    if can_specialize(call.arguments):
+        with contextlib.suppress(Exception):
+            graph = trace_model(module, list_fixed_arguments(call.arguments), call.arguments)
+            return Optimized(module, graph, call.static, call.arguments)
+    return None
 
 
 def _find_mismatching(
@@ -166,9 +216,29 @@ class _FusionTracer(fx.Tracer):
 
     proxy_buffer_attributes = True  # computations on buffers run at each call
 
-    def __init__(self) -> None:
+    def __init__(self, example: ExampleTracing | None = None) -> None:
         super().__init__()
-        self._autocast = _get_autocast_dtypes()
+        self._autocast, self._example = _get_autocast_dtypes(), example
+
+    def proxy(self, node: fx.Node) -> Any:
+        """Return what stands for a node in the model's code."""
+        return self._example.make_proxy(node, self) if self._example else super().proxy(node)
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument of a node."""
+        return a.node if type(a) is ExampleProxy else super().create_arg(a)
+
+    def call_module(self, m: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Add the call of a module to the graph, or call it to compute the value of a node."""
+        if self._example and self._example.is_evaluating:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        """Return an attribute of a module, in the graph a proxy of it."""
+        if self._example and self._example.is_evaluating:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add a node; raise ModelError if the model has changed autocast, which a graph does not reproduce."""
@@ -178,7 +248,12 @@ class _FusionTracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module becomes one node."""
-        return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+        if has_hooks(m):
+            return True
+        if parametrize.is_parametrized(m):  # its weight is a node of its own, except for spectral normalization
+            lists = m.parametrizations.values()
+            return any(type(each).__name__ == SPECTRAL_NORM_NAME for each_list in lists for each in each_list)
+        return inherits_forward(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _get_autocast_dtypes() -> list[torch.dtype | None]:
@@ -186,19 +261,19 @@ def _get_autocast_dtypes() -> list[torch.dtype | None]:
     return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether hooks are registered that run when the module is called."""
-    return any(getattr(module, name) for name in HOOK_ATTRIBUTES)
-
-
-def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | None = None) -> fx.GraphModule:
+def trace_model(
+    model: torch.nn.Module,
+    fixed_arguments: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | None = None,
+) -> fx.GraphModule:
     """Trace a model as a graph that shares the model's modules and parameters; the model is its attribute `MODEL_NAME`.
 
-    Fixed arguments keep one value in the graph whatever it is called with. A model that cannot be traced may raise any
+    Fixed arguments keep one value in the graph whatever it is called with. With an example, the result of
+    `describe_arguments`, the graph holds for arguments of the same shapes. A model that cannot be traced may raise any
     exception.
     """
-    holder, tracer = _ModelHolder(model), _FusionTracer()
-    if type(model) in CONVOLUTIONS or has_hooks(model):
+    holder, tracer = _ModelHolder(model), _FusionTracer(ExampleTracing(model, example) if example else None)
+    if is_plain_instance(model, CONVOLUTIONS) or has_hooks(model):
         graph = tracer.trace(holder)
     else:
         graph = tracer.trace(model, dict(fixed_arguments or {}))
@@ -206,7 +281,10 @@ def trace_model(model: torch.nn.Module, fixed_arguments: Mapping[str, Any] | Non
             if node.op in ("call_module", "get_attr"):
                 node.target = f"{MODEL_NAME}.{node.target}"
         _remove_guards(graph, fixed_arguments or {})
-    remove_no_ops(graph, dict(holder.named_modules()))
+    modules = dict(holder.named_modules())
+    remove_no_ops(graph, modules)
+    remove_shape_assertions(graph)
+    expand_padding_modes(graph, modules)
     traced = fx.GraphModule(holder, graph, type(model).__name__)
     traced.model = model  # `GraphModule` has put empty modules in place of parents
     return traced

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 
 from tvmconv.compat import former_attribute
 from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant
 
 PYTORCH_NAME = "PyTorch"
+NO_KERNEL = "no kernel computes it"  # reason why an operation is not fused
 WHOLE_MODEL = "the whole model"
 
 
@@ -25,7 +27,9 @@ class LayerReport:
         pytorch_seconds: Seconds with PyTorch; None if it was not timed.
         tvmconv_seconds: Seconds with tvmconv's kernel; None if it was not timed.
         config_source: Source of the kernel's config: "tuned", "predicted" or "default".
-        followed_by: PyTorch's name of an activation or normalization that follows and that no kernel computes.
+        followed_by: PyTorch's name of an activation, normalization or sum that follows and is not fused.
+        missed_reason: Reason why it is not.
+        former: Operations of the model that the layer stands for, such as "Conv2d + BatchNorm2d + ReLU".
     """
 
     path: str
@@ -36,6 +40,8 @@ class LayerReport:
     tvmconv_seconds: float | None = None
     config_source: str = ""
     followed_by: str = ""
+    missed_reason: str = NO_KERNEL
+    former: str = ""
 
     runs = former_attribute("implementation")
     before = former_attribute("pytorch_seconds")
@@ -45,7 +51,11 @@ class LayerReport:
     @property
     def explanation(self) -> str:
         """Source of the kernel's config or the reason why PyTorch runs, and the operation that is left to PyTorch."""
-        unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
+        unfused_note = ""
+        if self.followed_by:
+            is_unknown = self.missed_reason == NO_KERNEL
+            detail = "which no kernel does" if is_unknown else f"which is not fused: {self.missed_reason}"
+            unfused_note = f"followed by {self.followed_by}, {detail}"
         return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
 
 
@@ -78,11 +88,12 @@ class Report:
     @property
     def table(self) -> Table:
         """Table with one row per convolution and the whole model in the last row."""
-        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
+        headers = ("layer", "before", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
         whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [
             (
                 line.path,
+                line.former or EMPTY_CELL,
                 line.workload or EMPTY_CELL,
                 line.implementation,
                 *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
@@ -90,7 +101,7 @@ class Report:
             )
             for line in (*self.lines, *([] if self.pytorch_seconds is None else [whole]))
         ]
-        return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
+        return Table(headers, rows, left_aligned=frozenset({"layer", "before", "workload", "runs", "config, or why"}))
 
     def __repr__(self) -> str:
         times = (self.pytorch_seconds, self.tvmconv_seconds)
@@ -101,6 +112,19 @@ class Report:
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return self.table.format_html() + notes
+
+    def to_json(self) -> str:
+        """Return the report as JSON: the attributes of the report, with `lines` as a list of objects.
+
+        Returns:
+            The text. Times are in seconds, and null where there are none.
+
+        Examples:
+            >>> from tvmconv.torch import Report
+            >>> Report((), difference=0.5).to_json()
+            '{"lines": [], "pytorch_seconds": null, "tvmconv_seconds": null, "difference": 0.5, "notes": []}'
+        """
+        return json.dumps(asdict(self))
 
     def __str__(self) -> str:
         return self.format_text()

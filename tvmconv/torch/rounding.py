@@ -45,10 +45,12 @@ def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_d
     x = torch.full(signature.x_shape, unrepresentable, device=torch_device)
     centre = [size // 2 for size in signature.workload.kernel]
     weight = torch.zeros(signature.weight_shape, device=torch_device)
-    weight[tuple([slice(None), 0, *centre])] = 1
+    channels = (0, slice(None)) if signature.workload.kind == "transpose" else (slice(None), 0)
+    weight[tuple([*channels, *centre])] = 1
     bias = torch.zeros(signature.workload.O, device=torch_device) if signature.takes_bias else None
     add = signature.allocate_output(torch_device).zero_() if signature.takes_add else None
-    y = launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, add)
+    slope = [torch.ones(signature.workload.O, device=torch_device)] if signature.takes_slope else []
+    y = launcher_function(signature.to_input_layout(x), signature.to_input_layout(weight), bias, add, *slope)
     result = y.max().double().cpu()
     truncated, exact = (
         signature.apply_activations(torch.tensor(value, dtype=torch.float64))

@@ -105,7 +105,15 @@ class KernelSelector:
     def _select(self, site: ConvSite) -> LayerReport:
         """Decide what runs one convolution, and return its report."""
         text, module = site.workload_text, site.module
-        report = LayerReport(site.path, text, PYTORCH_NAME, site.reason, followed_by=site.followed_by)
+        report = LayerReport(
+            site.path,
+            text,
+            PYTORCH_NAME,
+            site.reason,
+            followed_by=site.followed_by,
+            missed_reason=site.missed_reason,
+            former=site.former_names,
+        )
         if module is None:
             return report
         if text not in self._provider.available:
@@ -113,8 +121,7 @@ class KernelSelector:
         started_at = time.monotonic()
         metadata = [site.input_metadata, *([site.residual_metadata] if site.residual_metadata else [])]
         arguments = [tensor_metadata.make_random_like() for tensor_metadata in metadata]
-        normalization = f"{'no ' if module.norm is None else ''}normalisation"
-        key = f"{text}, {site.input_metadata}, {site.residual_metadata}, {normalization}"
+        key = f"{text}, {site.input_metadata}, {site.residual_metadata}, {site.former_names}"
         selection = self._selections.get(key)
         if self._deadline.cut_off.remaining_seconds <= (0.0 if selection else self._selection_seconds):
             self.num_omitted += 1

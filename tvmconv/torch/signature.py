@@ -17,6 +17,8 @@ from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 ACTIVATIONS = load_activations()
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
+SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
+ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
 
@@ -39,13 +41,14 @@ class ConvSignature:
     output_stride: tuple[int, ...]  # of a new output
     takes_bias: bool
     takes_add: bool
+    takes_slope: bool  # of `prelu`
 
     def allocate_output(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor for the output."""
         return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.output_dtype, device=device)
 
     def apply_activations(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Apply the epilogue without bias and residual to a tensor."""
+        """Apply the epilogue to a tensor with a bias and a residual of zero, and slopes of one."""
         for name in self.workload.epilogue:
             tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
         return tensor
@@ -115,8 +118,9 @@ def parse_signature(name: str) -> ConvSignature:
     workload = parse(text)
     if not isinstance(workload, ConvOperator):
         raise WorkloadError(f"{text}: expected a convolution, its gradient or a transposed convolution")
-    if others := [op.name for op in workload.argument_ops if op.name not in ("bias", "add")]:
-        raise WorkloadError(f"{text}: expected bias and add as the only arguments of its epilogue, not {others[0]}")
+    if others := [op.name for op in workload.argument_ops if op.name not in ARGUMENT_OPS]:
+        accepted = ", ".join(ARGUMENT_OPS)
+        raise WorkloadError(f"{text}: expected {accepted} as the only arguments of its epilogue, not {others[0]}")
     shapes = workload.argument_shapes
     x_shape, weight_shape = (_to_logical_order(workload.input_layout, shape) for shape in shapes[:2])
     output_shape = _to_logical_order(workload.output_layout, shapes[-1])
@@ -133,4 +137,5 @@ def parse_signature(name: str) -> ConvSignature:
         output_stride=compute_strides(output_shape, workload.output_layout),
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
+        takes_slope=SLOPE_OP in workload.epilogue,
     )
