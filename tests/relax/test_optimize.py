@@ -137,11 +137,38 @@ def test_opencl_kernels_are_those_of_build(residual):
     """The device code in TVM's executable is that of `tvmconv.build`, which PoCL runs and verifies."""
     optimized = tvmconv.relax.optimize_with_report(residual[1], "opencl:0")
     line = optimized.report.lines[0]
-    kernel = tvmconv.build(line.workload, line.implementation, device="opencl:0")
+    kernel = tvmconv.build(line.workload, line.implementation, config=line.config, device="opencl:0")
     assert kernel.verify().ok
     (device,) = (m for m in optimized.compile().mod.imports[0].imports if m.kind == "opencl")
     body = kernel.source.split("main_kernel(", 1)[1].rsplit("}", 1)[0].strip()
     assert body in device.inspect_source()
+
+
+def test_half_precision_chain_runs_channels_last_on_tensor_cores():
+    chain = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 1)).half().eval()
+    optimized = tvmconv.relax.optimize_with_report(exported(chain, torch.randn(1, 64, 14, 14).half()), "sm_80")
+    assert [line.workload for line in optimized.report.lines] == [
+        "conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc,bias,relu",
+        "conv2d:1x64x14x14,64x64x1x1,s1,p0,f16,nhwc,bias",
+    ]
+    assert {line.implementation for line in optimized.report.lines} == {"mma_sync"}
+    assert optimized.mod["main"].script().count("R.permute_dims") == 2
+
+
+def test_weights_as_parameters_are_read_as_they_are():
+    """A weight that is no constant is packed and scaled by operations of Relax."""
+    model = randomized(nn.Sequential(nn.ConvTranspose2d(4, 6, 3, 2, groups=2), nn.BatchNorm2d(6), nn.ReLU()))
+    program = torch.export.export(model, (X,))
+    mod = relax.frontend.torch.from_exported_program(program, keep_params_as_input=True)
+    mod, params = relax.frontend.detach_params(mod)
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout="nhwc")
+    assert optimized.report.num_replaced == 1
+    machine = relax.VirtualMachine(optimized.compile(), tvm.cpu())
+    output = machine["main"](tvm.runtime.tensor(X.numpy()), *params["main"])
+    with torch.no_grad():
+        expected = model(X).numpy()
+    found = (output if isinstance(output, tvm.runtime.Tensor) else output[0]).numpy()
+    assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
+from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class FoundKernel:
     function: PrimFunc | None = None
     runtime_module: Any = None
     seconds: float | None = None  # by the schedule's estimate
+    config: Config = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class KernelFinder:
                 break
             try:
                 kernel = build_for_device(workload, candidate.schedule, device, candidate.config)
-                return _make_callable(kernel, symbol, candidate.config_source)
+                source = candidate.config_source + (f"; a better one failed: {first_error}" if first_error else "")
+                return _make_callable(kernel, symbol, source)
             except Error as error:
                 first_error = first_error or error
         raise first_error or ScheduleError(f"no schedule computes {workload} on {device.text}")
@@ -190,12 +193,10 @@ def _make_callable(kernel: Kernel, symbol: str, config_source: str) -> FoundKern
             raise CompileError(f"{kernel.schedule.name} has {name} in {scope} memory: expected global memory")
     seconds = estimate_schedule_seconds(kernel)
     function = kernel.tir["main"].with_attr("global_symbol", symbol)
+    found = FoundKernel(symbol, kernel.schedule.name, config_source, seconds=seconds, config=kernel.config)
     if kernel.device.kind == "cuda":
         from tvm.ir import IRModule
 
         lowered = lower_module(IRModule({"main": function}), kernel.device.make_target())
-        return FoundKernel(
-            symbol, kernel.schedule.name, config_source, runtime_module=lowered.build_runtime_module(), seconds=seconds
-        )
-    marked = function.with_attrs({"tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN})
-    return FoundKernel(symbol, kernel.schedule.name, config_source, marked, seconds=seconds)
+        return replace(found, runtime_module=lowered.build_runtime_module())
+    return replace(found, function=function.with_attrs({"tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN}))

@@ -198,6 +198,12 @@ def _find_kernel(
     except Error as error:
         return None, LayerReport(function, site.name, workload.text, TVM_NAME, reason=str(error))
     line = LayerReport(
-        function, site.name, workload.text, kernel.schedule, kernel.config_source, seconds=kernel.seconds
+        function,
+        site.name,
+        workload.text,
+        kernel.schedule,
+        kernel.config_source,
+        seconds=kernel.seconds,
+        config=kernel.config,
     )
     return Replacement(site, workload, kernel), line

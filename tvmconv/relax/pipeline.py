@@ -1,28 +1,16 @@
-"""The pipeline `tvmconv` of Relax, and a rule for dlight."""
+"""The pipeline `tvmconv` of Relax."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir import IRModule
-from tvm.s_tir import Schedule
-from tvm.s_tir import dlight as dl
 
-from tvmconv import devices
-from tvmconv.errors import Error
-from tvmconv.logs.candidates import iterate_candidates
-from tvmconv.logs.packaged import packaged_logs
-from tvmconv.logs.ranking import RecordIndex, list_log_files
-from tvmconv.relax.kernels import WORKLOAD_ATTRIBUTE, CompileTarget, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout
 from tvmconv.relax.optimize import optimize
-from tvmconv.workloads import parse
-
-if TYPE_CHECKING:
-    from tvm.target import Target
 
 PIPELINE_NAME = "tvmconv"
 

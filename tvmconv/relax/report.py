@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.space import Config
 
 TVM_NAME = "TVM"
 TableFormatter = Callable[[Table], str]
@@ -25,6 +26,7 @@ class LayerReport:
         config_source: Source of the kernel's config, such as "tuned" or "predicted".
         reason: Reason why TVM computes the convolution.
         seconds: Seconds of the kernel by its schedule's estimate; None without an estimate.
+        config: Values of the kernel's knobs.
     """
 
     function: str
@@ -34,6 +36,7 @@ class LayerReport:
     config_source: str = ""
     reason: str = ""
     seconds: float | None = None
+    config: Config = field(default_factory=dict)
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
-from tvm.script import relax as R
 
 from tvmconv.relax.kernels import FoundKernel
 from tvmconv.relax.sites import ConvSite, make_weight, reshape_scale
@@ -92,7 +91,7 @@ class _ConvReplacer(relax.PyExprMutator):
         value = self._make_call(replacement)
         if replacement.channels_last:
             self._channels_last[binding.var] = result = self.builder_.emit(value)
-            value = R.permute_dims(result, _list_axes(replacement.workload, to_last=False))
+            value = relax.op.permute_dims(result, _list_axes(replacement.workload, to_last=False))
         is_local = isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
 
@@ -117,7 +116,7 @@ class _ConvReplacer(relax.PyExprMutator):
             return self.visit_expr(expr)
         if expr not in self._channels_last:
             axes = _list_axes(replacement.workload, to_last=True)
-            self._channels_last[expr] = self.builder_.emit(R.permute_dims(self.visit_expr(expr), axes))
+            self._channels_last[expr] = self.builder_.emit(relax.op.permute_dims(self.visit_expr(expr), axes))
         return self._channels_last[expr]
 
     def _read_weight(self, replacement: Replacement) -> relax.Expr:
@@ -128,9 +127,11 @@ class _ConvReplacer(relax.PyExprMutator):
         weight = self.visit_expr(site.weight)
         if site.is_scaled:
             dtype = str(site.weight.ty.dtype)
-            weight = self.builder_.emit(R.multiply(weight, relax.const(reshape_scale(site).astype(np.float32), dtype)))
+            weight = self.builder_.emit(
+                relax.op.multiply(weight, relax.const(reshape_scale(site).astype(np.float32), dtype))
+            )
         if replacement.channels_last:
-            weight = self.builder_.emit(R.permute_dims(weight, _list_axes(replacement.workload, to_last=True)))
+            weight = self.builder_.emit(relax.op.permute_dims(weight, _list_axes(replacement.workload, to_last=True)))
         return weight
 
 

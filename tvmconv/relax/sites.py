@@ -75,11 +75,12 @@ def _compute_linear_op(
         attrs = binding.value.attrs
         factor = (gamma if attrs.scale else 1.0) / np.sqrt(variance + float(attrs.epsilon))
         return factor, (beta if attrs.center else 0.0) - mean * factor
-    assert op.compute is not None
+    compute = op.compute
+    assert compute is not None
 
     def evaluate(x: float) -> NDArray[np.float64]:
         remaining = iter(constants)
-        return np.asarray(op.compute(*(x if read == value else next(remaining) for read in op.reads)), np.float64)
+        return np.asarray(compute(*(x if read == value else next(remaining) for read in op.reads)), np.float64)
 
     summand = evaluate(0.0)
     return evaluate(1.0) - summand, summand
