@@ -8,6 +8,6 @@ Examples:
 
 from tvmconv.relax.optimize import OptimizedModule, optimize, optimize_with_report
 from tvmconv.relax.pipeline import make_pipeline
-from tvmconv.relax.report import LayerReport, Report
+from tvmconv.relax.report import ConvolutionReport, ModuleReport
 
-__all__ = ["LayerReport", "OptimizedModule", "Report", "make_pipeline", "optimize", "optimize_with_report"]
+__all__ = ["ConvolutionReport", "ModuleReport", "OptimizedModule", "make_pipeline", "optimize", "optimize_with_report"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.devices import Device
 from tvmconv.errors import Error, TuningError
-from tvmconv.relax.sites import ConvSite
+from tvmconv.relax.sites import RelaxConvolution
 from tvmconv.workloads.conv_operator import ConvOperator
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def validate_layout(layout: str) -> Layout:
 
 
 def plan_layouts(
-    sites: Sequence[ConvSite], device: Device | None, layout: Layout, estimate: EstimateSeconds
+    sites: Sequence[RelaxConvolution], device: Device | None, layout: Layout, estimate: EstimateSeconds
 ) -> list[ConvOperator]:
     """Return the workload of each site with its layout.
 
@@ -61,7 +61,7 @@ def plan_layouts(
     return workloads
 
 
-def group_chains(sites: Sequence[ConvSite]) -> list[list[int]]:
+def group_chains(sites: Sequence[RelaxConvolution]) -> list[list[int]]:
     """Return the indices of the sites of each chain, in the order of the sites."""
     number_by_result: dict[relax.Expr, int] = {site.result: number for number, site in enumerate(sites)}
     chain_numbers = list(range(len(sites)))
@@ -77,7 +77,7 @@ def group_chains(sites: Sequence[ConvSite]) -> list[list[int]]:
 
 
 def _prefers_channels_last(
-    sites: Sequence[ConvSite], estimate: EstimateSeconds, device_spec: DeviceSpec | None
+    sites: Sequence[RelaxConvolution], estimate: EstimateSeconds, device_spec: DeviceSpec | None
 ) -> bool:
     if sites[0].workload.storage not in TENSOR_CORE_DTYPES:
         return False  # transpositions cost time, and float32 kernels are as fast channels first
@@ -97,7 +97,7 @@ def _prefers_channels_last(
     return math.fsum(filter(None, last)) + border_seconds < math.fsum(filter(None, first))
 
 
-def _count_border_elements(sites: Sequence[ConvSite]) -> list[int]:
+def _count_border_elements(sites: Sequence[RelaxConvolution]) -> list[int]:
     """Return the sizes of the tensors that are transposed where a chain begins and ends."""
     results = {site.result for site in sites}
     inputs = {site.x: math.prod(site.workload.input_shape) for site in sites}

@@ -13,9 +13,9 @@ from tvm.ir import IRModule
 from tvmconv.errors import Error, ModelError
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
-from tvmconv.relax.report import TVM_NAME, LayerReport, Report
+from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
-from tvmconv.relax.sites import ConvSite, find_sites
+from tvmconv.relax.sites import RelaxConvolution, find_sites
 from tvmconv.search.options import TuneOptions
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -40,7 +40,7 @@ class OptimizedModule:
         >>> optimized.compile().export_library("model.so")  # doctest: +SKIP
     """
 
-    def __init__(self, mod: IRModule, report: Report, target: Target) -> None:
+    def __init__(self, mod: IRModule, report: ModuleReport, target: Target) -> None:
         self.mod, self.report, self.target = mod, report, target
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ def optimize_with_report(
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
     new_mod = replace_convolutions(prepared, replacements)
-    return OptimizedModule(new_mod, Report(tuple(lines)), compile_target.target)
+    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), compile_target.target)
 
 
 def _prepare_module(mod: IRModule) -> IRModule:
@@ -167,20 +167,20 @@ def _is_foreign(function: relax.Function) -> bool:
     return function.attrs is not None and any(name in function.attrs for name in ("Codegen", "Composite"))
 
 
-Planned = dict[str, list[tuple[ConvSite, ConvOperator]]]
+Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
 
 
 def _plan_functions(
     mod: IRModule, target: CompileTarget, finder: KernelFinder, seconds: float | None, layout: Layout
-) -> tuple[Planned, list[LayerReport]]:
+) -> tuple[Planned, list[ConvolutionReport]]:
     """Return the convolutions of each function with their layouts, after a search if it has a time limit, and the
     reports on those that are no workload.
     """
-    sites_by_function: dict[str, list[ConvSite]] = {}
-    lines: list[LayerReport] = []
+    sites_by_function: dict[str, list[RelaxConvolution]] = {}
+    lines: list[ConvolutionReport] = []
     for name, function in _list_functions(mod).items():
         sites_by_function[name], reasons = find_sites(function)
-        lines += [LayerReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
+        lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
     planned: Planned = {}
     for name, sites in sites_by_function.items():
         workloads = plan_layouts(sites, target.device, layout, lambda workload: finder.find(workload).seconds)
@@ -191,13 +191,13 @@ def _plan_functions(
 
 
 def _find_kernel(
-    finder: KernelFinder, function: str, site: ConvSite, workload: ConvOperator
-) -> tuple[Replacement | None, LayerReport]:
+    finder: KernelFinder, function: str, site: RelaxConvolution, workload: ConvOperator
+) -> tuple[Replacement | None, ConvolutionReport]:
     try:
         kernel: FoundKernel = finder.find(workload)
     except Error as error:
-        return None, LayerReport(function, site.name, workload.text, TVM_NAME, reason=str(error))
-    line = LayerReport(
+        return None, ConvolutionReport(function, site.name, workload.text, TVM_NAME, reason=str(error))
+    line = ConvolutionReport(
         function,
         site.name,
         workload.text,

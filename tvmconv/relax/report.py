@@ -15,7 +15,7 @@ TableFormatter = Callable[[Table], str]
 
 
 @dataclass(frozen=True)
-class LayerReport:
+class ConvolutionReport:
     """The report on one convolution and its epilogue.
 
     Attributes:
@@ -40,19 +40,19 @@ class LayerReport:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class ModuleReport:
     """The report on an optimized module.
 
     Attributes:
         lines: One report per convolution.
 
     Examples:
-        >>> from tvmconv.relax import Report
-        >>> Report(())
-        <Report 0 of 0 convolutions by tvmconv>
+        >>> from tvmconv.relax import ModuleReport
+        >>> ModuleReport(())
+        <ModuleReport 0 of 0 convolutions by tvmconv>
     """
 
-    lines: tuple[LayerReport, ...]
+    lines: tuple[ConvolutionReport, ...]
 
     @property
     def num_replaced(self) -> int:
@@ -77,7 +77,7 @@ class Report:
         return Table(headers, rows, left_aligned=frozenset(headers) - {"estimate [µs]"})
 
     def __repr__(self) -> str:
-        return f"<Report {self.num_replaced} of {len(self.lines)} convolutions by tvmconv>"
+        return f"<ModuleReport {self.num_replaced} of {len(self.lines)} convolutions by tvmconv>"
 
     def __str__(self) -> str:
         return self.format_text()
@@ -96,8 +96,8 @@ class Report:
             formatter: Function that returns a table as text.
 
         Examples:
-            >>> from tvmconv.relax import Report
-            >>> Report(()).format_text().splitlines()[-1]
+            >>> from tvmconv.relax import ModuleReport
+            >>> ModuleReport(()).format_text().splitlines()[-1]
             '0 of 0 convolutions call functions of tvmconv.'
         """
         return f"{formatter(self.table)}\n{self._summary}"
@@ -106,8 +106,8 @@ class Report:
         """Return the report as JSON, with one object per convolution in `lines`.
 
         Examples:
-            >>> from tvmconv.relax import Report
-            >>> Report(()).to_json()
+            >>> from tvmconv.relax import ModuleReport
+            >>> ModuleReport(()).to_json()
             '{"lines": []}'
         """
         return json.dumps(asdict(self))

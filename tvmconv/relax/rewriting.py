@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 
 from tvmconv.relax.kernels import FoundKernel
-from tvmconv.relax.sites import ConvSite, make_weight, reshape_scale
+from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import CHANNELS_LAST
@@ -23,7 +23,7 @@ EXTERNAL_MODULES = "external_mods"  # attribute of a module: compiled modules th
 class Replacement:
     """A convolution and the kernel that computes it, for a workload with the layout of the kernel."""
 
-    site: ConvSite
+    site: RelaxConvolution
     workload: ConvOperator
     kernel: FoundKernel
 

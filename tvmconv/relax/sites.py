@@ -16,7 +16,7 @@ from tvmconv.workloads.conv_operator import ConvOperator
 
 
 @dataclass(frozen=True)
-class ConvSite:
+class RelaxConvolution:
     """A convolution of a Relax function with its epilogue.
 
     The convolution's outputs are multiplied by `scale` and `bias` is added, before or between the activations as the
@@ -38,7 +38,7 @@ class ConvSite:
         return not np.all(self.scale == 1)
 
 
-def find_sites(function: relax.Function) -> tuple[list[ConvSite], dict[str, str]]:
+def find_sites(function: relax.Function) -> tuple[list[RelaxConvolution], dict[str, str]]:
     """Return the convolutions of a function that are workloads, and the reason by name for each other one."""
     relax_graph = read_function(function)
     sites = [_make_site(relax_graph, convolution) for convolution in fuse_convolutions(relax_graph.graph)]
@@ -46,7 +46,7 @@ def find_sites(function: relax.Function) -> tuple[list[ConvSite], dict[str, str]
     return sites, reasons
 
 
-def _make_site(relax_graph: RelaxGraph, convolution: FusedConvolution) -> ConvSite:
+def _make_site(relax_graph: RelaxGraph, convolution: FusedConvolution) -> RelaxConvolution:
     graph, workload = relax_graph.graph, convolution.layer.workload
     assert isinstance(workload, ConvOperator)
     conv = graph.ops[convolution.conv_index]
@@ -62,7 +62,7 @@ def _make_site(relax_graph: RelaxGraph, convolution: FusedConvolution) -> ConvSi
         value = last.writes[0]
     x, weight = (relax_graph.exprs[name] for name in conv.reads)
     result = relax_graph.results[value]
-    return ConvSite(conv.name, workload, x, weight, scale, bias, residual, result)
+    return RelaxConvolution(conv.name, workload, x, weight, scale, bias, residual, result)
 
 
 def _compute_linear_op(
@@ -92,7 +92,7 @@ def _list_channels(array: NDArray[Any] | None) -> NDArray[np.float64]:
     return array.astype(np.float64).reshape(-1)
 
 
-def make_weight(site: ConvSite, elements: NDArray[Any], *, channels_last: bool) -> NDArray[Any]:
+def make_weight(site: RelaxConvolution, elements: NDArray[Any], *, channels_last: bool) -> NDArray[Any]:
     """Return the weight of a site with the scale folded in, in the memory order of the layout and its own dtype."""
     weight = elements
     if site.is_scaled:
@@ -100,7 +100,7 @@ def make_weight(site: ConvSite, elements: NDArray[Any], *, channels_last: bool) 
     return np.ascontiguousarray(np.moveaxis(weight, 1, -1)) if channels_last else weight
 
 
-def reshape_scale(site: ConvSite) -> NDArray[np.float64]:
+def reshape_scale(site: RelaxConvolution) -> NDArray[np.float64]:
     """Return the scale of a site as an array that is multiplied with its weight, channels first."""
     workload = site.workload
     ones = (1,) * workload.spatial_ndim
