@@ -46,4 +46,4 @@ def test_errors_of_the_command_line(model, tmp_path, capsys):
     assert main(["relax", str(tmp_path / "bad.onnx"), "--target", "llvm"]) == 2
     assert "is not an ONNX model" in capsys.readouterr().err
     assert main(["relax", model, "--target", "sm_1", "--input", "2x4x6x6"]) == 2
-    assert "unknown architecture" in capsys.readouterr().err
+    assert "unknown device" in capsys.readouterr().err
