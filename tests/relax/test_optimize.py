@@ -157,20 +157,40 @@ def test_half_precision_chain_runs_channels_last_on_tensor_cores():
     assert optimized.mod["main"].script().count("R.permute_dims") == 2
 
 
-def test_weights_as_parameters_are_read_as_they_are():
-    """A weight that is no constant is packed and scaled by operations of Relax."""
-    model = randomized(nn.Sequential(nn.ConvTranspose2d(4, 6, 3, 2, groups=2), nn.BatchNorm2d(6), nn.ReLU()))
-    program = torch.export.export(model, (X,))
-    mod = relax.frontend.torch.from_exported_program(program, keep_params_as_input=True)
-    mod, params = relax.frontend.detach_params(mod)
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout="nhwc")
+def test_weight_that_is_a_parameter_is_packed_and_scaled_by_relax():
+    weight, scale = torch.randn(4, 3, 3, 3), torch.rand(1, 6, 1, 1) + 0.5
+    x, k = (relax.Var(name, relax.TensorType(tuple(t.shape), "float32")) for name, t in (("x", X), ("k", weight)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, k]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d_transpose(x, k, strides=2, groups=2))
+            out = builder.emit_output(relax.op.multiply(y, relax.const(scale.numpy(), "float32")))
+        builder.emit_func_output(out)
+    optimized = tvmconv.relax.optimize_with_report(builder.get(), "llvm", layout="nhwc")
     assert optimized.report.num_replaced == 1
-    machine = relax.VirtualMachine(optimized.compile(), tvm.cpu())
-    output = machine["main"](tvm.runtime.tensor(X.numpy()), *params["main"])
-    with torch.no_grad():
-        expected = model(X).numpy()
-    found = (output if isinstance(output, tvm.runtime.Tensor) else output[0]).numpy()
-    assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
+
+    def model(x, k):
+        return nn.functional.conv_transpose2d(x, k, stride=2, groups=2) * scale
+
+    assert differ(optimized.compile(), model, X, weight) < 1e-5
+
+
+def test_bfloat16_chain_compiles_for_tensor_cores():
+    x = relax.Var("x", relax.TensorType((1, 64, 14, 14), "bfloat16"))
+    weight = relax.const(np.ones((64, 64, 3, 3), np.float32), "bfloat16")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.conv2d(x, weight, padding=1))
+            out = builder.emit_output(relax.op.nn.relu(y))
+        builder.emit_func_output(out)
+    optimized = tvmconv.relax.optimize_with_report(builder.get(), "sm_80")
+    (line,) = optimized.report.lines
+    assert (line.workload, line.implementation) == (
+        "conv2d:1x64x14x14,64x64x3x3,s1,p1,bf16,nhwc,relu",
+        "mma_sync",
+    )
+    optimized.compile()
 
 
 @pytest.mark.slow
