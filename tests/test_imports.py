@@ -27,7 +27,7 @@ LAYERS = (
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
     ("cli",),
     ("plot",),
-    ("torch",),
+    ("torch", "relax"),
     ("reports",),
     ("experiments",),
     ("search", "baselines", "export", "training"),

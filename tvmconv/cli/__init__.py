@@ -36,6 +36,7 @@ COMMANDS = (
     "simulate",
     "train",
     "optimize",
+    "relax",
     "worker",
     "bench",
     "completion",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,38 @@ SAMPLES = np.concatenate([np.linspace(-8.0, 8.0, 257), _LARGE, -_LARGE])
 TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-5
 
 
+@dataclass(frozen=True)
+class FusedOp:
+    """One step of an epilogue: "bias", "add", an activation, or "" if it changes the weights or nothing.
+
+    It stands for operations of the graph, the last of which writes its result.
+    """
+
+    name: str
+    op_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FusedConvolution:
+    """A convolution with its epilogue, and the operations of the graph that the epilogue stands for."""
+
+    layer: Layer
+    conv_index: int  # index of the convolution in the graph
+    fused_ops: tuple[FusedOp, ...]  # in the order of execution
+
+    @property
+    def last_index(self) -> int:
+        """Index of the operation that writes the result."""
+        return self.fused_ops[-1].op_indices[-1] if self.fused_ops else self.conv_index
+
+
 def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
     """Return the convolutions of a graph in its order, each with its epilogue, under the graph's names."""
+    return [convolution.layer for convolution in fuse_convolutions(graph)]
+
+
+def fuse_convolutions(graph: ModelGraph) -> list[FusedConvolution]:
+    """Return the convolutions of a graph in its order, each with its epilogue and the operations in it."""
     return _EpilogueFuser(graph).fuse_all()
 
 
@@ -57,21 +87,24 @@ class _EpilogueFuser:
                 self._users[value].append(number)
         self._fused_ops: set[int] = set()
 
-    def fuse_all(self) -> list[Layer]:
+    def fuse_all(self) -> list[FusedConvolution]:
         """Return each convolution with its epilogue, in the graph's order."""
-        layers = [self._fuse_layer(number, op) for number, op in reversed([*enumerate(self._graph.ops)]) if op.workload]
-        return layers[::-1]
+        operations = reversed([*enumerate(self._graph.ops)])
+        return [self._fuse_convolution(number, op) for number, op in operations if op.workload][::-1]
 
-    def _fuse_layer(self, op_index: int, conv: ModelOp) -> Layer:
+    def _fuse_convolution(self, conv_index: int, conv: ModelOp) -> FusedConvolution:
         assert conv.workload is not None
-        names, value = list(conv.workload.epilogue), conv.writes[0]
+        names, value, op_index = list(conv.workload.epilogue), conv.writes[0], conv_index
+        fused_ops: list[FusedOp] = []
         while fused := self._match_activation(op_index, value, names) or self._match_single_op(op_index, value, names):
             name, op_indices = fused
             names += [name] if name and name not in names else []
             self._fused_ops.update(op_indices)
+            fused_ops.append(FusedOp(name, tuple(op_indices)))
             op_index = op_indices[-1]
             value = self._graph.ops[op_index].writes[0]
-        return Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
+        layer = Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
+        return FusedConvolution(layer, conv_index, tuple(fused_ops))
 
     def _match_single_op(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
         """Match the only reader of a value if it adds a residual or can be folded."""

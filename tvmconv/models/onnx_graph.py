@@ -74,7 +74,7 @@ def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
     Raises ModelError if the file is not an ONNX model, or a dimension on which a convolution depends is unknown.
     """
     try:
-        model = _read_model(file, inputs)
+        model = _infer_shapes(file, read_model(file, inputs))
         translator = _GraphTranslator(model.graph)
         if any(shape is None for shape in translator.iterate_conv_input_shapes()):
             _refuse_dynamic(file, model)
@@ -85,8 +85,11 @@ def read_graph(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelGraph:
         raise ModelError(f"{file} is not a valid ONNX model: {type(error).__name__}: {error}") from error
 
 
-def _read_model(file: Path, inputs: Sequence[InputSpec]) -> ModelProto:
-    """Read a model without its weights, set the shapes of its inputs, and infer those of its tensors."""
+def read_model(file: Path, inputs: Sequence[InputSpec] = ()) -> ModelProto:
+    """Read a model and set the shapes of its inputs; raise ModelError if the file is not an ONNX model.
+
+    Weights in files of their own are not read.
+    """
     model = ModelProto()
     try:
         model.ParseFromString(read_bytes(file, MAX_MESSAGE_BYTES))
@@ -101,6 +104,11 @@ def _read_model(file: Path, inputs: Sequence[InputSpec]) -> ModelProto:
         _set_inputs(model, inputs)
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from error
+    return model
+
+
+def _infer_shapes(file: Path, model: ModelProto) -> ModelProto:
+    """Remove the weights of a model and infer the shapes of its tensors."""
     for tensor in model.graph.initializer:  # data from which no shape is computed would only be copied
         if math.prod(tensor.dims) > MAX_SHAPE_ELEMENTS:
             for data in DATA_FIELDS:

@@ -1,0 +1,49 @@
+"""`tvmconv relax` compiles ONNX models and says what runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tvmconv.cli import main
+
+onnx = pytest.importorskip("onnx")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A convolution with ReLU, of a dynamic batch."""
+    weight = onnx.numpy_helper.from_array(np.ones((8, 4, 3, 3), np.float32), "weight")
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", channels, 6, 6])
+        for name, channels in (("x", 4), ("y", 8))
+    )
+    conv = onnx.helper.make_node("Conv", ["x", "weight"], ["sum"], pads=[1, 1, 1, 1])
+    nodes = [conv, onnx.helper.make_node("Relu", ["sum"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "model", [x], [y], [weight])
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+def test_library_is_written_and_runs(model, tmp_path, capsys):
+    library = tmp_path / "model.so"
+    assert main(["relax", model, "--target", "llvm", "--input", "2x4x6x6", "--json", "-o", str(library)]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["lines"]
+    assert line["workload"] == "conv2d:2x4x6x6,8x4x3x3,s1,p1,relu"
+
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    y = machine["main"](tvm.runtime.tensor(np.ones((2, 4, 6, 6), np.float32)))
+    assert y.numpy()[0, 0, 0, 0] == 16  # 2 × 2 taps of 4 channels lie inside
+
+
+def test_errors_of_the_command_line(model, tmp_path, capsys):
+    assert main(["relax", str(tmp_path / "none.onnx"), "--target", "llvm"]) == 2
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    assert main(["relax", str(tmp_path / "bad.onnx"), "--target", "llvm"]) == 2
+    assert "is not an ONNX model" in capsys.readouterr().err
+    assert main(["relax", model, "--target", "sm_1", "--input", "2x4x6x6"]) == 2
+    assert "unknown device" in capsys.readouterr().err

@@ -1,0 +1,13 @@
+"""Tuned convolutions inside models that TVM Relax compiles. The import registers the pipeline `tvmconv`.
+
+Examples:
+    >>> import tvm, tvmconv.relax
+    >>> mod = tvmconv.relax.optimize(mod, "sm_90", log="my.jsonl")  # doctest: +SKIP
+    >>> executable = tvm.compile(mod, target, relax_pipeline="tvmconv")  # doctest: +SKIP
+"""
+
+from tvmconv.relax.optimize import OptimizedModule, optimize, optimize_with_report
+from tvmconv.relax.pipeline import make_pipeline
+from tvmconv.relax.report import ConvolutionReport, ModuleReport
+
+__all__ = ["ConvolutionReport", "ModuleReport", "OptimizedModule", "make_pipeline", "optimize", "optimize_with_report"]

@@ -1,0 +1,209 @@
+"""The optimization of a Relax module: convolutions are found, kernels chosen, and calls of them inserted."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+
+from tvmconv.errors import Error, ModelError
+from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
+from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
+from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
+from tvmconv.relax.rewriting import Replacement, replace_convolutions
+from tvmconv.relax.sites import RelaxConvolution, find_sites
+from tvmconv.search.options import TuneOptions
+from tvmconv.workloads.conv_operator import ConvOperator
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+CHANNELS_FIRST_LAYOUTS = {"relax.nn.conv2d": ["NCHW", "OIHW"]}
+
+
+class OptimizedModule:
+    """A module whose convolutions call kernels of tvmconv, and the report on it.
+
+    Attributes:
+        mod: The module, which any pipeline of TVM for the target compiles.
+        report: What computes each convolution, and why.
+        target: The target of TVM.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> optimized = tvmconv.relax.optimize_with_report(mod, "sm_90")  # doctest: +SKIP
+        >>> print(optimized.report)  # doctest: +SKIP
+        >>> optimized.compile().export_library("model.so")  # doctest: +SKIP
+    """
+
+    def __init__(self, mod: IRModule, report: ModuleReport, target: Target) -> None:
+        self.mod, self.report, self.target = mod, report, target
+
+    def __repr__(self) -> str:
+        return f"<OptimizedModule {self.report.num_replaced} of {len(self.report.lines)} convolutions by tvmconv>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def compile(self) -> Any:
+        """Compile the module by TVM's default pipeline and return TVM's executable.
+
+        Examples:
+            >>> executable = optimized.compile()  # doctest: +SKIP
+            >>> executable.export_library("model.so")  # doctest: +SKIP
+        """
+        return tvm.compile(self.mod, self.target)
+
+
+def optimize(
+    mod: IRModule,
+    target: str | Target,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
+    layout: Layout = "auto",
+) -> IRModule:
+    """Return a Relax module whose convolutions call tuned kernels of tvmconv, to be compiled by any pipeline of TVM.
+
+    A kernel computes a convolution and the bias, batch normalization, activations and residual that follow it. TVM's
+    own code computes what no kernel does.
+
+    Args:
+        mod: Module of `relax.frontend.torch.from_exported_program` or `relax.frontend.onnx.from_onnx`, with its weights
+            as constants. It is not modified.
+        target: Target of TVM of the kind cuda, opencl or llvm, or a text such as "sm_90", "cuda:0" or "llvm". For llvm,
+            convolutions and their epilogues become functions that TVM compiles.
+        log: Path of a tuning log, from which kernels are taken and to which a search appends. Kernels of other layers
+            come from the packaged logs or from predictions.
+        seconds: Time limit of a search on the GPU of the target for layers that the log does not cover; None for no
+            search.
+        layout: "auto" runs chains of convolutions channels last inside where this is faster, "nhwc" all, "nchw" none.
+
+    Returns:
+        The module. Its function `main` takes and returns tensors of the same shapes as before.
+
+    Raises:
+        ModelError: `mod` is not a module of TVM.
+        DeviceError: There is no such target, or no GPU for a search.
+        TuningError: `layout` has another value, or `seconds` is not a positive number.
+        Error: The log cannot be read or written.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> mod = tvmconv.relax.optimize(mod, "sm_90", log="resnet18.jsonl")  # doctest: +SKIP
+    """
+    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout).mod
+
+
+def optimize_with_report(
+    mod: IRModule,
+    target: str | Target,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
+    layout: Layout = "auto",
+) -> OptimizedModule:
+    """Optimize a module as `optimize` does, and return it together with a report on each convolution.
+
+    The arguments and errors are those of `optimize`.
+
+    Returns:
+        The module, its report and its target.
+
+    Examples:
+        >>> print(tvmconv.relax.optimize_with_report(mod, "sm_90").report)  # doctest: +SKIP
+    """
+    TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
+    validate_layout(layout)
+    if not isinstance(mod, IRModule):
+        raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
+    compile_target = resolve_target(target)
+    finder = KernelFinder(compile_target, log)
+    prepared = _prepare_module(mod)
+    planned, lines = _plan_functions(prepared, compile_target, finder, seconds, layout)
+    replacements: dict[str, list[Replacement]] = {}
+    for name, sites in planned.items():
+        found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
+        replacements[name] = [replacement for replacement, _ in found if replacement]
+        lines += [line for _, line in found]
+    new_mod = replace_convolutions(prepared, replacements)
+    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), compile_target.target)
+
+
+def _prepare_module(mod: IRModule) -> IRModule:
+    """Return a module whose 2-D convolutions are channels first, and whose constants are computed."""
+    passes = [relax.transform.FoldConstant()]
+    if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
+        passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
+    return tvm.ir.transform.Sequential(passes)(mod)
+
+
+def _list_data_layouts(mod: IRModule) -> set[str]:
+    layouts: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") in CHANNELS_FIRST_LAYOUTS:
+            layouts.add(str(expr.attrs.data_layout))
+
+    for function in _list_functions(mod).values():
+        relax.analysis.post_order_visit(function, visit)
+    return layouts
+
+
+def _list_functions(mod: IRModule) -> dict[str, relax.Function]:
+    """Return the Relax functions of a module by name, without those that another code generator compiles."""
+    return {
+        str(variable.name_hint): function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function) and not _is_foreign(function)
+    }
+
+
+def _is_foreign(function: relax.Function) -> bool:
+    return function.attrs is not None and any(name in function.attrs for name in ("Codegen", "Composite"))
+
+
+Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
+
+
+def _plan_functions(
+    mod: IRModule, target: CompileTarget, finder: KernelFinder, seconds: float | None, layout: Layout
+) -> tuple[Planned, list[ConvolutionReport]]:
+    """Return the convolutions of each function with their layouts, after a search if it has a time limit, and the
+    reports on those that are no workload.
+    """
+    sites_by_function: dict[str, list[RelaxConvolution]] = {}
+    lines: list[ConvolutionReport] = []
+    for name, function in _list_functions(mod).items():
+        sites_by_function[name], reasons = find_sites(function)
+        lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
+    planned: Planned = {}
+    for name, sites in sites_by_function.items():
+        workloads = plan_layouts(sites, target.device, layout, lambda workload: finder.find(workload).seconds)
+        planned[name] = list(zip(sites, workloads, strict=True))
+    if seconds is not None:
+        finder.search(Counter(workload for each in planned.values() for _, workload in each), seconds)
+    return planned, lines
+
+
+def _find_kernel(
+    finder: KernelFinder, function: str, site: RelaxConvolution, workload: ConvOperator
+) -> tuple[Replacement | None, ConvolutionReport]:
+    try:
+        kernel: FoundKernel = finder.find(workload)
+    except Error as error:
+        return None, ConvolutionReport(function, site.name, workload.text, TVM_NAME, reason=str(error))
+    line = ConvolutionReport(
+        function,
+        site.name,
+        workload.text,
+        kernel.schedule,
+        kernel.config_source,
+        seconds=kernel.seconds,
+        config=kernel.config,
+    )
+    return Replacement(site, workload, kernel), line

@@ -1,0 +1,41 @@
+"""The pipeline `tvmconv` of Relax."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+
+from tvmconv.relax.layouts import Layout
+from tvmconv.relax.optimize import optimize
+
+PIPELINE_NAME = "tvmconv"
+
+
+@relax.register_pipeline(PIPELINE_NAME)
+def make_pipeline(
+    *, log: str | os.PathLike[str] | None = None, seconds: float | None = None, layout: Layout = "auto"
+) -> Any:
+    """Return the pipeline that runs `optimize` and then TVM's default pipeline, for the target of the context.
+
+    Args:
+        log: Path of a tuning log, as in `optimize`.
+        seconds: Time limit of a search, as in `optimize`.
+        layout: Layout inside the model, as in `optimize`.
+
+    Examples:
+        >>> import tvm, tvmconv.relax
+        >>> tvm.compile(mod, "llvm", relax_pipeline="tvmconv")  # doctest: +SKIP
+        >>> pipeline = tvmconv.relax.make_pipeline(log="my.jsonl")
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="tvmconv.pipeline")
+    def run(mod: IRModule, _context: Any) -> IRModule:
+        target = tvm.target.Target.current(allow_none=False)
+        optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout)
+        return relax.get_default_pipeline(target)(optimized)
+
+    return run

@@ -1,0 +1,141 @@
+"""The replacement of convolutions in a Relax module by calls of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import Call, GenericConst, IRModule
+
+from tvmconv.relax.kernels import FoundKernel
+from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
+from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+EXTERNAL_MODULES = "external_mods"  # attribute of a module: compiled modules that the executable links
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A convolution and the kernel that computes it, for a workload with the layout of the kernel."""
+
+    site: RelaxConvolution
+    workload: ConvOperator
+    kernel: FoundKernel
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the kernel's arrays are channels last."""
+        return self.workload.layout == CHANNELS_LAST
+
+
+def replace_convolutions(mod: IRModule, replacements: Mapping[str, Sequence[Replacement]]) -> IRModule:
+    """Return a module that calls kernels instead of convolutions.
+
+    Weights become constants in the memory order of the kernel. A tensor is transposed where its layout changes, once
+    for all of its readers; a chain of channels-last kernels has no transposition inside.
+
+    Args:
+        mod: Module in which the convolutions were found.
+        replacements: What is replaced, by the name of the function.
+    """
+    rewriter = _ConvReplacer(mod)
+    for name, function_replacements in replacements.items():
+        if function_replacements:
+            rewriter.rewrite(name, function_replacements)
+    new_mod = rewriter.builder_.get()
+    kernels = {r.kernel.symbol: r.kernel for each in replacements.values() for r in each}
+    modules = [kernel.runtime_module for kernel in kernels.values() if kernel.runtime_module is not None]
+    if modules:
+        others = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
+        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, *modules])
+    return relax.transform.DeadCodeElimination()(new_mod)
+
+
+@relax.expr_functor.mutator
+class _ConvReplacer(relax.PyExprMutator):
+    """A rewriter of functions. The operations that a kernel replaces stay behind, without a reader."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._mod = mod
+        self._replacements: dict[relax.Var, Replacement] = {}
+        self._channels_last: dict[relax.Expr, relax.Var] = {}  # the same tensors channels last, in this block
+        self._functions: dict[str, Any] = {}
+
+    def rewrite(self, name: str, replacements: Sequence[Replacement]) -> None:
+        """Rewrite a function of the module."""
+        self._replacements = {replacement.site.result: replacement for replacement in replacements}
+        self.builder_.update_func(self._mod.get_global_var(name), self.visit_expr(self._mod[name]))
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        """Visit a block, whose variables are not visible in other blocks."""
+        self._channels_last = {}
+        return super().visit_dataflow_block_(block)
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """Visit a block."""
+        self._channels_last = {}
+        return super().visit_binding_block_(block)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Emit the call of a kernel where the last operation of an epilogue stood."""
+        replacement = self._replacements.get(binding.var)
+        if replacement is None:
+            super().visit_var_binding_(binding)
+            return
+        value = self._make_call(replacement)
+        if replacement.channels_last:
+            self._channels_last[binding.var] = result = self.builder_.emit(value)
+            value = relax.op.permute_dims(result, _list_axes(replacement.workload, to_last=False))
+        is_local = isinstance(binding.var, relax.DataflowVar)
+        self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
+
+    def _make_call(self, replacement: Replacement) -> Call:
+        site, workload, kernel = replacement.site, replacement.workload, replacement.kernel
+        arguments = {
+            workload.OPERANDS[0]: lambda: self._read_tensor(site.x, replacement),
+            workload.OPERANDS[1]: lambda: self._read_weight(replacement),
+            "bias": lambda: relax.const(site.bias.astype(ACCUMULATOR), ACCUMULATOR),
+            "add": lambda: self._read_tensor(site.residual, replacement),
+        }
+        args = [arguments[name]() for name in workload.argument_names[:-1]]
+        out_type = relax.TensorType(workload.argument_shapes[-1], workload.argument_dtypes[-1])
+        if kernel.function is None:
+            return relax.call_dps_packed(kernel.symbol, args, out_ty=out_type)
+        if kernel.symbol not in self._functions:
+            self._functions[kernel.symbol] = self.builder_.add_func(kernel.function, kernel.symbol)
+        return relax.call_tir(self._functions[kernel.symbol], args, out_ty=out_type)
+
+    def _read_tensor(self, expr: relax.Expr, replacement: Replacement) -> relax.Expr:
+        if not replacement.channels_last:
+            return self.visit_expr(expr)
+        if expr not in self._channels_last:
+            axes = _list_axes(replacement.workload, to_last=True)
+            self._channels_last[expr] = self.builder_.emit(relax.op.permute_dims(self.visit_expr(expr), axes))
+        return self._channels_last[expr]
+
+    def _read_weight(self, replacement: Replacement) -> relax.Expr:
+        site = replacement.site
+        if isinstance(site.weight, GenericConst):
+            elements = make_weight(site, site.weight.value.numpy(), channels_last=replacement.channels_last)
+            return relax.const(elements, str(site.weight.ty.dtype))
+        weight = self.visit_expr(site.weight)
+        if site.is_scaled:
+            dtype = str(site.weight.ty.dtype)
+            weight = self.builder_.emit(
+                relax.op.multiply(weight, relax.const(reshape_scale(site).astype(np.float32), dtype))
+            )
+        if replacement.channels_last:
+            weight = self.builder_.emit(relax.op.permute_dims(weight, _list_axes(replacement.workload, to_last=True)))
+        return weight
+
+
+def _list_axes(workload: ConvOperator, *, to_last: bool) -> list[int]:
+    """Return the axes of a transposition to channels last, or back."""
+    last = workload.spatial_ndim + 1
+    return [0, *range(2, last + 1), 1] if to_last else [0, last, *range(1, last)]
