@@ -15,6 +15,7 @@ from tvm import relax
 import tvmconv
 import tvmconv.relax
 from tvmconv.errors import DeviceError, ModelError, TuningError
+from tvmconv.relax.kernels import KernelFinder, resolve_target
 
 X = torch.randn(2, 4, 10, 14, generator=torch.Generator().manual_seed(0))
 
@@ -202,3 +203,12 @@ def test_networks_compile_for_cuda(make, num_convolutions, arch, tmp_path):
     assert len(optimized.report.lines) == num_convolutions
     assert optimized.report.num_replaced == num_convolutions, str(optimized.report)
     optimized.compile().export_library(str(tmp_path / "model.so"))
+
+
+@pytest.mark.slow
+def test_a_kernel_found_before_a_search_is_found_again_after_it(tmp_path):
+    w = tvmconv.parse("conv2d:1x8x9x9,8x8x3x3,s1,p1,relu")
+    finder = KernelFinder(resolve_target("opencl:0"), tmp_path / "log.jsonl")
+    before = finder.find(w).config_source
+    finder.search({w: 1}, seconds=15)
+    assert finder.find(w).config_source != before

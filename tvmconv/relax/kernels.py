@@ -114,6 +114,7 @@ class KernelFinder:
                 except ScheduleError:  # no schedule computes it; `find` says so again
                     continue
         self._record_index = None
+        self._found.clear()  # kernels that were found before the search, to estimate layouts
 
     def find(self, workload: Workload) -> FoundKernel:
         """Return the kernel of a workload.
