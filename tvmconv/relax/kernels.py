@@ -86,10 +86,16 @@ def _find_cuda_device(arch: str) -> Device:
 
 
 class KernelFinder:
-    """A source of kernels for a target: from a log, from the packaged logs, or predicted."""
+    """A source of kernels for a target: from a log, from the packaged logs, or predicted.
 
-    def __init__(self, target: CompileTarget, log: str | os.PathLike[str] | None) -> None:
-        self._target, self._log = target, log
+    Args:
+        target: What the kernels are for.
+        log: Path of a log; None for the packaged logs alone.
+        creates_log: Whether the log may be missing, because a search will write it.
+    """
+
+    def __init__(self, target: CompileTarget, log: str | os.PathLike[str] | None, *, creates_log: bool = False) -> None:
+        self._target, self._log, self._creates_log = target, log, creates_log
         self._record_index: RecordIndex | None = None
         self._found: dict[str, FoundKernel | Error] = {}
 
@@ -150,7 +156,8 @@ class KernelFinder:
 
     def _read_logs(self) -> RecordIndex:
         if self._record_index is None:
-            logs = [] if self._log is None else list_log_files([self._log])
+            log = None if self._log is None or (self._creates_log and not Path(self._log).exists()) else self._log
+            logs = [] if log is None else list_log_files([log])
             self._record_index = RecordIndex([*logs, *packaged_logs()])
         return self._record_index
 

@@ -122,7 +122,7 @@ def optimize_with_report(
     if not isinstance(mod, IRModule):
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     compile_target = resolve_target(target)
-    finder = KernelFinder(compile_target, log)
+    finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
     prepared = _prepare_module(mod)
     planned, lines = _plan_functions(prepared, compile_target, finder, seconds, layout)
     replacements: dict[str, list[Replacement]] = {}
