@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_LOG = "tuning.jsonl"
 DECLARATION = "plain loops"  # name of what runs on a CPU, where no schedule of tvmconv applies
 OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a function alone
-MAX_CANDIDATES = 8  # configs to build for a workload until one can be called by TVM's runtime
+MAX_CANDIDATES = 8  # configs of a workload that may fail to build
 WORKLOAD_ATTRIBUTE = "tvmconv.workload"
 
 
@@ -143,15 +143,24 @@ class KernelFinder:
         if device is None:
             return FoundKernel(symbol, DECLARATION, "", declare_function(workload))
         first_error: Error | None = None
-        for number, candidate in enumerate(iterate_candidates(self._read_logs(), workload, device)):
-            if number >= MAX_CANDIDATES:
-                break
+        refused_schedules: set[Any] = set()  # whose kernels TVM's runtime cannot call, with any config
+        num_failures = 0
+        for candidate in iterate_candidates(self._read_logs(), workload, device):
+            if candidate.schedule in refused_schedules:
+                continue
             try:
                 kernel = build_for_device(workload, candidate.schedule, device, candidate.config)
+            except Error as error:
+                first_error, num_failures = first_error or error, num_failures + 1
+                if num_failures >= MAX_CANDIDATES:
+                    break
+                continue
+            try:
                 source = candidate.config_source + (f"; a better one failed: {first_error}" if first_error else "")
                 return _make_callable(kernel, symbol, source)
             except Error as error:
                 first_error = first_error or error
+                refused_schedules.add(candidate.schedule)
         raise first_error or ScheduleError(f"no schedule computes {workload} on {device.text}")
 
     def _read_logs(self) -> RecordIndex:
