@@ -1,14 +1,18 @@
 """Channels-first convolutions on tensor cores: conversions around channels-last kernels, and kernels without them."""
 
+from pathlib import Path
+
 import emulate
 import pytest
 from small_tiles import SMALL as SMALL_TILES
+from verified_schedules import verify_promising
 
 import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
 from tvmconv.analysis.races import find_races
 from tvmconv.workloads.dtypes import get_itemsize
 
+CHANNELS_FIRST = Path(__file__).parent.parent / "data" / "channels-first-workloads.txt"  # odd ones, and mixed layouts
 SMALL, WIDE = {"split_k": 1, "block_n": 48, "warpgroups": 1}, {"split_k": 1, "warpgroups": 2, "wgmma_m_tiles": 2}
 WORKLOADS = (
     ("conv2d:2x24x7x7,16x24x3x3,s2,p1,f16,bias,add,relu", 3),  # 49 pixels: no vector of them is aligned
@@ -122,3 +126,9 @@ def test_clusters_store_the_pixels_of_split_sums(text, config):
     w = tc.parse(text)
     converts_input = w.input_layout == "nchw" and max(w.kernel) > 1
     assert len(kernel.kernels) - kernel.executable.num_prepack_kernels == 1 + converts_input
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", CHANNELS_FIRST.read_text().split())
+def test_promising_schedules_compute_channels_first_and_mixed_layouts(text, gpu):
+    assert verify_promising(text, gpu) == []
