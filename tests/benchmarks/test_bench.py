@@ -61,7 +61,7 @@ def test_help_imports_no_benchmark():
         ("tune-suite", ["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
         ("tune-suite", ["--dtype", "f8"], "'f8'"),
         ("tune-suite", ["--layout", "nchw4"], "'nchw4'"),
-        ("tune-suite", ["--epilogue", "selu"], "expected operations of add, bias"),
+        ("tune-suite", ["--epilogue", "swish9"], "expected operations of add, bias"),
         ("tune-suite", ["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' applies to convolutions only"),
         ("tune-suite", ["--tune-only", "--compare-only"], "not allowed"),
     ],

@@ -166,7 +166,7 @@ def test_sizes_have_the_fields_letters():
         ({"dtype": ["float32"]}, "dtype=['float32']: expected one of float32"),
         ({"layout": "chwn"}, "layout='chwn': expected one of nchw, nhwc"),
         ({"epilogue": 3}, "epilogue=3: expected a list of"),
-        ({"epilogue": ("bias", "selu")}, "epilogue=('bias', 'selu'): expected operations of"),
+        ({"epilogue": ("bias", "swish9")}, "epilogue=('bias', 'swish9'): expected operations of"),
         ({"epilogue": ("relu", "relu")}, "epilogue=('relu', 'relu'): expected relu at most once"),
         ({"R": 9}, "the kernel, 9x3 with its dilation, is larger than the padded image, 8x8"),
         ({"dilation": 4}, "the kernel, 9x9 with its dilation, is larger than the padded image, 8x8"),
