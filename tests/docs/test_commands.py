@@ -37,6 +37,7 @@ SLOW_PAGES = {
     "docs/kernels.md",
     "docs/report.md",
     "docs/counters.md",
+    "docs/relax.md",
     "docs/results.md",
     "docs/results-filters.md",
     "docs/results-layers.md",

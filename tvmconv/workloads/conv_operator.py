@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
@@ -162,8 +163,12 @@ class ConvOperator(ConvGeometry):
         names = {cls.OPTION_TEXTS[name]: name for name in cls.OPTION_NAMES}
         letters = piece[: len(piece) - len(piece.lstrip(ascii_lowercase))]
         if letters not in names or not piece[len(letters) : len(letters) + 1].isdigit():
-            words = ", ".join([*dtypes.DTYPES_BY_TEXT, *cls.LAYOUTS, *epilogue.load_ops()])
-            raise WorkloadError(f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}")
+            words = ", ".join([*dtypes.DTYPES_BY_TEXT, *cls.LAYOUTS])
+            near = difflib.get_close_matches(piece, epilogue.load_ops()) or ["bias", "add", "relu"]
+            raise WorkloadError(
+                f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}, or an epilogue operation "
+                f"such as {', '.join(near)}"
+            )
         name = names[letters]
         lengths = cls.allowed_lengths(name)
         return name, parse_integers(
