@@ -166,8 +166,8 @@ class ConvOperator(ConvGeometry):
             words = ", ".join([*dtypes.DTYPES_BY_TEXT, *cls.LAYOUTS])
             near = difflib.get_close_matches(piece, epilogue.load_ops()) or ["bias", "add", "relu"]
             raise WorkloadError(
-                f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}, or an epilogue operation "
-                f"such as {', '.join(near)}"
+                f"{quote(piece)}: expected an option, one of s2 (or s2x1), p1, d2, g4, {words}, or an epilogue "
+                f"operation such as {', '.join(near)}"
             )
         name = names[letters]
         lengths = cls.allowed_lengths(name)
