@@ -10,6 +10,7 @@ reports an error.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from tvmconv.workloads import Workload
 
 # Errors of the driver's API are not reported, because cuda-bindings looks up the functions of all driver versions.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
-NUM_PROCESSES = 8  # number of concurrent processes, as the GPU mostly waits for compilers
+NUM_PROCESSES = os.cpu_count() or 1  # number of concurrent processes, as the GPU mostly waits for compilers
 ERROR_STATUS = 9  # exit status of compute-sanitizer if it reports an error
 
 # All options together, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
@@ -68,6 +69,16 @@ WORKLOADS = (
     "conv2d_wgrad:3x48x13x11,48x24x3x3,s1,p1,g2,f16,nhwc,out-f32,add",
     "conv1d_transpose:2x64x37,64x48x8,s4,p2,f16,nhwc,bias,relu",
     "conv3d_transpose:1x64x3x5x7,64x32x2x2x2,s2,p0,op1x0x1,f16,nhwc",
+    "conv2d_wgrad:2x32x9x11,32x32x3x3,s1,p1,tf32,nhwc",
+    "conv2d:2x64x9x16,48x64x3x3,s1,p1,f16,bias,relu",  # this one and the next eight: channels first
+    "conv2d:2x64x14x14,72x64x1x1,s1,p0,bf16,bias,add",
+    "conv2d:1x32x9x9,40x32x3x3,s2,p1,tf32",
+    "conv2d:2x24x13x11,24x1x3x3,s1,p1,g24,f16",
+    "conv2d:2x48x13x12,48x24x3x3,s1,p1,g2,bf16",
+    "conv3d:1x32x5x6x8,32x32x3x3x3,s1,p1,f16",
+    "conv2d:2x64x12x16,64x64x3x3,s1,p1,f16,nchw-nhwc,silu",
+    "conv2d:2x64x12x11,64x64x3x3,s1,p1,f16,nhwc-nchw",
+    "conv2d_dgrad:2x48x9x11,64x48x3x3,s1,p1,f16",
     "filter1d:1003,k31,clamp",
     "filter1d:5,k31",
     "filter1d:70001,k5",
