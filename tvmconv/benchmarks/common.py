@@ -61,12 +61,17 @@ def report(
     named.
     """
     output.print_report(args, tables, notes, title=title, json_data=data)
-    if folder := args.out:
-        folder.mkdir(parents=True, exist_ok=True)
-        page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
-        (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
-        text = json.dumps(data, indent=1, ensure_ascii=False)
-        (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    if args.out:
+        write_report(args.out, name, tables, notes, data, title)
+
+
+def write_report(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str) -> None:
+    """Write tables and notes to NAME.md, and the data to NAME.json, in a folder, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
+    (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | None, float]:

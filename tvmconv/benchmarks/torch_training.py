@@ -8,6 +8,9 @@ Each network is timed unchanged, compiled by `torch.compile` in each named mode,
 compiled after that; each of them eagerly and as one CUDA graph of the whole step. All of them are timed in turns, in
 several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json and .md, with the kernel of
 each product; the log is DIR/torch-training.jsonl.
+
+The unchanged network and the optimized one come first. Results are written then, and again after each compilation, so
+that an interruption of a long compilation loses nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tvmconv.benchmarks.common import add_device, add_output, find_device, report
-from tvmconv.cli import options
+from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
+from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
@@ -33,7 +36,8 @@ IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
 VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
 NUM_CLASSES = 1000
 NUM_WARM_UP_STEPS = 5  # before a capture, as PyTorch's documentation of CUDA graphs has it
-NUM_ROUNDS, NUM_STEPS = 7, 10  # timed steps of each variant per round
+NUM_ROUNDS, NUM_STEPS = 5, 8  # timed steps of each variant per round
+NUM_EAGER_ROUNDS = 2  # of them also eagerly, where the host often takes longer than the GPU
 
 
 @dataclass
@@ -85,11 +89,13 @@ def run(args: argparse.Namespace) -> int:
     source = describe_provenance(device, args.command, versions)
     for name in args.networks:
         torch.cuda.set_device(device.text)
-        summaries, layers = _measure(name, args)
         title = f"torch-training-{name}-{args.dtype}-b{args.batch}"
-        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
-        data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines]}
-        report(args, title, [_make_table(summaries), layers.table], [*layers.notes, source], data, title)
+        for summaries, layers in _measure(name, args):
+            data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
+            data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines]}
+            tables, notes = [_make_table(summaries), layers.table], [*layers.notes, source]
+            write_report(args.out, title, tables, notes, data, title)
+        output.print_report(args, tables, notes, title=title, json_data=data)
         torch._dynamo.reset()
         torch.cuda.empty_cache()
     return 0
@@ -110,8 +116,8 @@ def _make_table(summaries: list[dict[str, Any]]) -> Table:
     return make_table(summaries, columns, ["by", "no graph because"])
 
 
-def _measure(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]], Any]:
-    """Time all ways to run a step, and return the times and the report of `optimize`."""
+def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[str, Any]], Any]]:
+    """Time all ways to run a step; yield the times and the report of `optimize`, and again after each compilation."""
     import torch
 
     import tvmconv.torch
@@ -130,9 +136,6 @@ def _measure(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
         variants.append(_capture(StepVariant(label, step, made_seconds), pool))
 
     add(PYTORCH, copy.deepcopy(model), None)
-    for mode in args.compile:
-        started_at = time.perf_counter()
-        add(f"{PYTORCH}, compiled ({mode})", torch.compile(copy.deepcopy(model), mode=mode), started_at)
     started_at = time.perf_counter()
     with progress_line(f"{name}: ") as show, _autocast(args.dtype):
         tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl", "progress": show}
@@ -141,15 +144,25 @@ def _measure(name: str, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
         optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, **tuning)
     layers = tvmconv.torch.get_training_report(optimized)
     add(OURS, optimized, started_at)
+    yield _time_in_turns(variants), layers
     for mode in args.compile:
-        started_at = time.perf_counter()
-        add(f"{OURS}, compiled ({mode})", torch.compile(copy.deepcopy(optimized), mode=mode), started_at)
-    for _ in range(NUM_ROUNDS):
+        for label, network in ((PYTORCH, model), (OURS, optimized)):
+            started_at = time.perf_counter()
+            add(f"{label}, compiled ({mode})", torch.compile(copy.deepcopy(network), mode=mode), started_at)
+            yield _time_in_turns(variants), layers
+
+
+def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
+    """Time all variants in turns, in several rounds, and return their medians."""
+    for variant in variants:
+        variant.eager_seconds, variant.graph_seconds = [], []
+    for number in range(NUM_ROUNDS):
         for variant in variants:
-            variant.eager_seconds.append(_time_steps(variant.step))
+            if number < NUM_EAGER_ROUNDS:
+                variant.eager_seconds.append(_time_steps(variant.step))
             if variant.replay is not None:
                 variant.graph_seconds.append(_time_steps(variant.replay))
-    return [variant.summarize() for variant in variants], layers
+    return [variant.summarize() for variant in variants]
 
 
 def _autocast(dtype: str) -> Any:
