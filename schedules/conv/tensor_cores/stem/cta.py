@@ -100,7 +100,7 @@ class StemCta:
         return tile_round * int(self.config.num_pixel_ctas) + self.index
 
     def tile_origin(self, tile_idx: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the image, the first output row and the first output column of a tile."""
+        """Return the output plane, counted over all images, the first output row and the first column of a tile."""
         tiles_q, tiles_p = self.config.num_tiles_q, self.config.num_tiles_p
         row, column = tile_idx // tiles_q % tiles_p * self.config.block_p, tile_idx % tiles_q * self.config.block_q
         return tile_idx // (tiles_p * tiles_q), row, column

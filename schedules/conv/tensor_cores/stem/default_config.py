@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tvmconv.arithmetic import round_up
 from tvmconv.target import H200, MAX_THREADS_PER_BLOCK, PORTABLE_SHARED_BYTES, WARP_SIZE
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv3d
 
 from .row_layout import MMA_PIXELS, RowLayout
 from .tile_config import StemTileConfig
@@ -19,13 +19,13 @@ MAX_CTAS_CHOICES = (0, 66, 132, 264, 396, 528, 792, 1056)
 WARPS_PER_SM = 16  # resident warps per SM by default, whose registers suffice for 64 accumulators per thread
 
 
-def select_default_config(w: Conv2d) -> StemTileConfig:
+def select_default_config(w: Conv3d) -> StemTileConfig:
     """Return the first default candidate that fits every GPU, as candidates are sorted from best to worst."""
     tiles = list(list_default_candidates(w))
     return next((tile for tile in tiles if tile.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES), tiles[-1])
 
 
-def list_default_candidates(w: Conv2d) -> Iterator[StemTileConfig]:
+def list_default_candidates(w: Conv3d) -> Iterator[StemTileConfig]:
     """Yield configs that keep most lanes and all SMs of an H200 busy, then smaller and smaller ones."""
     channels = list_block_n_choices(w)
     block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # the fewest idle channels
@@ -36,7 +36,7 @@ def list_default_candidates(w: Conv2d) -> Iterator[StemTileConfig]:
                 yield _select_filling_config(w, num_rows, n, max_warps)
 
 
-def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int) -> StemTileConfig:
+def _select_filling_config(w: Conv3d, block_p: int, block_n: int, max_warps: int) -> StemTileConfig:
     """Return the config whose warps fill output rows best for given rows and channels, with fewer warps if tiles are
     few.
     """
@@ -70,7 +70,7 @@ def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int
     )
 
 
-def list_options(w: Conv2d) -> dict[str, tuple[int, ...]]:
+def list_options(w: Conv3d) -> dict[str, tuple[int, ...]]:
     """Return the options of the knobs."""
     return {
         "block_p": list_block_p_choices(w),
@@ -82,12 +82,12 @@ def list_options(w: Conv2d) -> dict[str, tuple[int, ...]]:
     }
 
 
-def list_block_p_choices(w: Conv2d) -> tuple[int, ...]:
+def list_block_p_choices(w: Conv3d) -> tuple[int, ...]:
     """Return the options for output rows per tile, of which more than half are inside the output."""
     return tuple(block_p for block_p in BLOCK_P_CHOICES if block_p < 2 * w.P)
 
 
-def list_warp_choices(w: Conv2d) -> tuple[int, ...]:
+def list_warp_choices(w: Conv3d) -> tuple[int, ...]:
     """Return the options for warps per block: the last warp has work, and both phases have equally many warps."""
     num_phases = RowLayout(w).num_phases
     allowed_warps = (
@@ -96,6 +96,6 @@ def list_warp_choices(w: Conv2d) -> tuple[int, ...]:
     return tuple(warps for warps in allowed_warps if warps == num_phases or (warps - num_phases) * MMA_PIXELS < w.Q)
 
 
-def list_block_n_choices(w: Conv2d) -> tuple[int, ...]:
+def list_block_n_choices(w: Conv3d) -> tuple[int, ...]:
     """Return the options for channels per tile, of which the last 16 have work."""
     return tuple(channels for channels in BLOCK_N_CHOICES if channels - MMA_PIXELS < w.O)

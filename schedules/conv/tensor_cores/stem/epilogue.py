@@ -178,7 +178,7 @@ class StemEpilogue:
     def _locate(self, tile_idx: Expr, output_row: Expr, pixel: Expr, channel: Expr) -> tuple[Expr, Expr]:
         """Return whether an output of the warp is inside the output tensor, and its index there."""
         config, w = self._cta.config, self._cta.config.w
-        n, p, q = self._cta.tile_origin(tile_idx)
+        plane, p, q = self._cta.tile_origin(tile_idx)
         row, column, channel = p + output_row, q + self._cta.pixel_column(pixel), self._cta.first_channel + channel
         is_inside = logical_and(
             is_below(row, w.P, config.block_p),
@@ -186,5 +186,7 @@ class StemEpilogue:
             is_below(channel, w.O, config.block_n),
         )
         if self._rows.stores_channels_last:
-            return is_inside, ((n * w.P + row) * w.Q + column) * w.O + channel
-        return is_inside, ((n * w.O + channel) * w.P + row) * w.Q + column
+            return is_inside, ((plane * w.P + row) * w.Q + column) * w.O + channel
+        depth = w.output_size[0]
+        image_channel = plane // depth * w.O + channel
+        return is_inside, ((image_channel * depth + plane % depth) * w.P + row) * w.Q + column

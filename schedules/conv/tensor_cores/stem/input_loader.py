@@ -39,7 +39,7 @@ class StemInputLoader:
 
     def __init__(self, cta: StemCta, source: Buffer) -> None:
         self._cta, self._source, self._rows, self._smem = cta, source, cta.row_layout, cta.smem_layout
-        self._num_units = self._rows.rows_per_image_row * self._smem.rows_per_plane * self._smem.units_per_row
+        self._num_units = self._rows.num_planes * self._smem.rows_per_plane * self._smem.units_per_row
 
     def load_if_valid(self, tile_idx: Expr, buffer: Expr) -> None:
         """Copy a tile's input rows to shared memory if the tile index is valid."""
@@ -92,18 +92,21 @@ class StemInputLoader:
     def _locate(self, tile_idx: Expr, unit: Expr, element_in_unit: int) -> tuple[Expr, Expr]:
         """Return the index in X of an element of a copy, and whether it is inside the image."""
         w, rows = self._cta.config.w, self._rows
-        n, p, q = self._cta.tile_origin(tile_idx)
+        output_plane, p, q = self._cta.tile_origin(tile_idx)
         row_idx, unit_in_row = unit // self._smem.units_per_row, unit % self._smem.units_per_row
         plane, row = row_idx // self._smem.rows_per_plane, row_idx % self._smem.rows_per_plane
-        h = p * w.stride[0] - w.pad_low[0] + row
+        image, depth = output_plane // w.output_size[0], output_plane % w.output_size[0]
+        d = depth * w.stride[0] - w.pad_low[0] + plane % w.T * w.dilation[0]
+        h = p * w.stride[1] - w.pad_low[1] + row
         element = (
             q * rows.output_step_elements
-            - (w.pad_low[1] * rows.elements_per_pixel + rows.lead_elements)
+            - (w.pad_low[-1] * rows.elements_per_pixel + rows.lead_elements)
             + unit_in_row * rows.elements_per_unit
             + element_in_unit
         )
-        is_inside = logical_and(h >= 0, h < w.H, element >= 0, element < rows.elements_per_row)
-        return ((n * rows.rows_per_image_row + plane) * w.H + h) * rows.elements_per_row + element, is_inside
+        is_inside = logical_and(d >= 0, d < w.D, h >= 0, h < w.H, element >= 0, element < rows.elements_per_row)
+        input_plane = (image * rows.rows_per_image_row + plane // w.T) * w.D + d
+        return (input_plane * w.H + h) * rows.elements_per_row + element, is_inside
 
     def _destination(self, unit: Expr, buffer: Expr) -> Expr:
         """Return the shared-memory address to which a copy of a tile goes."""

@@ -64,7 +64,7 @@ class StemMainloop:
                 a_registers = [self._a_fragment[e] for e in range(self._atom.a_registers)]
                 for e, register in enumerate(a_registers):
                     quad = self._quads[k_step * 2 + e // 2]
-                    row_offset = output_row * (cta.config.w.stride[0] * layout.row_bytes)
+                    row_offset = output_row * (cta.config.w.stride[1] * layout.row_bytes)
                     offset = row_offset + (e % 2 * second_pixel_bytes + quad[0])
                     address = self._pixel_addresses[self._patterns.index(_pattern_of(quad))]
                     emit_ptx("ld.shared.b32", register, address + to_uint32(offset))

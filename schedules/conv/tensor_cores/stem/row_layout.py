@@ -3,7 +3,8 @@
 The layouts of input and output are independent; the weight has that of the input. In NHWC an input row is an image row
 with interleaved channels; in NCHW it is a row of one channel's plane. A filter row is the part of a filter that
 multiplies one input row: the taps of a row, with the channels of a pixel in NHWC. The reduction runs over filter rows,
-and along them in 32-bit words.
+and along them in 32-bit words. The filter rows of one plane follow each other; a plane is a tap along the depth, of one
+channel in NCHW. `view_as_volume` gives images a depth of 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv3d
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -31,10 +32,10 @@ class RowLayout:
     """Layout of a convolution in memory rows.
 
     Attributes:
-        w: The convolution.
+        w: The convolution, of three spatial axes.
     """
 
-    w: Conv2d
+    w: Conv3d
 
     @property
     def channels_last(self) -> bool:
@@ -50,6 +51,11 @@ class RowLayout:
     def rows_per_image_row(self) -> int:
         """Memory rows per image row."""
         return 1 if self.channels_last else self.w.C
+
+    @property
+    def num_planes(self) -> int:
+        """Planes of memory rows that an output reads: one for each tap along the depth, and in NCHW for each channel."""
+        return self.rows_per_image_row * self.w.T
 
     @property
     def elements_per_pixel(self) -> int:
@@ -89,7 +95,7 @@ class RowLayout:
     @property
     def output_step_elements(self) -> int:
         """Distance in elements between the inputs of neighbouring outputs."""
-        return self.w.stride[1] * self.elements_per_pixel
+        return self.w.stride[-1] * self.elements_per_pixel
 
     @property
     def num_phases(self) -> int:
@@ -99,7 +105,7 @@ class RowLayout:
     @property
     def lead_elements(self) -> int:
         """Elements that are staged before the first one that a tile needs, so that a whole copy starts there."""
-        return -self.w.pad_low[1] * self.elements_per_pixel % self.elements_per_copy
+        return -self.w.pad_low[-1] * self.elements_per_pixel % self.elements_per_copy
 
     def phase_shift(self, phase: int) -> int:
         """Return the element of a word at which the pixels of a phase start, and with them the filter."""
@@ -113,7 +119,7 @@ class RowLayout:
     @property
     def num_filter_rows(self) -> int:
         """Filter rows, over all planes."""
-        return self.rows_per_image_row * self.w.R
+        return self.num_planes * self.w.R
 
     @property
     def filter_elements(self) -> int:
@@ -123,7 +129,7 @@ class RowLayout:
     @property
     def words_per_filter_row(self) -> int:
         """Words per filter row as multiplied, including the zeros of dilation and phases."""
-        window_elements = self.w.window[1] * self.elements_per_pixel
+        window_elements = self.w.window[-1] * self.elements_per_pixel
         return ceil_div(window_elements + max(map(self.phase_shift, range(self.num_phases))), self.elements_per_word)
 
     @property
@@ -210,7 +216,7 @@ def _list_quads(layout: RowLayout, groups_row_ends: bool) -> list[list[tuple[int
         filter_row_idx, word_in_row = divmod(word, words_per_row)
         plane, filter_row = divmod(filter_row_idx, layout.w.R)
         position = layout.word_position(word, groups_row_ends, lambda test, one, other: one if test else other)
-        words_by_position[position] = plane, filter_row * layout.w.dilation[0], word_in_row
+        words_by_position[position] = plane, filter_row * layout.w.dilation[1], word_in_row
     quad_positions = range(0, layout.num_k_steps * MMA_K_WORDS, QUAD_WORDS)
     return [
         [words_by_position[n] for n in range(first_position, first_position + QUAD_WORDS) if n in words_by_position]

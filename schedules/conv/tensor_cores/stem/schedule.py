@@ -45,7 +45,7 @@ from tvmconv.requirements import ONE_GROUP, Requirement, all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import PORTABLE_SHARED_BYTES, REGISTERS_PER_MULTIPROCESSOR
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv, Conv3d
 
 from ....tir_builder import build_schedule
 from ...tile_config import Rule, add_rules, declare_choices
@@ -57,6 +57,7 @@ from .default_config import (
 )
 from .kernel import emit_kernel
 from .tile_config import StemTileConfig
+from .volume_view import view_as_volume
 
 DTYPES = ("float16", "bfloat16", "tf32")
 MAX_CHANNELS = 8  # eight 16-bit channels fill 16 bytes, which other schedules copy efficiently
@@ -70,24 +71,25 @@ FEW_CHANNELS = Requirement(
 )
 
 
-def can_fit_shared_memory(w: Conv2d) -> bool:
+def can_fit_shared_memory(w: Conv) -> bool:
     """Whether a tile and its weight fit into the shared memory of every GPU."""
-    config = select_default_config(w)
+    config = select_default_config(view_as_volume(w))
     return bool(config.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES) and bool(config.mmas_per_warp <= MAX_UNROLLED_MMAS)
 
 
-def is_promising(w: Conv2d) -> bool:
-    """Return whether channels fill less than 16 bytes and shared memory holds the preferred number of filters."""
-    return w.C < MAX_CHANNELS and select_default_config(w).block_n == next(list_default_candidates(w)).block_n
+def is_promising(w: Conv) -> bool:
+    """Return whether channels fill less than 16 bytes and shared memory holds half of the preferred filters."""
+    w = view_as_volume(w)
+    return w.C < MAX_CHANNELS and 2 * select_default_config(w).block_n >= next(list_default_candidates(w)).block_n
 
 
-def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
-    return StemTileConfig.from_columns(columns, w=w).compute_usage()
+    return StemTileConfig.from_columns(columns, w=view_as_volume(w)).compute_usage()
 
 
 @schedule(
-    "conv2d",
+    *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=compute_usage,
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_shared_memory),
@@ -96,13 +98,13 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     device_kinds=("cuda",),
     min_arch=80,
 )
-def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+def stem(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute tiles of `block_p` output rows × 16 columns per warp × `block_n` channels."""
-    config = declare_knobs(w, k)
+    config = declare_knobs(view_as_volume(w), k)
     return build_schedule(w, lambda arguments: emit_kernel(config, arguments))
 
 
-def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
+def declare_knobs(w: Conv3d, k: Knobs) -> StemTileConfig:
     """Declare the knobs, with defaults that suit the workload on an H200, and return their values."""
     values = declare_choices(k, list_options(w), select_default_config(w))
     add_rules(k, functools.partial(StemTileConfig.from_columns, w=w), REQUIREMENTS, PRUNINGS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import BANK_BYTES, NUM_BANKS, WARP_SIZE
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv3d
 
 from .row_layout import MMA_PIXELS, QUAD_WORDS, RowLayout
 
@@ -64,7 +64,7 @@ class StemSmemLayout:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> StemSmemLayout:
+def choose_smem_layout(w: Conv3d, num_output_rows: int, num_warps: int) -> StemSmemLayout:
     """Return the layout with the fewest bank conflicts, and among those the smallest."""
     row_layout = RowLayout(w)
     elements_per_row = (
@@ -74,7 +74,7 @@ def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> StemS
     )
     unit_bytes = row_layout.elements_per_unit * row_layout.element_bytes
     min_row_bytes = ceil_div(elements_per_row, row_layout.elements_per_unit) * unit_bytes
-    plane_lines = (num_output_rows - 1) * w.stride[0] + w.window[0]
+    plane_lines = (num_output_rows - 1) * w.stride[1] + w.window[1]
     candidates = (
         StemSmemLayout(row_layout, elements_per_row, min_row_bytes + extra_bytes, plane_lines, spread, groups_row_ends)
         for extra_bytes in range(0, _BANK_CYCLE_BYTES, unit_bytes)

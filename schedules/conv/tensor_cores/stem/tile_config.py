@@ -14,7 +14,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv3d
 
 from ...tile_config import TileConfig
 from ..gemm.epilogue_ops import EpilogueOps
@@ -27,7 +27,7 @@ class StemTileConfig(TileConfig):
     """Tile of a block, and number of blocks.
 
     Attributes:
-        w: The convolution.
+        w: The convolution, of three spatial axes.
         block_p: Output rows per tile.
         warps: Warps per block; each computes 16 pixels of every row.
         block_n: Output channels per tile, a multiple of 16.
@@ -36,7 +36,7 @@ class StemTileConfig(TileConfig):
         weights_in_registers: Whether a warp keeps the weight in registers instead of loading it for each tile.
     """
 
-    w: Conv2d
+    w: Conv3d
     block_p: Any
     warps: Any
     block_n: Any
@@ -77,7 +77,7 @@ class StemTileConfig(TileConfig):
     @property
     def num_pixel_tiles(self) -> Any:
         """Tiles of pixels in the whole batch."""
-        return self.w.N * self.num_tiles_p * self.num_tiles_q
+        return self.w.N * self.w.output_size[0] * self.num_tiles_p * self.num_tiles_q
 
     @property
     def num_pixel_ctas(self) -> Any:
@@ -125,7 +125,7 @@ class StemTileConfig(TileConfig):
     @property
     def rows_per_plane(self) -> Any:
         """Rows of a plane that a tile needs."""
-        return (self.block_p - 1) * self.w.stride[0] + self.w.window[0]
+        return (self.block_p - 1) * self.w.stride[1] + self.w.window[1]
 
     @property
     def input_bytes(self) -> Any:
@@ -135,7 +135,7 @@ class StemTileConfig(TileConfig):
         row_bytes = np.array([choose_smem_layout(self.w, *pair).row_bytes for pair in pairs], dtype=np.int64).reshape(
             row_counts.shape
         )
-        return round_up(self.row_layout.rows_per_image_row * self.rows_per_plane * row_bytes, VECTOR_BYTES)
+        return round_up(self.row_layout.num_planes * self.rows_per_plane * row_bytes, VECTOR_BYTES)
 
     @property
     def weight_bytes(self) -> Any:

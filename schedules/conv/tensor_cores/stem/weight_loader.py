@@ -107,7 +107,7 @@ class _FilterSpread:
     def _locate_sources(self, word: Expr, first_channel: Expr, phase: int) -> None:
         """Compute the addresses of a word's elements, and the mask of those that are not zero."""
         rows, w = self._cta.row_layout, self._cta.config.w
-        element_bytes, dilation = rows.element_bytes, w.dilation[1]
+        element_bytes, dilation = rows.element_bytes, w.dilation[-1]
         filter_row, word_in_row = word // rows.words_per_filter_row, word % rows.words_per_filter_row
         mask: Expr = T.uint32(0)
         for e in range(rows.elements_per_word):
