@@ -1,4 +1,4 @@
-"""Rows of an image below a tile of output pixels, in shared memory as they are in memory, channels interleaved."""
+"""Rows of a volume below a tile of output pixels, in shared memory as they are in memory, channels interleaved."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 
 @dataclass(frozen=True)
 class RowWindow:
-    """The rows below a tile; its sizes may be columns of many tiles.
+    """The rows below a tile of one output plane; its sizes may be columns of many tiles.
 
     Rows are copied in vectors that divide the elements of an image row, so that a vector is inside of the image or
     outside. Tiles begin at multiples of 16 columns, hence the first pixel of all tiles has the same place in a vector.
 
     Attributes:
-        w: The forward convolution of two spatial axes, channels last.
+        w: The forward convolution of three spatial axes, channels last.
         block_p: Output rows of the tile.
         block_q: Output columns of the tile.
     """
@@ -40,22 +40,27 @@ class RowWindow:
     @property
     def vector(self) -> int:
         """Elements per copy."""
-        return math.gcd(self.w.input_size[1] * self.w.C, VECTOR_BYTES // self.itemsize)
+        return math.gcd(self.w.input_size[-1] * self.w.C, VECTOR_BYTES // self.itemsize)
 
     @property
     def lead(self) -> int:
         """Elements before the first pixel of a row in shared memory."""
-        return -self.w.pad_low[1] * self.w.C % self.vector
+        return -self.w.pad_low[-1] * self.w.C % self.vector
+
+    @property
+    def rows_per_plane(self) -> Any:
+        """Rows of a plane of the input."""
+        return (self.block_p - 1) * self.w.stride[1] + self.w.window[1]
 
     @property
     def num_rows(self) -> Any:
-        """Rows of the image."""
-        return (self.block_p - 1) * self.w.stride[0] + self.w.window[0]
+        """Rows of all planes that taps along the depth read."""
+        return self.w.kernel[0] * self.rows_per_plane
 
     @property
     def row_elements(self) -> Any:
         """Elements of a row that are copied."""
-        pixels = (self.block_q - 1) * self.w.stride[1] + self.w.window[1]
+        pixels = (self.block_q - 1) * self.w.stride[-1] + self.w.window[-1]
         return round_up(self.lead + pixels * self.w.C, self.vector)
 
     @property
@@ -81,19 +86,24 @@ class RowWindow:
         Args:
             source: The images.
             address: Shared-memory address of the window.
-            tile: The image, the first output row and the first output column of the tile.
+            tile: The output plane, counted over all images, and the first output row and column of the tile.
             thread: Index of the thread.
             num_threads: Threads that copy.
         """
-        w, (image, row, column), half = self.w, tile, allocate("gathered", 1, "uint32")
-        num_rows, image_row_elements = w.input_size[0], w.input_size[1] * w.C
+        w, (output_plane, row, column), half = self.w, tile, allocate("gathered", 1, "uint32")
+        (num_planes, num_rows, width), output_planes = w.input_size, w.output_size[0]
+        row_elements, rows_per_plane = width * w.C, int(self.rows_per_plane)
         vectors_per_row = int(self.row_elements // self.vector)
         with items_loop(int(self.num_copies), thread, num_threads) as item:
             window_row, vector = item // vectors_per_row, item % vectors_per_row
-            y = row * w.stride[0] - w.pad_low[0] + window_row
-            element = column * (w.stride[1] * w.C) - (w.pad_low[1] * w.C + self.lead) + vector * self.vector
-            is_inside = logical_and(y >= 0, y < num_rows, element >= 0, element < image_row_elements)
-            index = (image * num_rows + y) * image_row_elements + element
+            tap, plane_row = (window_row // rows_per_plane, window_row % rows_per_plane) if w.kernel[0] > 1 else (0, window_row)
+            z = output_plane % output_planes * w.stride[0] - w.pad_low[0] + tap * w.dilation[0]
+            y = row * w.stride[1] - w.pad_low[1] + plane_row
+            element = column * (w.stride[2] * w.C) - (w.pad_low[2] * w.C + self.lead) + vector * self.vector
+            is_inside = logical_and(
+                z >= 0, z < num_planes, y >= 0, y < num_rows, element >= 0, element < row_elements
+            )
+            index = ((output_plane // output_planes * num_planes + z) * num_rows + y) * row_elements + element
             destination = address + to_uint32(window_row * int(self.row_bytes))
             destination = destination + to_uint32(vector * (self.vector * self.itemsize))
             nbytes = self.vector * self.itemsize
@@ -103,10 +113,12 @@ class RowWindow:
         """Return the offset in bytes of (tap, channel), the index of which in memory order is `column`."""
         w = self.w
         tap, channel = column // w.C, column % w.C
-        row, pixel = tap // w.kernel[1] * w.dilation[0], tap % w.kernel[1] * w.dilation[1]
+        filter_row, pixel = tap // w.kernel[2], tap % w.kernel[2] * w.dilation[2]
+        plane, row = filter_row // w.kernel[1], filter_row % w.kernel[1] * w.dilation[1]
+        row = plane * int(self.rows_per_plane) + row
         return row * int(self.row_bytes) + (pixel * w.C + channel) * self.itemsize
 
     def pixel_offset(self, row: Expr, column: Expr) -> Expr:
         """Return the offset in bytes of the pixel under the first tap of an output pixel of the tile."""
-        element = column * (self.w.stride[1] * self.w.C) + self.lead
-        return row * (self.w.stride[0] * int(self.row_bytes)) + element * self.itemsize
+        element = column * (self.w.stride[2] * self.w.C) + self.lead
+        return row * (self.w.stride[1] * int(self.row_bytes)) + element * self.itemsize

@@ -11,9 +11,13 @@ import functools
 from typing import Any, TypeVar
 
 from tvmconv.workloads import operators
+from tvmconv.workloads.conv_gradient import DerivedConv
 from tvmconv.workloads.conv_operator import ConvOperator
 
+from ...gradient_conversion import view_channels_last
+
 Operator = TypeVar("Operator", bound=ConvOperator)
+Gradient = TypeVar("Gradient", bound=DerivedConv)
 NUM_AXES = 3
 
 
@@ -37,3 +41,8 @@ def view_as_volume(w: Operator) -> Operator:
     if "output_padding" in fields:
         fields["output_padding"] = prepend(fields["output_padding"], 0)
     return view(**fields)  # type: ignore[return-value]
+
+
+def view_gradient(w: Gradient) -> Gradient:
+    """Return the same gradient with three spatial axes, channels last."""
+    return view_as_volume(view_channels_last(w))

@@ -38,7 +38,8 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from ...gradient_conversion import build_channels_last_gradient, view_channels_last
+from ...gradient_conversion import build_channels_last_gradient
+from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem, open_cta
@@ -52,13 +53,14 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 from ..wgrad_sums import make_wgrad_reduction
 from .cta import join_halves
 from .schedule import DTYPES, FEW_CHANNELS, MAX_CHANNELS
+from .volume_view import view_gradient
 from .wgrad_config import StemWgradConfig, can_fit_registers
 
 
 @schedule(
-    "conv2d_wgrad",
+    *WGRAD,
     dtypes=DTYPES,
-    usage=StemWgradConfig.compute_usage,
+    usage=lambda w, columns: StemWgradConfig.compute_usage(view_gradient(w), columns),
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
@@ -67,7 +69,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers
 )
 def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply tiles of pixels in shared memory, whose columns are offsets, and add the sums of all parts."""
-    config = StemWgradConfig.declare_knobs(view_channels_last(w), k)
+    config = StemWgradConfig.declare_knobs(view_gradient(w), k)
     shape, num_parts = config.shape, int(config.num_parts)
 
     def emit(arguments: dict[str, Buffer]) -> None:
@@ -161,8 +163,8 @@ class StemWgradKernel:
 
     def _copy_gradient(self, address: Expr, tile: tuple[Expr, Expr, Expr]) -> None:
         """Start the copies of a tile of dY, with zeros outside of the image and beyond the filters."""
-        config, (image, row, column), layout = self._config, tile, self._layout
-        rows, columns = config.forward.output_size
+        config, (plane, row, column), layout = self._config, tile, self._layout
+        _, rows, columns = config.forward.output_size
         filters, half = config.w.O, allocate("gathered", 1, "uint32")
         chunks, elements = layout.row_bytes // VECTOR_BYTES, VECTOR_BYTES // config.itemsize
         contiguous = math.gcd(filters, elements)
@@ -177,7 +179,7 @@ class StemWgradKernel:
                     True if columns % config.block_q == 0 else x < columns,
                     True if filters % config.block_m == 0 else first + element < filters,
                 )
-                index = ((image * rows + y) * columns + x) * filters + first + element
+                index = ((plane * rows + y) * columns + x) * filters + first + element
                 piece = destination + to_uint32(element * config.itemsize)
                 copy_elements(piece, self._gradient, index, contiguous * config.itemsize, is_inside, half)
 
@@ -202,7 +204,7 @@ class StemWgradKernel:
         row, column = first_pixel // config.block_q, pixel % config.block_q
         offset = int(config.gradient_bytes) + self._window.pixel_offset(row, column)
         address = Register("pixel_address", "uint32", stage + to_uint32(offset)).value
-        pixel_bytes = config.forward.stride[1] * config.forward.C * config.itemsize
+        pixel_bytes = config.forward.stride[-1] * config.forward.C * config.itemsize
         for mma_n in range(tiling.mmas_n):
             element = address + self._tap_offsets[mma_n]
             for e in range(atom.b_registers):

@@ -19,6 +19,7 @@ from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import make_wgrad_shape
 from .row_window import RowWindow
+from .volume_view import view_gradient
 
 BLOCK_M_CHOICES = (16, 32, 64)
 BLOCK_P_CHOICES = (1, 2, 4)
@@ -43,7 +44,7 @@ class StemWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns.
 
     Attributes:
-        w: The gradient.
+        w: The gradient, of three spatial axes, channels last.
         block_m: Filters per CTA.
         block_p: Output rows per tile.
         block_q: Output columns per tile.
@@ -65,7 +66,7 @@ class StemWgradConfig(EstimatedTileConfig):
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
-        rows, columns = w.forward.output_size
+        _, rows, columns = w.forward.output_size
         whole_row = [round_up(columns, PIXEL_UNIT)] if columns <= max(BLOCK_Q_CHOICES) else []
         return {
             "block_m": [n for n in BLOCK_M_CHOICES if n < 2 * max(w.O, 16)],
@@ -175,14 +176,14 @@ class StemWgradConfig(EstimatedTileConfig):
 
     @property
     def pixel_tiles(self) -> tuple[Any, Any]:
-        """Numbers of tiles of an image along rows and columns."""
-        rows, columns = self.forward.output_size
+        """Numbers of tiles of an output plane along rows and columns."""
+        _, rows, columns = self.forward.output_size
         return ceil_div(rows, self.block_p), ceil_div(columns, self.block_q)
 
     @property
     def num_tiles(self) -> Any:
         """Tiles of the batch."""
-        return self.forward.N * self.pixel_tiles[0] * self.pixel_tiles[1]
+        return self.forward.N * self.forward.output_size[0] * self.pixel_tiles[0] * self.pixel_tiles[1]
 
     @property
     def iterations(self) -> Any:
@@ -231,4 +232,4 @@ class StemWgradConfig(EstimatedTileConfig):
 
 def can_fit_registers(w: WeightGradient) -> bool:
     """Whether the sums of all taps and the rows below a tile fit a CTA."""
-    return StemWgradConfig.has_config(w)
+    return StemWgradConfig.has_config(view_gradient(w))
