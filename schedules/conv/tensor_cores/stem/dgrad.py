@@ -43,7 +43,8 @@ from ....tir_builder import (
     thread_axis,
     to_uint32,
 )
-from ...gradient_conversion import build_channels_last_gradient, view_channels_last
+from ...gradient_conversion import build_channels_last_gradient
+from ...gradient_operators import DGRAD, TRANSPOSE
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem
@@ -51,6 +52,7 @@ from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .dgrad_config import StemDgradConfig, can_merge_classes
 from .schedule import DTYPES, MAX_CHANNELS
+from .volume_view import view_gradient
 
 FILTERS_IN_FLIGHT = 8  # elements of the weight that a thread loads at a time
 
@@ -62,9 +64,9 @@ FEW_RESULT_CHANNELS = Requirement(
 
 
 @schedule(
-    *("conv2d_dgrad", "conv2d_transpose"),
+    *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
-    usage=StemDgradConfig.compute_usage,
+    usage=lambda w, columns: StemDgradConfig.compute_usage(view_gradient(w), columns),
     condition=all_of(ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
     search_if=lambda w: w.forward.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
@@ -73,7 +75,7 @@ FEW_RESULT_CHANNELS = Requirement(
 )
 def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply a window of dY in shared memory by the filters of all residue classes."""
-    config = StemDgradConfig.declare_knobs(view_channels_last(w), k)
+    config = StemDgradConfig.declare_knobs(view_gradient(w), k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         grid, block = thread_axis(int(config.num_blocks), "blockIdx.x"), thread_axis(config.num_threads, "threadIdx.x")
@@ -105,39 +107,62 @@ class StemDgradKernel:
         self._atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
         self._accumulators = allocate("accumulators", int(config.num_accumulators), ACCUMULATOR)
         self._a_fragment = allocate("a_fragment", self._atom.a_registers, "uint32")
-        num_filters = config.union_taps[0] * config.mmas_n * self._atom.b_registers
+        num_filters = config.union_taps[1] * config.mmas_n * self._atom.b_registers
         self._b_fragments = allocate("b_fragments", num_filters, "uint32")
         self._column_offsets = allocate("column_offset", config.mmas_n * 2, "uint32")
-        self._image, self._row, self._column = (Register(name) for name in ("image", "row", "column"))
+        self._origin = [Register(name) for name in ("image", "depth", "row", "column")]
 
     def emit(self) -> None:
         """Emit the kernel."""
         config, num_blocks = self._config, int(self._config.num_blocks)
-        rows, columns = map(int, config.pixel_tiles)
         self._locate_columns()
         self._load_filters()
         with serial_loop(int(config.iterations), "iteration") as iteration:
             tile = self._cta + iteration * num_blocks
             is_exact = config.num_tiles % num_blocks == 0
             with if_(True if is_exact else tile < int(config.num_tiles)):
-                self._image.set(tile // (rows * columns))
-                self._row.set(tile // columns % rows * int(config.tile_size[0]))
-                self._column.set(tile % columns * int(config.tile_size[1]))
-                self._copy_window()
-                emit_ptx("cp.async.wait_all")
-                emit_call(T.cuda.cta_sync())
-                self._multiply()
-                emit_call(T.cuda.cta_sync())  # the sums replace the window
+                self._locate_tile(tile)
+                self._compute_sums()
                 self._put_sums()
                 emit_call(T.cuda.cta_sync())
                 self._store_results()
                 emit_call(T.cuda.cta_sync())
 
+    def _locate_tile(self, tile: Expr) -> None:
+        """Set the image of a tile, and its first position along each axis."""
+        image, *corner = self._origin
+        sizes = zip(corner, self._config.pixel_tiles, self._config.tile_size, strict=True)
+        for register, count, size in reversed(list(sizes)):
+            register.set(tile % int(count) * int(size))
+            tile = tile // int(count)
+        image.set(tile)
+
+    def _compute_sums(self) -> None:
+        """Multiply the planes of the window, and copy each while the one before is multiplied."""
+        num_planes = self._config.union_taps[0]
+        fill_zeros(self._accumulators, int(self._config.num_accumulators))
+        self._copy_plane(0)
+        with serial_loop(num_planes, "plane") as plane:
+            if num_planes > 1:
+                emit_ptx("cp.async.commit_group")
+                with if_(plane + 1 < num_planes):
+                    self._copy_plane(plane + 1)
+                emit_ptx("cp.async.commit_group")
+                emit_ptx("cp.async.wait_group", 1)
+            else:
+                emit_ptx("cp.async.wait_all")
+            emit_call(T.cuda.cta_sync())
+            self._multiply_plane(plane)
+            emit_call(T.cuda.cta_sync())  # the next plane, or the sums, replace this one
+
+    def _plane_address(self, plane: Expr) -> Expr:
+        return self._window + to_uint32(plane % 2 * int(self._config.plane_bytes))
+
     def _split_column(self, column: Expr) -> tuple[list[Expr], Expr]:
         """Return the residue class along each axis, and the channel, of a column of the product."""
         number, channel = column // self._forward.C, column % self._forward.C
-        _, along_x = self._config.classes_with_taps
-        return [number // along_x, number % along_x], channel
+        _, along_y, along_x = self._config.classes_with_taps
+        return [number // (along_y * along_x), number // along_x % along_y, number % along_x], channel
 
     def _locate_columns(self) -> None:
         """Compute where the sums of this lane's columns are in the tile of dX, from the position of a row on."""
@@ -146,19 +171,20 @@ class StemDgradKernel:
             for e in range(2):
                 column = mma_n * self._atom.n + self._position.lane % 4 * 2 + e
                 parts, channel = self._split_column(column)
-                y, x = (axis.first_pixel(part) for axis, part in zip(self._axes, parts, strict=True))
-                element = y * int(config.result_row_elements) + x * self._forward.C + channel
+                z, y, x = (axis.first_pixel(part) for axis, part in zip(self._axes, parts, strict=True))
+                row = z * int(config.rows_per_result_plane) + y
+                element = row * int(config.result_row_elements) + x * self._forward.C + channel
                 store(self._column_offsets, mma_n * 2 + e, to_uint32(element * ACCUMULATOR_BYTES))
 
     def _locate_weight(self, item: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the index of an element of the filters in K, whether it is no zero, and its shared-memory address."""
         config, forward = self._config, self._forward
-        elements, columns = config.k_steps * self._atom.k_bytes // config.itemsize, config.mmas_n * self._atom.n
+        elements, (_, taps_y, taps_x) = config.k_steps * self._atom.k_bytes // config.itemsize, config.union_taps
         row, filter_idx = item // elements, item % elements
-        union_tap, column = row // columns, row % columns
+        union_tap, column = row // config.columns, row % config.columns
         parts, channel = self._split_column(column)
-        offsets = union_tap // config.union_taps[1], union_tap % config.union_taps[1]
-        checks, tap_idx = [column < config.columns, filter_idx < forward.O], 0
+        offsets = union_tap // (taps_y * taps_x), union_tap // taps_x % taps_y, union_tap % taps_x
+        checks, tap_idx = [row < math.prod(config.union_taps) * config.columns, filter_idx < forward.O], 0
         for axis, part, offset in zip(self._axes, parts, offsets, strict=True):
             distance = axis.first_offset(part) - offset
             number = distance // axis.offset_step
@@ -174,7 +200,7 @@ class StemDgradKernel:
         """Arrange the filters of all classes in shared memory: elements of dY × columns × channels of dY."""
         config, num_threads = self._config, int(self._config.num_threads)
         elements = config.k_steps * self._atom.k_bytes // config.itemsize
-        total = math.prod(config.union_taps) * config.mmas_n * self._atom.n * elements
+        total = config.filter_rows * elements
         suffix, dtype = ("b16", "uint16") if config.itemsize == 2 else ("b32", "uint32")
         values = allocate("filter_values", FILTERS_IN_FLIGHT, dtype)
         with serial_loop(ceil_div(total, num_threads * FILTERS_IN_FLIGHT), "batch") as batch:
@@ -190,39 +216,41 @@ class StemDgradKernel:
                 with if_(item < total):
                     emit_ptx(f"st.shared.{suffix}", self._locate_weight(item)[2], values[i])
 
-    def _copy_window(self) -> None:
-        """Start the copies of the window of dY, with zeros outside of the image and beyond its channels."""
+    def _copy_plane(self, plane: Expr) -> None:
+        """Start the copies of a plane of the window of dY, with zeros outside of dY and beyond its channels."""
         config, forward, half = self._config, self._forward, allocate("gathered", 1, "uint32")
-        (rows, columns), (window_rows, window_columns) = forward.output_size, map(int, config.window)
+        (planes, rows, columns), (_, window_rows, window_columns) = forward.output_size, map(int, config.window)
+        image, *corner = (register.value for register in self._origin)
+        first_z, first_y, first_x = (first + axis.lower_corner for first, axis in zip(corner, self._axes, strict=True))
+        z, address = first_z + plane, self._plane_address(plane)
         vectors, elements = config.k_steps * self._atom.k_bytes // VECTOR_BYTES, VECTOR_BYTES // config.itemsize
         contiguous = math.gcd(forward.O, elements)
         total, num_threads = window_rows * window_columns * vectors, int(config.num_threads)
         with items_loop(total, self._position.thread, num_threads) as item:
             pixel, vector = item // vectors, item % vectors
-            y = self._row.value + self._axes[0].lower_corner + pixel // window_columns
-            x = self._column.value + self._axes[1].lower_corner + pixel % window_columns
+            y, x = first_y + pixel // window_columns, first_x + pixel % window_columns
             first = vector * elements
-            destination = self._window + to_uint32(pixel * config.pixel_bytes) + to_uint32(vector * VECTOR_BYTES)
-            index = ((self._image.value * rows + y) * columns + x) * forward.O + first
+            destination = address + to_uint32(pixel * config.pixel_bytes) + to_uint32(vector * VECTOR_BYTES)
+            index = (((image * planes + z) * rows + y) * columns + x) * forward.O + first
             for element in range(0, elements, contiguous):
                 is_channel = True if forward.O % (vectors * elements) == 0 else first + element < forward.O
-                is_inside = logical_and(y >= 0, y < rows, x >= 0, x < columns, is_channel)
+                is_inside = logical_and(z >= 0, z < planes, y >= 0, y < rows, x >= 0, x < columns, is_channel)
                 piece, nbytes = destination + to_uint32(element * config.itemsize), contiguous * config.itemsize
                 copy_elements(piece, self._gradient, index + element, nbytes, is_inside, half)
 
-    def _multiply(self) -> None:
-        """Multiply the window by the filters."""
+    def _multiply_plane(self, plane: Expr) -> None:
+        """Multiply a plane of the window by its filters."""
         config, lane, atom = self._config, self._position.lane, self._atom
-        taps_y, taps_x = config.union_taps
-        columns, pixel_bytes, k_bytes = config.mmas_n * atom.n, config.pixel_bytes, atom.k_bytes
-        fill_zeros(self._accumulators, int(config.num_accumulators))
+        _, taps_y, taps_x = config.union_taps
+        columns, pixel_bytes, k_bytes = config.columns, config.pixel_bytes, atom.k_bytes
+        filters = self._filters + to_uint32(plane * (taps_y * taps_x * columns * pixel_bytes))
         window_row = self._warp_y * config.rows_per_warp
-        pixel = window_row * int(config.window[1]) + self._warp_x * atom.m + lane % 16
-        pixels = self._window + to_uint32(pixel * pixel_bytes) + to_uint32(lane // 16 * VECTOR_BYTES)
+        pixel = window_row * int(config.window[2]) + self._warp_x * atom.m + lane % 16
+        pixels = self._plane_address(plane) + to_uint32(pixel * pixel_bytes) + to_uint32(lane // 16 * VECTOR_BYTES)
         # ldmatrix reads 16 columns at a time, or the last 8.
         chunk = lane // 8 % 2 * VECTOR_BYTES
-        pair = self._filters + to_uint32((lane % 8 + lane // 16 * 8) * pixel_bytes + chunk)
-        single = self._filters + to_uint32(lane % 8 * pixel_bytes + chunk)
+        pair = filters + to_uint32((lane % 8 + lane // 16 * 8) * pixel_bytes + chunk)
+        single = filters + to_uint32(lane % 8 * pixel_bytes + chunk)
         registers = [
             Register(name, "uint32", value) for name, value in (("a", pixels), ("b", pair), ("b_last", single))
         ]
@@ -241,7 +269,7 @@ class StemDgradKernel:
                         emit_ptx(mnemonic, *self._b_registers(tap_y, mma_n, 1), b_last + offset)
             for i in range(config.rows_per_warp + taps_y - 1):
                 a_registers = [self._a_fragment[e] for e in range(atom.a_registers)]
-                ldmatrix_x4(a_registers, a + to_uint32(i * int(config.window[1]) * pixel_bytes))
+                ldmatrix_x4(a_registers, a + to_uint32(i * int(config.window[2]) * pixel_bytes))
                 for tap_y in range(max(0, i - config.rows_per_warp + 1), min(taps_y, i + 1)):
                     for mma_n in range(config.mmas_n):
                         atom.emit(self._sums(i - tap_y, mma_n), a_registers, self._b_registers(tap_y, mma_n, 1))
@@ -255,9 +283,9 @@ class StemDgradKernel:
                 emit_ptx("st.shared.b32", self._window + to_uint32(item * ACCUMULATOR_BYTES), T.float32(0))
             emit_call(T.cuda.cta_sync())
         for row in range(config.rows_per_warp):
-            y = (self._warp_y * config.rows_per_warp + row) * strides[0]
+            y = (self._warp_y * config.rows_per_warp + row) * strides[1]
             for half in range(2):
-                x = (self._warp_x * self._atom.m + half * 8 + lane // 4) * strides[1]
+                x = (self._warp_x * self._atom.m + half * 8 + lane // 4) * strides[2]
                 element = y * int(config.result_row_elements) + x * forward.C
                 address = self._window + to_uint32(element * ACCUMULATOR_BYTES)
                 for mma_n in range(config.mmas_n):
@@ -271,19 +299,21 @@ class StemDgradKernel:
     def _store_results(self) -> None:
         """Apply the epilogue and store the tile of dX, in vectors of neighbouring pixels and channels."""
         config, forward, vector = self._config, self._forward, self._config.store_vector
-        (rows, columns), row_elements = forward.input_size, int(config.result_row_elements)
-        strides, vectors_per_row = [axis.stride for axis in self._axes], row_elements // vector
+        (planes, rows, columns), row_elements = forward.input_size, int(config.result_row_elements)
+        rows_per_plane, vectors_per_row = int(config.rows_per_result_plane), row_elements // vector
+        image, *corner = (register.value for register in self._origin)
+        first_z, first_y, first_x = (first * axis.stride for first, axis in zip(corner, self._axes, strict=True))
         values, words = allocate("values", 8, "float32"), allocate("words", 8, "uint32")
         ops, result = EpilogueOps.from_workload(config.w), self._arguments[config.w.RESULT]
         num_vectors = int(config.result_rows) * vectors_per_row
         with items_loop(num_vectors, self._position.thread, int(config.num_threads)) as item:
             row, element = item // vectors_per_row, item % vectors_per_row * vector
-            y = self._row.value * strides[0] + row
-            x = self._column.value * (strides[1] * forward.C) + element
-            with if_(logical_and(y < rows, x < columns * forward.C)):
+            z, y = first_z + row // rows_per_plane, first_y + row % rows_per_plane
+            x = first_x * forward.C + element
+            with if_(logical_and(z < planes, y < rows, x < columns * forward.C)):
                 address = self._window + to_uint32((row * row_elements + element) * ACCUMULATOR_BYTES)
                 load_shared(values, address, vector * ACCUMULATOR_BYTES)
-                index = (self._image.value * rows + y) * (columns * forward.C) + x
+                index = ((image * planes + z) * rows + y) * (columns * forward.C) + x
                 apply_to_vector(ops, self._arguments, x % forward.C, index, vector, values, words)
                 store_global(result, index, words, vector)
 

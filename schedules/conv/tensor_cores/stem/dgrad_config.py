@@ -1,7 +1,8 @@
 """Configs of `stem` for gradients of inputs: a window of dY in shared memory, and warps along its rows and columns.
 
 The pixels of dX are divided into residue classes, each with taps of its own. All classes of a position read the same
-few elements of dY, so their channels together are the columns of one product.
+few elements of dY, so their channels together are the columns of one product. A tile has positions of one depth. Its
+window has several planes of dY, of which two are in shared memory at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from .volume_view import view_gradient
 
 ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
 WARPS_CHOICES = (1, 2, 4, 8)
@@ -44,7 +46,7 @@ class StemDgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns.
 
     Attributes:
-        w: The gradient, or the transposed convolution.
+        w: The gradient, or the transposed convolution, of three spatial axes, channels last.
         rows_per_warp: Rows of 16 positions that a warp computes.
         warps_x: Warps along a row of positions.
         warps_y: Warps along the rows.
@@ -60,7 +62,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
-        rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
+        _, rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
         return {
             "rows_per_warp": [n for n in ROWS_PER_WARP_CHOICES if n < 2 * rows],
             "warps_x": [n for n in WARPS_CHOICES if MmaSyncAtom.m * (n - 1) < columns],
@@ -124,35 +126,50 @@ class StemDgradConfig(EstimatedTileConfig):
         return self.k_steps * MmaSyncAtom.k_bytes + VECTOR_BYTES
 
     @property
-    def tile_size(self) -> tuple[Any, Any]:
-        """Positions of a tile along rows and columns."""
-        return self.rows_per_warp * self.warps_y, MmaSyncAtom.m * self.warps_x
+    def tile_size(self) -> tuple[Any, Any, Any]:
+        """Positions of a tile along depth, rows and columns."""
+        return 1, self.rows_per_warp * self.warps_y, MmaSyncAtom.m * self.warps_x
 
     @property
-    def window(self) -> tuple[Any, Any]:
-        """Rows and columns of dY that a tile reads."""
-        rows, columns = (tile + taps - 1 for tile, taps in zip(self.tile_size, self.union_taps, strict=True))
-        return rows, columns
+    def window(self) -> tuple[Any, Any, Any]:
+        """Planes, rows and columns of dY that a tile reads."""
+        planes, rows, columns = (tile + taps - 1 for tile, taps in zip(self.tile_size, self.union_taps, strict=True))
+        return planes, rows, columns
+
+    @property
+    def plane_bytes(self) -> Any:
+        """Bytes of a plane of the window."""
+        return self.window[1] * self.window[2] * self.pixel_bytes
 
     @property
     def window_bytes(self) -> Any:
-        """Bytes of the window."""
-        return self.window[0] * self.window[1] * self.pixel_bytes
+        """Bytes of the planes of the window that are in shared memory at a time."""
+        return min(self.union_taps[0], 2) * self.plane_bytes
+
+    @property
+    def filter_rows(self) -> int:
+        """Rows of the filters in shared memory: columns of all elements of dY, and zeros up to a whole instruction."""
+        return (math.prod(self.union_taps) - 1) * self.columns + self.mmas_n * MmaSyncAtom.n
 
     @property
     def filter_bytes(self) -> int:
         """Bytes of the filters."""
-        return math.prod(self.union_taps) * self.mmas_n * MmaSyncAtom.n * self.pixel_bytes
+        return self.filter_rows * self.pixel_bytes
 
     @property
     def result_row_elements(self) -> Any:
         """Elements of a row of the tile of dX."""
-        return self.tile_size[1] * self.residues.axes[1].stride * self.w.forward.C
+        return self.tile_size[2] * self.residues.axes[2].stride * self.w.forward.C
+
+    @property
+    def rows_per_result_plane(self) -> Any:
+        """Rows of a plane of the tile of dX."""
+        return self.tile_size[1] * self.residues.axes[1].stride
 
     @property
     def result_rows(self) -> Any:
         """Rows of the tile of dX."""
-        return self.tile_size[0] * self.residues.axes[0].stride
+        return self.residues.axes[0].stride * self.rows_per_result_plane
 
     @property
     def result_bytes(self) -> Any:
@@ -177,20 +194,20 @@ class StemDgradConfig(EstimatedTileConfig):
     @property
     def registers(self) -> Any:
         """Estimated registers per thread."""
-        filters = self.union_taps[0] * self.mmas_n * MmaSyncAtom.b_registers
+        filters = self.union_taps[1] * self.mmas_n * MmaSyncAtom.b_registers
         return self.num_accumulators + filters + 2 * self.mmas_n + OVERHEAD_REGISTERS
 
     @property
-    def pixel_tiles(self) -> tuple[Any, Any]:
-        """Numbers of tiles of an image along rows and columns."""
+    def pixel_tiles(self) -> tuple[Any, Any, Any]:
+        """Numbers of tiles of a volume along depth, rows and columns."""
         axes = zip(self.residues.axes, self.tile_size, strict=True)
-        rows, columns = (ceil_div(axis.positions, size) for axis, size in axes)
-        return rows, columns
+        depth, rows, columns = (ceil_div(axis.positions, size) for axis, size in axes)
+        return depth, rows, columns
 
     @property
     def num_tiles(self) -> Any:
         """Tiles of the batch."""
-        return self.w.forward.N * self.pixel_tiles[0] * self.pixel_tiles[1]
+        return self.w.forward.N * math.prod(self.pixel_tiles)
 
     @property
     def num_blocks(self) -> Any:
@@ -209,19 +226,20 @@ class StemDgradConfig(EstimatedTileConfig):
         resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), register_limit)
         resident = np.clip(np.minimum(resident, 64 // self.num_warps), 1, None)
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
-        tiles, slices = blocks_per_sm * self.iterations, self.union_taps[1] * self.k_steps
-        rows = self.rows_per_warp + self.union_taps[0] - 1
-        mmas = self.rows_per_warp * self.union_taps[0] * self.mmas_n
-        shared_cycles = 4 * rows + 2 * self.union_taps[0] * self.mmas_n
-        slice_instructions = mmas + rows + self.union_taps[0] * self.mmas_n + 6
+        planes, taps_y, taps_x = self.union_taps
+        tiles, slices = blocks_per_sm * self.iterations, planes * taps_x * self.k_steps
+        rows = self.rows_per_warp + taps_y - 1
+        mmas = self.rows_per_warp * taps_y * self.mmas_n
+        shared_cycles = 4 * rows + 2 * taps_y * self.mmas_n
+        slice_instructions = mmas + rows + taps_y * self.mmas_n + 6
         vectors = self.k_steps * MmaSyncAtom.k_bytes / VECTOR_BYTES
-        copies = self.window[0] * self.window[1] * vectors * COPY_INSTRUCTIONS / WARP_SIZE
+        copies = math.prod(self.window) * vectors * COPY_INSTRUCTIONS / WARP_SIZE
         results = self.result_rows * self.result_row_elements
         stores = results / self.store_vector * STORE_INSTRUCTIONS / WARP_SIZE
         filters = self.filter_bytes / self.itemsize / WARP_SIZE * COPY_INSTRUCTIONS
-        overhead = (copies + stores) / self.num_warps + TILE_CYCLES + 3 * L2_CLOCKS
+        overhead = (copies + stores) / self.num_warps + TILE_CYCLES + (2 + planes) * L2_CLOCKS
         warp_cycles = overhead + slices * (40 + 1.5 * slice_instructions)
-        bytes_per_tile = self.window[0] * self.window[1] * vectors * VECTOR_BYTES + results * self.itemsize
+        bytes_per_tile = math.prod(self.window) * vectors * VECTOR_BYTES + results * self.itemsize
         return combine_overlapping(
             tiles * self.num_warps * slices * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,
             tiles * self.num_warps * slices * shared_cycles,
@@ -236,11 +254,12 @@ class StemDgradConfig(EstimatedTileConfig):
         """Elements of dX that a thread stores at once; arguments per channel are applied to single elements."""
         if any(shape == (self.w.forward.C,) for shape in self.w.argument_shapes[2:-1]):
             return 1
-        return math.gcd(self.w.forward.input_size[1] * self.w.forward.C, VECTOR_BYTES // self.itemsize)
+        return math.gcd(self.w.forward.input_size[-1] * self.w.forward.C, VECTOR_BYTES // self.itemsize)
 
 
 def can_merge_classes(w: InputGradient) -> bool:
     """Whether the channels of all residue classes are few, and filters and a window of dY fit shared memory."""
+    w = view_gradient(w)
     config = StemDgradConfig(w, 1, 1, 1, 0)
     is_small = config.columns <= MAX_COLUMNS and math.prod(config.union_taps) <= MAX_UNION_TAPS
     return is_small and StemDgradConfig.has_config(w)
