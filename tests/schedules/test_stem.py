@@ -6,6 +6,7 @@ import pytest
 from emulate import error
 from listed import listed
 from tvmconv.builtin.conv.tensor_cores.stem import schedule as stem
+from tvmconv.builtin.conv.tensor_cores.stem.volume_view import view_as_volume
 
 import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
@@ -63,5 +64,5 @@ def test_the_usual_stems_have_no_bank_conflicts(text):
 )
 def test_conflicts_of_others_are_those_that_the_choice_counted(text):
     """Without this, the test above could pass with a count that sees nothing."""
-    tile = stem.select_default_config(tc.parse(text))
+    tile = stem.select_default_config(view_as_volume(tc.parse(text)))
     assert conflicts(text)[0] == tile.smem_layout.num_conflicts * tile.block_p * 2 * tile.warps > 0

@@ -28,9 +28,9 @@ def select_default_config(w: Conv3d) -> StemTileConfig:
 def list_default_candidates(w: Conv3d) -> Iterator[StemTileConfig]:
     """Yield configs that keep most lanes and all SMs of an H200 busy, then smaller and smaller ones."""
     channels = list_block_n_choices(w)
-    block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # the fewest idle channels
+    sorted_channels = sorted((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # least idle first
     block_p = min(2, list_block_p_choices(w)[-1])
-    for n in (n for n in reversed(channels) if n <= block_n):
+    for n in sorted_channels:
         for max_warps in (8, 4, 2):
             for num_rows in dict.fromkeys((block_p, 1)):
                 yield _select_filling_config(w, num_rows, n, max_warps)

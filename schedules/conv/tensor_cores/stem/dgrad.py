@@ -138,25 +138,23 @@ class StemDgradKernel:
         image.set(tile)
 
     def _compute_sums(self) -> None:
-        """Multiply the planes of the window, and copy each while the one before is multiplied."""
-        num_planes = self._config.union_taps[0]
+        """Multiply the planes of the window; with two stages, one is copied while another is multiplied."""
+        num_planes, num_ahead = self._config.union_taps[0], self._config.stages - 1
         fill_zeros(self._accumulators, int(self._config.num_accumulators))
-        self._copy_plane(0)
+        for plane in range(num_ahead):
+            self._copy_plane(plane)
+            emit_call(T.ptx.cp.async_.commit_group())
         with serial_loop(num_planes, "plane") as plane:
-            if num_planes > 1:
-                emit_ptx("cp.async.commit_group")
-                with if_(plane + 1 < num_planes):
-                    self._copy_plane(plane + 1)
-                emit_ptx("cp.async.commit_group")
-                emit_ptx("cp.async.wait_group", 1)
-            else:
-                emit_ptx("cp.async.wait_all")
+            with if_(plane + num_ahead < num_planes):
+                self._copy_plane(plane + num_ahead)
+            emit_call(T.ptx.cp.async_.commit_group())
+            emit_call(T.ptx.cp.async_.wait_group(num_ahead))
             emit_call(T.cuda.cta_sync())
             self._multiply_plane(plane)
             emit_call(T.cuda.cta_sync())  # the next plane, or the sums, replace this one
 
     def _plane_address(self, plane: Expr) -> Expr:
-        return self._window + to_uint32(plane % 2 * int(self._config.plane_bytes))
+        return self._window + to_uint32(plane % self._config.stages * int(self._config.plane_bytes))
 
     def _split_column(self, column: Expr) -> tuple[list[Expr], Expr]:
         """Return the residue class along each axis, and the channel, of a column of the product."""

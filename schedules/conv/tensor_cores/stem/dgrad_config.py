@@ -2,7 +2,7 @@
 
 The pixels of dX are divided into residue classes, each with taps of its own. All classes of a position read the same
 few elements of dY, so their channels together are the columns of one product. A tile has positions of one depth. Its
-window has several planes of dY, of which two are in shared memory at a time.
+window has one plane of dY for each tap along the depth, of which `stages` are in shared memory at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .volume_view import view_gradient
 ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
 WARPS_CHOICES = (1, 2, 4, 8)
 MAX_CTAS_CHOICES = (0, 132, 264, 396, 528)
+STAGES_CHOICES = (1, 2)
 MAX_WARPS = 16
 MAX_COLUMNS = 64  # of all classes
 MAX_UNION_TAPS = 64  # elements of dY that the classes of a position read
@@ -51,6 +52,7 @@ class StemDgradConfig(EstimatedTileConfig):
         warps_x: Warps along a row of positions.
         warps_y: Warps along the rows.
         max_ctas: Maximum number of CTAs, which share all tiles; 0 for one CTA per tile.
+        stages: Planes of the window in shared memory; a knob only where a window has several planes.
     """
 
     w: InputGradient
@@ -58,16 +60,19 @@ class StemDgradConfig(EstimatedTileConfig):
     warps_x: Any
     warps_y: Any
     max_ctas: Any
+    stages: Any = 1
 
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
-        _, rows, columns = (axis.positions for axis in ResidueClasses.from_workload(w.forward).axes)
+        depth_axis, *axes = ResidueClasses.from_workload(w.forward).axes
+        rows, columns = (axis.positions for axis in axes)
         return {
             "rows_per_warp": [n for n in ROWS_PER_WARP_CHOICES if n < 2 * rows],
             "warps_x": [n for n in WARPS_CHOICES if MmaSyncAtom.m * (n - 1) < columns],
             "warps_y": [n for n in WARPS_CHOICES if n < 2 * rows],
             "max_ctas": MAX_CTAS_CHOICES,
+            **({"stages": STAGES_CHOICES} if depth_axis.max_offset > 0 else {}),
         }
 
     @classmethod
@@ -144,7 +149,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @property
     def window_bytes(self) -> Any:
         """Bytes of the planes of the window that are in shared memory at a time."""
-        return min(self.union_taps[0], 2) * self.plane_bytes
+        return self.stages * self.plane_bytes
 
     @property
     def filter_rows(self) -> int:
@@ -237,7 +242,7 @@ class StemDgradConfig(EstimatedTileConfig):
         results = self.result_rows * self.result_row_elements
         stores = results / self.store_vector * STORE_INSTRUCTIONS / WARP_SIZE
         filters = self.filter_bytes / self.itemsize / WARP_SIZE * COPY_INSTRUCTIONS
-        overhead = (copies + stores) / self.num_warps + TILE_CYCLES + (2 + planes) * L2_CLOCKS
+        overhead = (copies + stores) / self.num_warps + TILE_CYCLES + (2 + planes / self.stages) * L2_CLOCKS
         warp_cycles = overhead + slices * (40 + 1.5 * slice_instructions)
         bytes_per_tile = math.prod(self.window) * vectors * VECTOR_BYTES + results * self.itemsize
         return combine_overlapping(
