@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from .tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+NUM_STARTING_CONFIGS = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class EstimatedTileConfig(TileConfig, ABC):
@@ -31,6 +33,8 @@ class EstimatedTileConfig(TileConfig, ABC):
     Attributes:
         w: The workload.
     """
+
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ()  # knobs in which the configs differ with which a search starts
 
     w: Any
 
@@ -103,6 +107,19 @@ class EstimatedTileConfig(TileConfig, ABC):
         """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
         configs, is_legal = cls.list_legal(w)
         return select_cheapest(configs, is_legal, cls.list_pruned(w), configs.estimated_cycles)
+
+    @classmethod
+    def list_starting_configs(cls, w: Any) -> list[dict[str, Any]]:
+        """Return the knobs of the best estimates, one for each tile, with all shared memory that the rules permit."""
+        options = cls.list_options(w)
+        legal = cls.from_options(options, w=w).select_meeting([*cls.list_required(w), *cls.list_pruned(w)])
+        tiles = np.stack([getattr(legal, name) for name in cls.TILE_KNOBS])
+        if not tiles.size:
+            return []
+        order = np.argsort(legal.estimated_cycles, kind="stable")
+        _, first_of_tile = np.unique(tiles[:, order], axis=1, return_index=True)
+        best = order[np.sort(first_of_tile)[:NUM_STARTING_CONFIGS]].tolist()
+        return [{name: getattr(config, name) for name in options} for config in map(legal.row, best)]
 
     @classmethod
     def compute_usage(cls, w: Any, columns: Columns) -> ResourceUsage:

@@ -2,6 +2,7 @@
 
 import re
 
+import emulate
 import pytest
 from emulate import error
 from listed import listed
@@ -36,6 +37,20 @@ def test_blocks_compute_several_tiles_with_inputs_on_the_way(text, stages, hold)
     config = {"block_p": 1, "warps": 2, "max_ctas": 66, "stages": stages, "weights_in_registers": hold}
     w = tc.parse(text)
     assert error(tc.build(w, "stem", arch="sm_90", config=config).lowered_module, w) <= w.tolerance
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv3d:2x3x4x9x13,17x3x3x5x3,s1x2x2,p1x2x1,f16,nhwc,bias,relu",
+        "conv3d:1x2x6x9x11,9x2x3x3x4,s2x1x3,p1x0x2x0x1x1,d2x1x1,bf16,add",
+        "conv3d:1x3x3x7x9,9x3x2x3x3,s1,p1,d1x1x2,tf32,nchw-nhwc",
+        "conv1d:3x2x101,24x2x7,s3,p3,f16,nhwc,bias,relu",
+        "conv1d:2x1x300,33x1x10,s5,p0,f16",
+    ],
+)
+def test_first_layers_of_one_and_three_axes_are_computed(text):
+    emulate.build_checked(text, "stem", arch="sm_80")
 
 
 def conflicts(text):

@@ -49,7 +49,7 @@ from ..gemm.padded_pixels import PaddedPixels
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.workspace_reduction import store_sums
 from ..wgrad_sums import declare_atomics, emit_wgrad
-from .halo_wgrad_config import COLUMN_UNIT, HaloWgradConfig, list_starting_configs
+from .halo_wgrad_config import COLUMN_UNIT, HaloWgradConfig
 from .schedule import DTYPES
 from .tile_config import MMA_M
 
@@ -77,7 +77,7 @@ def is_promising(w: WeightGradient) -> bool:
     usage=lambda w, columns: HaloWgradConfig.compute_usage(view_channels_last(w), columns),
     condition=has_planes_and_channels,
     search_if=is_promising,
-    starting_configs=lambda w: list_starting_configs(view_channels_last(w)),
+    starting_configs=lambda w: HaloWgradConfig.list_starting_configs(view_channels_last(w)),
     supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,

@@ -53,7 +53,6 @@ COPY_INSTRUCTIONS = 20  # of a copy, with its address and guards
 TILE_CYCLES = 200  # of the barrier and the addresses of a tile
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 2500  # of the second kernel, for the whole GPU
 L2_BYTES_PER_CYCLE = 26  # of an SM
-NUM_STARTING_CONFIGS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +72,8 @@ class HaloWgradConfig(EstimatedTileConfig):
         stages: Tiles in shared memory.
         parts: CTAs that share the pixels.
     """
+
+    TILE_KNOBS = ("block_m", "block_c", "block_p", "warps_n")
 
     w: WeightGradient
     block_m: Any
@@ -303,17 +304,3 @@ def count_registers_per_thread(num_warps: Any) -> Any:
     warps_per_partition = ceil_div(num_warps, SCHEDULERS)
     registers = REGISTERS_PER_SM // (SCHEDULERS * WARP_SIZE) // warps_per_partition // 8 * 8
     return np.minimum(MAX_REGISTERS_PER_THREAD, registers)
-
-
-def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
-    """Return the configs with the best estimates of different tiles, for GPUs with the shared memory of an H100."""
-    options = HaloWgradConfig.list_options(w)
-    rules = [*HaloWgradConfig.list_required(w), *HaloWgradConfig.list_pruned(w)]
-    legal = HaloWgradConfig.from_options(options, w=w).select_meeting(rules)
-    if not np.size(legal.parts):
-        return []
-    order = np.argsort(legal.estimated_cycles, kind="stable")
-    tiles = np.stack([legal.block_m, legal.block_c, legal.block_p, legal.warps_n])[:, order]
-    _, first_of_tile = np.unique(tiles, axis=1, return_index=True)
-    best = order[np.sort(first_of_tile)[:NUM_STARTING_CONFIGS]].tolist()
-    return [{name: getattr(config, name) for name in options} for config in map(legal.row, best)]

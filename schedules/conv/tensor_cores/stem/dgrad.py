@@ -70,6 +70,7 @@ FEW_RESULT_CHANNELS = Requirement(
     condition=all_of(ONE_GROUP, FEW_RESULT_CHANNELS, can_merge_classes),
     search_if=lambda w: w.forward.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
+    starting_configs=lambda w: StemDgradConfig.list_starting_configs(view_gradient(w)),
     device_kinds=("cuda",),
     min_arch=80,
 )

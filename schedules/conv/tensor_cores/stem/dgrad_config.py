@@ -55,6 +55,8 @@ class StemDgradConfig(EstimatedTileConfig):
         stages: Planes of the window in shared memory; a knob only where a window has several planes.
     """
 
+    TILE_KNOBS = ("rows_per_warp", "warps_x", "warps_y")
+
     w: InputGradient
     rows_per_warp: Any
     warps_x: Any

@@ -54,7 +54,7 @@ class RowLayout:
 
     @property
     def num_planes(self) -> int:
-        """Planes of memory rows that an output reads: one for each tap along the depth, and in NCHW for each channel."""
+        """Planes of memory rows below an output: one for each tap along the depth, and in NCHW for each channel."""
         return self.rows_per_image_row * self.w.T
 
     @property

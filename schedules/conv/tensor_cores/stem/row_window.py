@@ -96,13 +96,13 @@ class RowWindow:
         vectors_per_row = int(self.row_elements // self.vector)
         with items_loop(int(self.num_copies), thread, num_threads) as item:
             window_row, vector = item // vectors_per_row, item % vectors_per_row
-            tap, plane_row = (window_row // rows_per_plane, window_row % rows_per_plane) if w.kernel[0] > 1 else (0, window_row)
+            tap, plane_row = 0, window_row
+            if w.kernel[0] > 1:
+                tap, plane_row = window_row // rows_per_plane, window_row % rows_per_plane
             z = output_plane % output_planes * w.stride[0] - w.pad_low[0] + tap * w.dilation[0]
             y = row * w.stride[1] - w.pad_low[1] + plane_row
             element = column * (w.stride[2] * w.C) - (w.pad_low[2] * w.C + self.lead) + vector * self.vector
-            is_inside = logical_and(
-                z >= 0, z < num_planes, y >= 0, y < num_rows, element >= 0, element < row_elements
-            )
+            is_inside = logical_and(z >= 0, z < num_planes, y >= 0, y < num_rows, element >= 0, element < row_elements)
             index = ((output_plane // output_planes * num_planes + z) * num_rows + y) * row_elements + element
             destination = address + to_uint32(window_row * int(self.row_bytes))
             destination = destination + to_uint32(vector * (self.vector * self.itemsize))

@@ -6,6 +6,9 @@ input row, for any pixel. A block therefore copies the input rows of its tile to
 neighbouring elements of an mma fragment are one 32-bit load from such a row, for every tap. In NCHW the same holds for
 each channel's plane: the reduction is (c, r, s), and a memory row is a row of one plane.
 
+A signal is one row, and an image one plane. A volume has a window of several planes below each output plane, and each
+tap along the depth is a plane of the reduction, as each channel is in NCHW.
+
 A word holds two 16-bit elements, and a pixel may start in the middle of a word. This costs no instruction: the weight,
 which is spread to one row of words per output channel, is shifted by one element, and a zero of the weight multiplies
 the extra input. If stride times channels is odd, every second pixel starts in the middle of a word. A warp's 16 pixels
@@ -79,8 +82,9 @@ def can_fit_shared_memory(w: Conv) -> bool:
 
 def is_promising(w: Conv) -> bool:
     """Return whether channels fill less than 16 bytes and shared memory holds half of the preferred filters."""
-    w = view_as_volume(w)
-    return w.C < MAX_CHANNELS and 2 * select_default_config(w).block_n >= next(list_default_candidates(w)).block_n
+    viewed = view_as_volume(w)
+    preferred = next(list_default_candidates(viewed))
+    return w.C < MAX_CHANNELS and 2 * select_default_config(viewed).block_n >= preferred.block_n
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:

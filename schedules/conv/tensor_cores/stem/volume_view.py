@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tvmconv.workloads import operators
 from tvmconv.workloads.conv_gradient import DerivedConv
@@ -33,7 +33,7 @@ def view_as_volume(w: Operator) -> Operator:
     def prepend(sizes: tuple[int, ...], unit: int) -> tuple[int, ...]:
         return (*[unit] * missing, *sizes)
 
-    fields: dict[str, Any] = {field.name: getattr(w, field.name) for field in dataclasses.fields(w)}
+    fields: dict[str, Any] = {field.name: getattr(w, field.name) for field in dataclasses.fields(cast("Any", w))}
     fields |= zip(view.SPACE, prepend(w.input_size, 1), strict=True)
     fields |= zip(view.KERNEL, prepend(w.kernel, 1), strict=True)
     fields |= {"stride": prepend(w.stride, 1), "dilation": prepend(w.dilation, 1)}

@@ -64,6 +64,7 @@ from .wgrad_config import StemWgradConfig, can_fit_registers
     condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_registers),
     search_if=lambda w: w.C < MAX_CHANNELS,
     supersedes=("mma_sync", "implicit_gemm", "tiling"),
+    starting_configs=lambda w: StemWgradConfig.list_starting_configs(view_gradient(w)),
     device_kinds=("cuda",),
     min_arch=80,
 )

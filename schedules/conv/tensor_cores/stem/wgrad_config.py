@@ -54,6 +54,8 @@ class StemWgradConfig(EstimatedTileConfig):
         parts: CTAs that share the pixels.
     """
 
+    TILE_KNOBS = ("block_m", "block_p", "block_q", "warps_n")
+
     w: WeightGradient
     block_m: Any
     block_p: Any
