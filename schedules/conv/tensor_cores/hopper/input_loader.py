@@ -1,8 +1,9 @@
-"""The knob of `hopper` that chooses how a channels-first X that TMA cannot read is loaded.
+"""The knob of `hopper` that chooses how a channels-first X is loaded where TMA cannot copy boxes of 64 pixels.
 
 | value | meaning |
 | --- | --- |
 | "converted" | a launch of its own transposes X to channels last |
+| "tma" | TMA copies boxes of 16 or 32 pixels to an MN-major tile, for filters of one tap |
 | "halo" | threads transpose tiles of halo rows, which all taps of a filter share |
 | "cp_async" | threads copy vectors of pixels to an MN-major tile, for filters of one tap |
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +41,10 @@ from .tile_config import (
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
     PINGPONG,
+    TMA,
     HopperTileConfig,
 )
-from .tma_requirements import choose_box_pixels, is_pixel_matrix
+from .tma_requirements import WGMMA_M, choose_box_pixels, is_pixel_matrix
 
 INPUT_LOADER = "input_loader"
 NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
@@ -49,17 +52,18 @@ STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
 
 
 def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
-    """Return the values of the knob; none if TMA reads X as it lies, or only a conversion is possible.
+    """Return the values of the knob, the one of configs without the knob first; none if there is no choice.
 
     Args:
         w: The workload.
         viewed_workload: The same arrays as TMA views them, channels last.
     """
     has_same_axes = w.layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
-    if not has_same_axes or choose_box_pixels(viewed_workload):
+    box_pixels = choose_box_pixels(viewed_workload)
+    if not has_same_axes or box_pixels == WGMMA_M:
         return ()
-    loaders = [CONVERTED]
-    if can_use_halo(viewed_workload):
+    loaders = [TMA if box_pixels else CONVERTED]
+    if not box_pixels and can_use_halo(viewed_workload):
         loaders.append(HALO)
     if can_gather(viewed_workload):
         loaders.append(CP_ASYNC)
@@ -89,7 +93,7 @@ def gather_constraints(w: Conv) -> list[Rule]:
 
 
 def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -> HopperTileConfig | None:
-    """Return the config without a conversion that has the best estimate; None if a conversion is estimated faster."""
+    """Return the config with another than the first loader that has the best estimate; None if the first is faster."""
     configs = [*list_best_halo_tiles(viewed_workload, 1)] if HALO in loaders else []
     if CP_ASYNC in loaders:
         kernel_schedule = COOPERATIVE
@@ -101,7 +105,8 @@ def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -
         return float(estimate_by_input_loader_us(config, viewed_workload))
 
     best = min(configs, key=estimate, default=None)
-    return best if best and estimate(best) < estimate(select_default_config(viewed_workload)) else None
+    default = replace(select_default_config(viewed_workload), input_loader=loaders[0])
+    return best if best and estimate(best) < estimate(default) else None
 
 
 def list_gather_tiles(w: Conv, max_tiles: int, kernel_schedule: str) -> list[HopperTileConfig]:
@@ -115,16 +120,18 @@ def list_gather_tiles(w: Conv, max_tiles: int, kernel_schedule: str) -> list[Hop
     return [config for config, _ in tiles]
 
 
-def declare_input_loader(viewed_workload: Conv, k: Knobs, loaders: Sequence[str], default: str) -> str:
+def declare_input_loader(
+    viewed_workload: Conv, k: Knobs, loaders: Sequence[str], default: HopperTileConfig | None
+) -> str:
     """Declare the knob and its conditions, after those of the tile config, and return its value."""
-    loader = k.choice(INPUT_LOADER, loaders, default, missing=CONVERTED)
+    loader = k.choice(INPUT_LOADER, loaders, default.input_loader if default else loaders[0], missing=loaders[0])
     rules = [*halo_constraints(viewed_workload), *gather_constraints(viewed_workload)]
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, viewed_workload), rules)
     return loader
 
 
 def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
-    """Return the configs without a conversion with which a search starts."""
+    """Return the configs with another than the first loader with which a search starts."""
     loaders, tiles = list_input_loaders(w, viewed_workload), []
     if CP_ASYNC in loaders:
         schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)

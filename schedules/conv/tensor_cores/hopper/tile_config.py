@@ -46,7 +46,7 @@ COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setm
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
-INPUT_LOADERS = CONVERTED, HALO, CP_ASYNC = "converted", "halo", "cp_async"
+CONVERTED, TMA, HALO, CP_ASYNC = "converted", "tma", "halo", "cp_async"  # loaders of a channels-first X
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -84,8 +84,7 @@ class HopperTileConfig(TileConfig):
         raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
         decomposition: How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave"
             several CTAs also divide the k-tiles of each tile of the last wave.
-        input_loader: How a channels-first X that TMA cannot read is loaded: "converted", "halo" (see `halo_tile.py`) or
-            "cp_async" (see `..gemm.plane_gather`).
+        input_loader: How a channels-first X is loaded where there is a choice; see `input_loader.py`.
     """
 
     warpgroups: Any
