@@ -120,6 +120,10 @@ class TmaPipeline:
     def producer_acquire(self, index: Expr, phase: Expr) -> None:
         """Wait until a stage is empty, and arrive at its full barrier with the number of bytes that will come."""
         emit_call(T.cuda.mbarrier_wait(self.empty_barrier(index), phase ^ 1))
+        self.producer_expect(index)
+
+    def producer_expect(self, index: Expr) -> None:
+        """Arrive at the full barrier of a stage with the number of bytes that TMA will write; run by one thread."""
         emit_ptx("mbarrier.arrive.expect_tx.shared.b64", self.full_barrier(index), T.uint32(self.tx_bytes))
 
     def consumer_wait(self, index: Expr, phase: Expr) -> None:
@@ -147,19 +151,21 @@ class TmaPipeline:
 class AsyncPipeline(TmaPipeline):
     """Stages that threads fill by stores to shared memory (cutlass::PipelineAsync).
 
-    A phase of a stage's full barrier completes with one arrival of each of these threads.
+    A phase of a stage's full barrier completes with one arrival of each of these threads, and one more by
+    `producer_expect` if TMA also writes to the stage.
 
     Attributes:
-        num_producers: Threads that fill a stage.
+        num_producers: Arrivals per stage.
     """
 
     num_producers: int = 1
 
     def init_barriers(self) -> None:
         """Initialize the barriers; called by one thread before the CTAs synchronize."""
+        num_releases = self.num_consumers * self.cluster.num_writers
         for stage in range(self.stages):
             emit_ptx("mbarrier.init.shared.b64", self.full_barrier(stage), T.uint32(self.num_producers))
-            emit_ptx("mbarrier.init.shared.b64", self.empty_barrier(stage), T.uint32(self.num_consumers))
+            emit_ptx("mbarrier.init.shared.b64", self.empty_barrier(stage), T.uint32(num_releases))
 
     def producer_acquire(self, index: Expr, phase: Expr) -> None:
         """Wait until a stage is empty."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
 from tvmconv.arithmetic import round_up
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
@@ -18,33 +20,36 @@ from .atoms import ThreadPosition, setmaxnreg
 
 @dataclass(frozen=True)
 class WarpRoles:
-    """What the warps of a CTA do: consumer warpgroups come first, then a warp for operands, then those for a residual.
+    """What the warps of a CTA do: consumer warpgroups come first, then warps for operands, then those for a residual.
 
     Attributes:
         consumer_warpgroups: Warpgroups that multiply and store.
         residual_warps: Warps that load a residual: one for each work tile that is computed at a time.
         registers: Registers per thread of producers and of consumers, which are moved between whole warpgroups; None
             leaves all threads the same number.
+        operand_warps: Warps that load operands. A single one issues copies of TMA by one thread; of several, all
+            threads run the loader.
     """
 
     consumer_warpgroups: int
     residual_warps: int
     registers: tuple[int, int] | None
+    operand_warps: int = 1
 
     @property
     def consumer_threads(self) -> int:
-        """Number of consumer threads; the first thread after them loads operands."""
+        """Number of consumer threads; the first ones after them load operands."""
         return self.consumer_warpgroups * WARPGROUP_SIZE
 
     @property
     def producer_warp(self) -> int:
-        """Warp that loads operands."""
+        """First warp that loads operands."""
         return self.consumer_threads // WARP_SIZE
 
     @property
     def num_threads(self) -> int:
         """Threads per CTA."""
-        num_threads = self.consumer_threads + WARP_SIZE * (1 + self.residual_warps)
+        num_threads = self.consumer_threads + WARP_SIZE * (self.operand_warps + self.residual_warps)
         return round_up(num_threads, WARPGROUP_SIZE) if self.registers else num_threads
 
     @contextmanager
@@ -56,8 +61,14 @@ class WarpRoles:
             yield
 
     def emit_producers(self, thread: ThreadPosition, loaders: Sequence[Callable[[], None]]) -> None:
-        """Emit what the first thread of each producer warp runs: the loader of operands, then those of a residual."""
-        branches = [(thread.is_first_of_warp(self.producer_warp + i), loader) for i, loader in enumerate(loaders)]
+        """Emit what producers run: the loader of operands, then those of a residual, by one thread each."""
+        load_operands, *load_residuals = loaders
+        first_residual_warp = self.producer_warp + self.operand_warps
+        is_loader = thread.is_first_of_warp(self.producer_warp)
+        if self.operand_warps > 1:
+            is_loader = T.And(thread.warp >= self.producer_warp, thread.warp < first_residual_warp)
+        branches = [(is_loader, load_operands)]
+        branches += [(thread.is_first_of_warp(first_residual_warp + i), load) for i, load in enumerate(load_residuals)]
         if not self.registers:
             for branch in branches:
                 emit_alternatives([branch])

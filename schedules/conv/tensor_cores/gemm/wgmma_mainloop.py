@@ -161,7 +161,7 @@ class WgmmaMainloop:
         self,
         tile: WorkTile,
         k_range: KRange | ResidueKRange,
-        tensor_maps: tuple[Expr, Expr],
+        tensor_maps: Sequence[Expr],
         pipeline: TmaPipeline,
         state: PipelineState,
         k: TapIterator,

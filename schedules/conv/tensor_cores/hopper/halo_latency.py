@@ -15,14 +15,11 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
 
-from ...layout_conversion import estimate_transpose_us
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
 from .halo_tile import HaloTile, halo_constraints
-from .latency import estimate_latency_us
 from .tile_config import BLOCK_K_BYTES_CHOICES, HALO, KNOB_OPTIONS, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 
@@ -63,17 +60,6 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
         launch_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     )
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
-
-
-def estimate_conversion_us(w: Conv) -> Any:
-    """Return the estimated latency of the transpose of X beside configs without halo rows in microseconds."""
-    return estimate_transpose_us(math.prod(w.input_shape) * get_itemsize(w.storage))
-
-
-def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
-    """Return the estimated latency of configs with halo rows, and of others with the conversion, in microseconds."""
-    converted_us = estimate_latency_us(config, w) + estimate_conversion_us(w)
-    return np.where(np.equal(config.input_loader, HALO), estimate_halo_latency_us(config, w), converted_us)
 
 
 @functools.lru_cache(maxsize=256)

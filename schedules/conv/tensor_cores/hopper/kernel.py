@@ -22,14 +22,23 @@ from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.last_wave import SplitLastWave
-from ..gemm.pipelines import BARRIER_BYTES, OrderedSequenceBarrier, PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.pipelines import (
+    BARRIER_BYTES,
+    AsyncPipeline,
+    OrderedSequenceBarrier,
+    PipelineState,
+    TmaPipeline,
+    fence_barrier_init,
+)
+from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
 from ..gemm.residue_epilogue import ResidueEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor
 from ..gemm.tile_scheduler import KRange, ResidueKRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
-from ..gemm.wgmma_mainloop import OperandTile
+from ..gemm.tma_loaders import TapIterator
+from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
 from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, KernelPlan, MakeProblem
 from .tile_config import HopperTileConfig
 
@@ -66,6 +75,8 @@ def emit_kernel(
         with plan.roles.consumers(cta.thread):
             emit_consumer(plan, state, accumulators, epilogue)
         loaders: list[Callable[[], None]] = [lambda: emit_operand_loader(plan, state, maps.operands)]
+        if plan.gathers_input:
+            loaders = [lambda: emit_gather_loader(plan, state, maps.operands, arguments["X"])]
         if plan.loads_residual and isinstance(epilogue, TmaEpilogue):
             loaders += make_residual_loaders(plan, state, epilogue)
         plan.roles.emit_producers(cta.thread, loaders)
@@ -85,11 +96,11 @@ class TensorMaps:
     """Tensor maps of the kernel.
 
     Attributes:
-        operands: Those of A and B.
+        operands: Those of A and B, if TMA loads them.
         outputs: Those of the output and of a residual, if TMA accesses them.
     """
 
-    operands: tuple[Expr, Expr]
+    operands: Sequence[Expr]
     outputs: Sequence[Expr]
 
 
@@ -100,8 +111,8 @@ def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer]) -> Tenso
         name = operand_tile.operand.tensor
         return declare_tensor_map(f"{name}_map", arguments[name], operand_tile.tensor_map())
 
-    shape = plan.shape
-    operands = declare_operand(plan.mainloop.a), declare_operand(plan.mainloop.b)
+    shape, mainloop = plan.shape, plan.mainloop
+    operands = [declare_operand(tile) for tile in ([] if plan.gathers_input else [mainloop.a]) + [mainloop.b]]
     output_map = plan.epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
     outputs = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in plan.tma_outputs]
     return TensorMaps(operands, outputs)
@@ -234,16 +245,33 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilo
         epilogue.finish(thread)
 
 
-def emit_operand_loader(plan: KernelPlan, state: CtaState, operand_maps: tuple[Expr, Expr]) -> None:
+def emit_operand_loader(plan: KernelPlan, state: CtaState, operand_maps: Sequence[Expr]) -> None:
     """Load the operands of all work tiles; run by one thread."""
-    config, mainloop, cta = plan.config, plan.mainloop, state.cta
-    tiles_per_tap = int(config.k_tiles_per_tap(plan.shape))
-    k = plan.problem.iterate_taps(tiles_per_tap, mainloop.block_k, int(config.split_k))
+    mainloop, cta, k = plan.mainloop, state.cta, make_tap_iterator(plan)
     with state.tiles.work_tiles(cta.index) as tile:
         mainloop.produce(tile, plan.k_range(cta.split, tile.residue), operand_maps, state.pipeline, state.stage, k)
     if state.last_wave:
         with state.last_wave.open_part(cta.index) as (tile, k_range):
             mainloop.produce(tile, k_range, operand_maps, state.pipeline, state.stage, k)
+
+
+def emit_gather_loader(plan: KernelPlan, state: CtaState, operand_maps: Sequence[Expr], source: Buffer) -> None:
+    """Load the operands of all work tiles, X by cp.async; run by all threads that load."""
+    mainloop, cta, pipeline = plan.mainloop, state.cta, state.pipeline
+    assert isinstance(pipeline, AsyncPipeline)
+    assert isinstance(mainloop.a, MnMajorTile)
+    gather = PlaneGather(plan.w, mainloop.a, source, cta.thread.thread - plan.roles.consumer_threads)
+    arrivals, k, (filter_map,) = PendingArrivals(pipeline), make_tap_iterator(plan), operand_maps
+    with state.tiles.work_tiles(cta.index) as tile:
+        k_range = plan.k_range(cta.split, tile.residue)
+        produce_by_gather(gather, mainloop, tile, k_range, filter_map, pipeline, state.stage, arrivals, k)
+    arrivals.drain()
+
+
+def make_tap_iterator(plan: KernelPlan) -> TapIterator:
+    """Return the iterator over the K tiles of a work tile."""
+    tiles_per_tap = int(plan.config.k_tiles_per_tap(plan.shape))
+    return plan.problem.iterate_taps(tiles_per_tap, plan.mainloop.block_k, int(plan.config.split_k))
 
 
 def make_residual_loaders(plan: KernelPlan, state: CtaState, epilogue: TmaEpilogue) -> list[Callable[[], None]]:

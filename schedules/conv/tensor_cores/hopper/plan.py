@@ -21,7 +21,8 @@ from ..gemm.atoms import Major, WgmmaAtom
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.pipelines import TmaPipeline
+from ..gemm.pipelines import AsyncPipeline, TmaPipeline
+from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
@@ -37,7 +38,8 @@ class ChannelsFirstAccess:
     """Which arrays the kernel accesses as they are, channels first; all others are channels last.
 
     Attributes:
-        input_box_pixels: Pixels of X per box of TMA, which divide those of an image; 0 if X is channels last.
+        input_box_pixels: Pixels of X per box of shared memory; 0 if X is channels last. If TMA copies boxes, they
+            divide the pixels of an image.
         output: The output and residuals; None if these are channels last.
     """
 
@@ -121,7 +123,12 @@ class KernelPlan:
         config = self.config
         residual_warps = config.warpgroups // config.warpgroups_per_tile if self.loads_residual else 0
         registers = REALLOCATED_REGISTERS[config.warpgroups] if config.reallocates_registers else None
-        return WarpRoles(config.warpgroups, residual_warps, registers)
+        return WarpRoles(config.warpgroups, residual_warps, registers, NUM_GATHER_WARPS if self.gathers_input else 1)
+
+    @property
+    def gathers_input(self) -> bool:
+        """Whether threads copy operand A by cp.async instead of TMA."""
+        return bool(self.config.gathers_input)
 
     @property
     def num_ctas(self) -> int:
@@ -163,10 +170,12 @@ class KernelPlan:
         barriers = smem + to_uint32(int(config.barrier_offset_bytes(self.w)))
         a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
         tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
-        stage_bytes = a.layout.nbytes + b.layout.nbytes
-        pipeline = TmaPipeline(
-            smem, stage_bytes, barriers, config.stages, tx_bytes, config.warpgroups_per_tile, cluster
-        )
+        stages = smem, a.layout.nbytes + b.layout.nbytes, barriers, config.stages
+        consumers = config.warpgroups_per_tile, cluster
+        pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
+        if self.gathers_input:
+            num_producers = NUM_GATHER_THREADS + 1  # one of them also arrives for TMA
+            pipeline = AsyncPipeline(*stages, b.layout.nbytes, *consumers, num_producers=num_producers)
         epilogue_bytes = self.epilogue_tile.layout.nbytes
         epilogue_pipeline = TmaPipeline(
             smem + to_uint32(int(config.mainloop_smem_bytes())),

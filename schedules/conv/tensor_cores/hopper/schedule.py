@@ -31,6 +31,8 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 
 from __future__ import annotations
 
+import dataclasses
+
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -42,20 +44,20 @@ from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .halo_kernel import emit_halo_kernel
-from .halo_knobs import (
-    add_halo_usage,
+from .input_loader import (
+    add_input_loader_usage,
     declare_input_loader,
-    list_halo_starting_configs,
-    offers_halo,
-    select_halo_default,
+    list_input_loader_starting_configs,
+    list_input_loaders,
+    select_input_loader_default,
 )
-from .halo_latency import estimate_by_input_loader_us
+from .input_loader_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
-from .tile_config import CONVERTED, HALO, HopperTileConfig
-from .tma_requirements import can_load_by_tma, choose_box_pixels, find_residual, is_promising
+from .tile_config import HALO, HopperTileConfig
+from .tma_requirements import WGMMA_M, can_load_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -73,11 +75,11 @@ def can_load_view_by_tma(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: add_halo_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
+    usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
     condition=can_load_view_by_tma,
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
-        *list_halo_starting_configs(w, view_for_tma(w)),
+        *list_input_loader_starting_configs(w, view_for_tma(w)),
         *list_starting_configs(view_for_tma(w)),
     ],
     supersedes=("direct", "implicit_gemm", "tensor_core"),
@@ -89,16 +91,17 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     viewed_workload = view_for_tma(w)
     has_wide_accumulators = w.output_layout != CHANNELS_FIRST or not find_residual(w)
     default = None if has_wide_accumulators else select_default_config(viewed_workload)
-    has_input_loaders = offers_halo(w, viewed_workload)
-    halo_default = select_halo_default(viewed_workload) if has_input_loaders else None
-    estimate = estimate_by_input_loader_us if has_input_loaders else estimate_latency_us
-    config = declare_knobs(viewed_workload, k, halo_default or default, estimate)
+    loaders = list_input_loaders(w, viewed_workload)
+    loader_default = select_input_loader_default(viewed_workload, loaders) if loaders else None
+    estimate = estimate_by_input_loader_us if loaders else estimate_latency_us
+    config = declare_knobs(viewed_workload, k, loader_default or default, estimate)
     if w.output_layout == CHANNELS_FIRST:
         require_channels_first_output(viewed_workload, k)
-    loader = CONVERTED
-    if has_input_loaders:
-        loader = declare_input_loader(viewed_workload, k, prefers_halo=halo_default is not None)
-    if loader == HALO:
+    if loaders:
+        config = dataclasses.replace(
+            config, input_loader=declare_input_loader(viewed_workload, k, loaders, loader_default)
+        )
+    if config.input_loader == HALO:
         return build_channels_last_schedule(
             w,
             lambda arguments: emit_halo_kernel(viewed_workload, config, arguments),
@@ -118,7 +121,8 @@ def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> 
     """Return the channels-first arrays that the kernel itself accesses; other channels-first arrays are converted."""
     reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
     stores_output = w.output_layout == CHANNELS_FIRST
+    box_pixels = WGMMA_M if config.gathers_input else choose_box_pixels(viewed_workload)
     return ChannelsFirstAccess(
-        choose_box_pixels(viewed_workload) if reads_input else 0,
+        box_pixels if reads_input else 0,
         ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
     )

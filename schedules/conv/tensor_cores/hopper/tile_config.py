@@ -46,7 +46,7 @@ COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setm
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
-INPUT_LOADERS = CONVERTED, HALO = "converted", "halo"
+CONVERTED, TMA, HALO, CP_ASYNC = "converted", "tma", "halo", "cp_async"  # loaders of a channels-first X
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -84,7 +84,7 @@ class HopperTileConfig(TileConfig):
         raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
         decomposition: How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave"
             several CTAs also divide the k-tiles of each tile of the last wave.
-        input_loader: How a channels-first X of wider filters is loaded, "converted" or "halo"; see `halo_tile.py`.
+        input_loader: How a channels-first X is loaded where there is a choice; see `input_loader.py`.
     """
 
     warpgroups: Any
@@ -143,6 +143,11 @@ class HopperTileConfig(TileConfig):
         return np.take(MAX_ACTIVE_CTAS, self.cluster_size, mode="clip")  # legal clusters have at most eight CTAs
 
     @property
+    def gathers_input(self) -> Any:
+        """Whether threads copy a channels-first X by cp.async."""
+        return np.equal(self.input_loader, CP_ASYNC)
+
+    @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
         return self.wgmma_m_tiles * self.block_n // 2
@@ -150,8 +155,9 @@ class HopperTileConfig(TileConfig):
     @property
     def num_threads(self) -> Any:
         """Threads per CTA without the residual warp: the consumer warpgroups, and a producer warp or warpgroup."""
-        idle_threads = self.reallocates_registers * (WARPGROUP_THREADS - WARP_SIZE)
-        return self.warpgroups * WARPGROUP_THREADS + WARP_SIZE + idle_threads
+        has_producer_warpgroup = np.logical_or(self.reallocates_registers, self.gathers_input)
+        producers = WARP_SIZE + has_producer_warpgroup * (WARPGROUP_THREADS - WARP_SIZE)
+        return self.warpgroups * WARPGROUP_THREADS + producers
 
     def threads_with_residual_warp(self, w: Conv) -> Any:
         """Return the threads per CTA, including the warp that loads a residual by TMA; a producer warpgroup has it."""

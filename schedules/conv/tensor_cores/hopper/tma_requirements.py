@@ -85,13 +85,17 @@ def find_tma_residual(w: Conv) -> str | None:
     return find_residual(w) if can_store_rows_by_tma(w) else None
 
 
+def is_pixel_matrix(w: Conv) -> bool:
+    """Return whether the pixels of the batch are the rows of one matrix: one tap, no stride and no padding."""
+    return math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
+
+
 def choose_box_pixels(w: Conv) -> int:
     """Return the pixels per box in which TMA can copy a channels-first input to an MN-major tile; 0 if it cannot.
 
     Each filter has one tap, elements have 16 bits, and boxes of a swizzle's width do not cross the end of an image.
     """
     pixels = math.prod(w.input_size)
-    is_matrix = math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
-    if not is_matrix or get_itemsize(w.storage) != 2:
+    if not is_pixel_matrix(w) or get_itemsize(w.storage) != 2:
         return 0
     return next((width for width in BOX_PIXELS if pixels % width == 0), 0)

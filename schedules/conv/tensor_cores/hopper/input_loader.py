@@ -1,0 +1,164 @@
+"""The knob of `hopper` that chooses how a channels-first X is loaded where TMA cannot copy boxes of 64 pixels.
+
+| value | meaning |
+| --- | --- |
+| "converted" | a launch of its own transposes X to channels last |
+| "tma" | TMA copies boxes of 16 or 32 pixels to an MN-major tile, for filters of one tap |
+| "halo" | threads transpose tiles of halo rows, which all taps of a filter share |
+| "cp_async" | threads copy vectors of pixels to an MN-major tile, for filters of one tap |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.layout import CHANNELS_FIRST
+
+from ...layout_conversion import estimate_input_conversion_us
+from ...tile_config import Rule, add_rules
+from ..gemm.plane_gather import count_vector_pixels
+from .candidates import list_best
+from .constraints import isa_constraints, resource_constraints
+from .halo_latency import list_best_halo_tiles
+from .halo_tile import HaloTile, can_use_halo, halo_constraints
+from .input_loader_latency import estimate_by_input_loader_us
+from .knobs import can_compute_several_tiles
+from .latency import select_default_config, select_kernel_schedule
+from .tile_config import (
+    CONVERTED,
+    COOPERATIVE,
+    CP_ASYNC,
+    HALO,
+    KNOB_OPTIONS,
+    MAX_SWIZZLE_BYTES,
+    PINGPONG,
+    TMA,
+    HopperTileConfig,
+)
+from .tma_requirements import WGMMA_M, choose_box_pixels, is_pixel_matrix
+
+INPUT_LOADER = "input_loader"
+NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
+STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
+
+
+def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
+    """Return the values of the knob, the one of configs without the knob first; none if there is no choice.
+
+    Args:
+        w: The workload.
+        viewed_workload: The same arrays as TMA views them, channels last.
+    """
+    has_same_axes = w.layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
+    box_pixels = choose_box_pixels(viewed_workload)
+    if not has_same_axes or box_pixels == WGMMA_M:
+        return ()
+    loaders = [TMA if box_pixels else CONVERTED]
+    if not box_pixels and can_use_halo(viewed_workload):
+        loaders.append(HALO)
+    if can_gather(viewed_workload):
+        loaders.append(CP_ASYNC)
+    return tuple(loaders) if len(loaders) > 1 else ()
+
+
+def can_gather(w: Conv) -> bool:
+    """Return whether cp.async can copy pixels to an MN-major tile: one tap, 16 bits and an even number of pixels."""
+    itemsize, pixels = get_itemsize(w.storage), math.prod(w.input_size)
+    return is_pixel_matrix(w) and itemsize == 2 and count_vector_pixels(pixels, itemsize) > 0
+
+
+def gather_constraints(w: Conv) -> list[Rule]:
+    """Return the constraints on configs whose pixels are copied by cp.async; other configs meet them.
+
+    Those on resources are repeated, because the knob that adds threads is declared after the others.
+    """
+    shares_no_pixels: Rule = ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1)
+
+    def limit_to_gather(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:
+        return lambda t: np.not_equal(t.input_loader, CP_ASYNC) | predicate(t)
+
+    return [
+        (f"{description}, with threads that copy pixels", limit_to_gather(predicate))
+        for description, predicate in (shares_no_pixels, *resource_constraints(w))
+    ]
+
+
+def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -> HopperTileConfig | None:
+    """Return the config with another than the first loader that has the best estimate; None if the first is faster."""
+    configs = [*list_best_halo_tiles(viewed_workload, 1)] if HALO in loaders else []
+    if CP_ASYNC in loaders:
+        kernel_schedule = COOPERATIVE
+        if can_compute_several_tiles(viewed_workload):
+            kernel_schedule = select_kernel_schedule(viewed_workload)
+        configs += list_gather_tiles(viewed_workload, 1, kernel_schedule)
+
+    def estimate(config: HopperTileConfig) -> float:
+        return float(estimate_by_input_loader_us(config, viewed_workload))
+
+    best = min(configs, key=estimate, default=None)
+    default = replace(select_default_config(viewed_workload), input_loader=loaders[0])
+    return best if best and estimate(best) < estimate(default) else None
+
+
+def list_gather_tiles(w: Conv, max_tiles: int, kernel_schedule: str) -> list[HopperTileConfig]:
+    """Return the configs with cp.async that have the best estimates, one for each size of the tile."""
+    rules = [*isa_constraints(w), *gather_constraints(w)]
+    tiles = list_best(
+        *(KNOB_OPTIONS, rules, lambda t: estimate_by_input_loader_us(t, w), max_tiles),
+        kernel_schedule=kernel_schedule,
+        input_loader=CP_ASYNC,
+    )
+    return [config for config, _ in tiles]
+
+
+def declare_input_loader(
+    viewed_workload: Conv, k: Knobs, loaders: Sequence[str], default: HopperTileConfig | None
+) -> str:
+    """Declare the knob and its conditions, after those of the tile config, and return its value."""
+    loader = k.choice(INPUT_LOADER, loaders, default.input_loader if default else loaders[0], missing=loaders[0])
+    rules = [*halo_constraints(viewed_workload), *gather_constraints(viewed_workload)]
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, viewed_workload), rules)
+    return loader
+
+
+def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
+    """Return the configs with another than the first loader with which a search starts."""
+    loaders, tiles = list_input_loaders(w, viewed_workload), []
+    if CP_ASYNC in loaders:
+        schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
+        for kernel_schedule in schedules:
+            tiles += list_gather_tiles(viewed_workload, NUM_STARTING_TILES, kernel_schedule)
+    if HALO in loaders:
+        tiles += list_best_halo_tiles(viewed_workload, NUM_STARTING_TILES if CP_ASYNC not in loaders else 1)
+        if CP_ASYNC not in loaders:  # fewer barriers than the estimate counts
+            tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
+    names = (INPUT_LOADER, *KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
+    return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
+
+
+def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv, columns: Columns) -> ResourceUsage:
+    """Replace the resources of configs with halo rows, and add what loading X costs to the estimates."""
+    channels_last_us: Any = usage.estimate
+    if INPUT_LOADER not in columns:
+        is_read_as_it_lies = np.equal(columns["cluster_n"], 1) & bool(choose_box_pixels(viewed_workload))
+        layout_us = np.where(is_read_as_it_lies, 0.0, estimate_input_conversion_us(w))
+        usage.estimate, usage.layout_seconds = channels_last_us + layout_us, layout_us * 1e-6
+        return usage
+    config = HopperTileConfig.of_workload(columns, viewed_workload)
+    halo, has_halo = HaloTile(viewed_workload, config), np.equal(columns[INPUT_LOADER], HALO)
+    usage.threads = np.where(has_halo, halo.num_threads, usage.threads)
+    smem_bytes: Any = usage.dynamic_shared_bytes
+    usage.dynamic_shared_bytes = np.where(has_halo, halo.smem_bytes, smem_bytes)
+    usage.blocks = np.where(has_halo, halo.num_ctas, usage.blocks)
+    usage.estimate = estimate_by_input_loader_us(config, viewed_workload)
+    usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
+    return usage
