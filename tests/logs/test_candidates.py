@@ -56,3 +56,11 @@ def test_a_default_follows_the_first_prediction(write):
     assert {each.config_source for each in others} == {"predicted"}
     (only,) = iterate_candidates(log, W, Arch("sm_80"))  # of which nothing was learnt
     assert only.config_source == "default"
+
+
+def test_a_gradient_has_the_configs_with_which_a_search_starts():
+    wgrad = tc.parse("conv2d_wgrad:8x512x7x7,512x512x3x3,s1,p1,f16,nhwc")
+    default, *others = iterate_candidates([], wgrad, ARCH)
+    assert default.config_source == "default"
+    assert {each.config_source for each in others} == {"estimated"}
+    assert any(each.config != default.config for each in others)

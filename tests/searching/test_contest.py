@@ -70,6 +70,25 @@ def shares(proposed):
     return {name: names.count(name) / len(names) for name in dict.fromkeys(names)}
 
 
+def test_low_priority_configs_wait_for_a_time_of_another_schedule():
+    slow, late = entrant("slow", weight=LOW_PRIORITY_WEIGHT), entrant("late", weight=LOW_PRIORITY_WEIGHT)
+    slow.min_seconds = 2.0
+    contest = PortfolioSearch(
+        [entrant("a", ODD), slow, late], [[(name, ODD.default) for name in ("slow", "late", "a")]]
+    )
+    assert {name for name, _ in contest.ask(4)} == {"a"}
+    assert {name for name, _ in contest.ask(4)} == {"a"}  # although nothing else is enqueued
+    contest.tell([record("a", ODD.default, 1.0)])
+    assert contest.ask(1)[0][0] == "late"  # and not the one that takes two seconds at least
+    assert "slow" not in {name for name, _ in contest.ask(50)}
+
+
+def test_low_priority_configs_come_at_once_if_the_others_have_no_more():
+    few = entrant("few", space(1))
+    contest = PortfolioSearch([few, entrant("late", weight=LOW_PRIORITY_WEIGHT)], [[("late", space().default)]])
+    assert [name for name, _ in search(contest, 3, {"few": None, "late": 1.0}, batch=2)][:3] == ["few", "few", "late"]
+
+
 def test_schedule_a_fifth_slower_has_a_quarter_of_the_trials():
     found = shares(search(PortfolioSearch([entrant("a"), entrant("b")]), 400, {"a": 1.0, "b": 1.2}))
     assert found["b"] / found["a"] == pytest.approx(0.25, abs=0.05)
@@ -109,7 +128,7 @@ def test_reserve_waits_until_the_others_have_been_measured():
 def test_schedule_in_reserve_has_its_turn_after_the_others(known):
     contest = PortfolioSearch([entrant("a", SMALL), entrant("b", weight=LOW_PRIORITY_WEIGHT)], [known])
     names = [name for name, _ in search(contest, SMALL.size + 9, {"a": 1.0, "b": None}, batch=3)][: SMALL.size + 9]
-    assert names == ["b"] * len(known) + ["a"] * SMALL.size + ["b"] * (9 - len(known))
+    assert names == ["a"] * 3 + ["b"] * len(known) + ["a"] * (SMALL.size - 3) + ["b"] * (9 - len(known))
 
 
 def test_no_config_is_proposed_twice_or_outside_of_its_space():

@@ -1,4 +1,4 @@
-"""Candidates to build for a workload: configs of logs, then predicted configs and a default config."""
+"""Candidates to build for a workload: configs of logs, then predicted, default and starting configs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmconv.logs.record import Record
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
-DEFAULT_CONFIG, PREDICTED, TUNED = "default", "predicted", "tuned"
+DEFAULT_CONFIG, ESTIMATED, PREDICTED, TUNED = "default", "estimated", "predicted", "tuned"
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Candidate:
 
     schedule: registry.Schedule
     config: Config
-    config_source: str  # source of the config, a text that starts with `TUNED`, `PREDICTED` or `DEFAULT_CONFIG`
+    # Source of the config, a text that starts with `TUNED`, `PREDICTED`, `DEFAULT_CONFIG` or `ESTIMATED`.
+    config_source: str
 
 
 def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
     """Yield the candidates for a workload, the best first: records, then predicted configs.
 
-    A default config follows the first prediction, so that a comparison of only some candidates includes it. Records
+    A default config follows the first prediction, so that a comparison of only some candidates includes it. The configs
+    with which a search starts, which have the best estimates, come last: the cost model predicts no gradients. Records
     come in the order of `RecordIndex.iterate_applicable_records`. Records whose schedules no longer exist or do not
     apply are left out. A config that its schedule no longer has fails only when it is built.
 
@@ -51,8 +53,12 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
     )
     yield from islice(predicted_candidates, 1)
     schedule = registry.schedules_to_tune(workload, device.kind, device.arch)[0]
-    yield Candidate(schedule, schedule.space(workload, device.limits).default, DEFAULT_CONFIG)
+    space = schedule.space(workload, device.limits)
+    yield Candidate(schedule, space.default, DEFAULT_CONFIG)
     yield from predicted_candidates
+    for config in schedule.list_starting_configs(workload):
+        if space.is_legal(space.project(config)[None])[0]:
+            yield Candidate(schedule, config, ESTIMATED)
 
 
 def describe_config_source(device_match: DeviceMatch, record: Record, workload: Workload) -> str:

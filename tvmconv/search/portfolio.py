@@ -30,6 +30,7 @@ class PortfolioMember:
     schedule: Schedule
     tuner: Tuner
     weight: float = 1.0  # weight of the schedule before any trial, at most 1
+    min_seconds: float = 0.0  # lower bound of the time of each config; 0 if unknown
     num_proposed: int = 0  # number of proposed configs, or of trials if that is larger
     best_seconds: float = math.inf  # seconds per launch of the fastest config
     is_exhausted: bool = field(default=False, init=False)  # whether the tuner has no more configs to propose
@@ -68,8 +69,22 @@ class PortfolioSearch:
         self._members: Mapping[str, PortfolioMember] = {member.schedule.name: member for member in members}
         self._enqueued_batches = iter(enqueued)
         self._enqueued: deque[Proposal] = deque()  # remaining proposals of the current batch
+        self._postponed: list[Proposal] = []  # of low-priority schedules, until a high-priority one has a time
         self._dequeued: list[Proposal] = []
         self._fastest_records: list[Record] = []
+
+    @property
+    def _best_seconds(self) -> float:
+        """Seconds per launch of the fastest config of all schedules."""
+        return min((member.best_seconds for member in self._members.values()), default=math.inf)
+
+    @property
+    def _postpones_low_priority(self) -> bool:
+        """Whether configs of low-priority schedules wait, because no high-priority schedule was judged. Such a config
+        may take a thousand times as long as the others, and would be the result of a search that is cut off.
+        """
+        high_priority = [member for member in self._members.values() if not member.is_low_priority]
+        return bool(high_priority) and all(member.is_unexplored for member in high_priority)
 
     @property
     def batch_size(self) -> int:
@@ -94,7 +109,7 @@ class PortfolioSearch:
         """Propose configs that were not proposed or learnt before. In the final phase, neighbours of the fastest
         configs come first. There are no proposals if the search spaces are exhausted.
         """
-        if proposals := self._ask_enqueued(max_configs):
+        if proposals := self._ask_enqueued(max_configs, self._postpones_low_priority):
             return proposals  # without further ones, because a tuner takes time to propose
         if is_final_phase:
             proposals += self._ask_neighbors_of_best(max_configs, skip_model)
@@ -105,11 +120,17 @@ class PortfolioSearch:
                 configs = _query_tuner(member, query)
                 member.is_exhausted = len(configs) < num_trials
                 proposals += [(name, config) for config in configs]
-        return proposals
+        return proposals or self._ask_enqueued(max_configs, postpones=False)
 
-    def _ask_enqueued(self, max_configs: int) -> list[Proposal]:
-        """Propose the legal configs nearest to the enqueued ones that are new, of one batch at a time."""
+    def _ask_enqueued(self, max_configs: int, postpones: bool) -> list[Proposal]:
+        """Propose the legal configs nearest to the enqueued ones that are new, of one batch at a time. Those of
+        low-priority schedules are postponed on request, and left out if they cannot be the fastest.
+        """
         proposals: list[Proposal] = []
+        best_seconds = self._best_seconds
+        if not postpones:
+            self._enqueued.extend(self._postponed)
+            self._postponed.clear()
         while max_configs > 0 and not proposals:
             if not self._enqueued:
                 batch = next(self._enqueued_batches, None)
@@ -118,10 +139,13 @@ class PortfolioSearch:
                 self._enqueued.extend(batch)
             while self._enqueued and len(proposals) < max_configs:
                 name, config = self._enqueued.popleft()
-                if (name, config) in self._dequeued:
+                member = self._members[name]
+                if member.is_low_priority and postpones:
+                    self._postponed.append((name, config))
+                    continue
+                if (name, config) in self._dequeued or member.min_seconds > best_seconds:
                     continue
                 self._dequeued.append((name, config))
-                member = self._members[name]
                 configs = _query_tuner(member, functools.partial(_claim_nearest_legal, member.tuner, config))
                 member.num_proposed += len(configs)
                 proposals += [(name, config) for config in configs]
@@ -140,7 +164,7 @@ class PortfolioSearch:
     def _allocate_trials(self, num_trials: int) -> dict[str, int]:
         """Return how many of the next `num_trials` trials each schedule gets; none if all spaces are exhausted."""
         eligible = [member for member in self._members.values() if not member.is_exhausted]
-        best_seconds = min((member.best_seconds for member in self._members.values()), default=math.inf)
+        best_seconds = self._best_seconds
         high_priority = [member for member in eligible if not member.is_low_priority]
         if any(member.is_unexplored for member in high_priority):
             eligible = high_priority  # low-priority schedules cannot be compared with these yet

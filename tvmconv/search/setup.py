@@ -31,6 +31,7 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
 NUM_WARM_START_WORKLOADS = 4  # number of nearest workloads whose best configs are enqueued, for each schedule
+MAX_WINOGRAD_GAIN = 4.0  # products saved by the largest tiles of the Winograd schedules, F(4×4, 3×3)
 NUM_PREDICTED_CONFIGS = 16  # number of configs that the cost model predicts to be the fastest, enqueued before these
 # Number of predicted configs that are enqueued before the remaining defaults. Defaults come early, because a schedule
 # that the cost model does not cover may be faster than all predictions.
@@ -81,14 +82,22 @@ def create_search(
                 tuner.set_prior(prior)
             for space, records in _read_transfer_trials(schedule, workload, transfer_logs, device):
                 tuner.tell_transfer_trials(space, records)
-        members.append(
-            PortfolioMember(schedule, tuner, LOW_PRIORITY_WEIGHT if schedule in selection.low_priority else 1.0)
-        )
+        weight = LOW_PRIORITY_WEIGHT if schedule in selection.low_priority else 1.0
+        members.append(PortfolioMember(schedule, tuner, weight, _estimate_min_seconds(workload, schedule, device)))
     if failures and not members:
         raise failures[0]
     if options.tuner in UNINFORMED_TUNERS:
         return PortfolioSearch(members)
     return PortfolioSearch(members, _iterate_enqueued(workload, selection, device, options, members))
+
+
+def _estimate_min_seconds(workload: Workload, schedule: registry.Schedule, device: Device) -> float:
+    """Return a lower bound of the seconds of each config of a schedule; 0 if unknown. A schedule for all GPUs computes
+    on CUDA cores, at best by Winograd's algorithm.
+    """
+    if not device.peak_flops or schedule.min_arch or schedule.exact_arch:
+        return 0.0
+    return workload.flops / MAX_WINOGRAD_GAIN / device.peak_flops
 
 
 def _iterate_enqueued(
