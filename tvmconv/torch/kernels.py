@@ -40,6 +40,7 @@ from tvmconv.workloads import Workload, dtypes, parse
 
 DEFAULT_LOG = "tuning.jsonl"
 BUILD_SECONDS = 1.0  # approximate time of one build
+NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
 BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
 
@@ -140,7 +141,8 @@ class KernelProvider:
         tune_options = TuneOptions(log=log, measure_baseline=False)
         building_seconds = min(
             deadline.remaining_seconds / 3,
-            BUILDER_HANDOVER_SECONDS + BUILD_SECONDS * math.ceil(len(remaining) / resolve_num_workers(None)),
+            BUILDER_HANDOVER_SECONDS
+            + BUILD_SECONDS * math.ceil(NUM_RESERVED_BUILDS * len(remaining) / resolve_num_workers(None)),
         )
         search_deadline = deadline.reserve_seconds(building_seconds)
         searches = tune_tasks(remaining, [self.device], tune_options, deadline=search_deadline)
