@@ -102,8 +102,12 @@ class PlaneShape:
         """Return the number of distinct inputs that neighbouring outputs read; `num_outputs` may be a column."""
         counts = np.zeros(int(np.max(num_outputs, initial=0)) + 1, int)
         for n in np.unique(num_outputs):
-            counts[n] = len(self.list_input_offsets(axis, int(n), num_taps))
+            counts[n] = self._count_input_offsets(axis, int(n), num_taps)
         return counts[num_outputs]
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  (shapes are few, and cached themselves)
+    def _count_input_offsets(self, axis: int, num_outputs: int, num_taps: int | None) -> int:
+        return len(self.list_input_offsets(axis, num_outputs, num_taps))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  (shapes are few, and cached themselves)
     def count_inside_taps(self, axis: int) -> float:

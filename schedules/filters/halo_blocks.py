@@ -19,6 +19,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads import Filter1d
 from tvmconv.workloads.filters_te import apply_epilogue
 
+from .. import tvm_script
 from ..primitives import set_memory_scope
 from .output_tiling import MAX_UNROLLED_TAPS, can_stage_halo, declare_tile_knobs
 
@@ -31,7 +32,7 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     tap_loop = T.unroll if w.k <= MAX_UNROLLED_TAPS else T.serial
 
     # fmt: off
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((w.n,)), K: T.Buffer((w.k,)), Y: T.Buffer((w.n,))):  # type: ignore[valid-type]
         tile = T.sblock_alloc_buffer((radius + threads + radius,), scope="shared")
         total = T.sblock_alloc_buffer((1,), scope="local")

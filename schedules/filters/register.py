@@ -36,6 +36,7 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import apply_epilogue
 
+from .. import tvm_script
 from ..primitives import set_memory_scope
 from .output_tiling import can_place_mask_in_constant_memory
 
@@ -167,7 +168,7 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
     blocks = blocks_across * ceil_div(height, rows_per_thread * threads_y)
 
     # fmt: off
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
         sums = T.sblock_alloc_buffer((rows_per_thread, vectors_per_thread * vector), scope="local")
         window = T.sblock_alloc_buffer((window_vectors * vector,), scope="local")

@@ -25,6 +25,7 @@ from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Filter, Filter1d
 from tvmconv.workloads.filters_te import apply_epilogue
 
+from .. import tvm_script
 from ..primitives import set_memory_scope
 from .output_tiling import can_place_mask_in_constant_memory
 
@@ -63,7 +64,7 @@ def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
     mask_row_loop = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED_TAPS else T.serial
 
     # fmt: off
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
         part = T.sblock_alloc_buffer((elements_per_lane + 1,), scope="local")
         total = T.sblock_alloc_buffer((1,), scope="local")

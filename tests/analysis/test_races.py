@@ -10,6 +10,7 @@ from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
 from tvmconv.analysis.races import find_races
+from tvmconv.builtin import tvm_script
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions import dispatch
 
@@ -77,7 +78,7 @@ def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypa
 def rows(*, synchronised, extent=64, itself=False):
     """A kernel of two warps of which each thread reads what another, or it itself, has stored; of 64 elements."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((64,), "float32"), Y: T.Buffer((64,), "float32")):
         for thread in T.thread_binding(extent, thread="threadIdx.x"):
             shared = T.sblock_alloc_buffer((64,), "float32", scope="shared.dyn")

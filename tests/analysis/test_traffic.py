@@ -19,6 +19,7 @@ from tvmconv.analysis.tir.operations import (
     SHUFFLES,
     TEXTURE_FETCHES,
 )
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.errors import AnalysisError
 
@@ -39,34 +40,40 @@ def build(text, schedule, **config):
     return tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
 
 
-@T.prim_func(s_tir=True)
-def filter_of_three(
-    X_ptr: T.handle("float32", "global"), K_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")
-):
-    X = T.decl_buffer((SIZE,), data=X_ptr)
-    K = T.decl_buffer((3,), data=K_ptr)
-    Y = T.decl_buffer((SIZE,), data=Y_ptr)
-    total = T.alloc_local((1,))
-    block = T.launch_thread("blockIdx.x", BLOCKS)
-    thread = T.launch_thread("threadIdx.x", THREADS)
-    for tap in range(3):
-        if tap == 0:
-            total[0] = T.float32(0)
-        total[0] = total[0] + K[tap] * T.if_then_else(
-            T.And(block * THREADS + thread + tap >= 1, block * THREADS + thread + tap <= SIZE),
-            X[block * THREADS + thread + tap - 1],
-            T.float32(0),
-        )
-    Y[block * THREADS + thread] = T.max(total[0], T.float32(0))
+@pytest.fixture(scope="module")
+def filter_of_three():
+    """A filter of three taps at a sample a thread."""
+
+    @tvm_script.prim_func(s_tir=True)
+    def kernel(
+        X_ptr: T.handle("float32", "global"), K_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")
+    ):
+        X = T.decl_buffer((SIZE,), data=X_ptr)
+        K = T.decl_buffer((3,), data=K_ptr)
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        total = T.alloc_local((1,))
+        block = T.launch_thread("blockIdx.x", BLOCKS)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for tap in range(3):
+            if tap == 0:
+                total[0] = T.float32(0)
+            total[0] = total[0] + K[tap] * T.if_then_else(
+                T.And(block * THREADS + thread + tap >= 1, block * THREADS + thread + tap <= SIZE),
+                X[block * THREADS + thread + tap - 1],
+                T.float32(0),
+            )
+        Y[block * THREADS + thread] = T.max(total[0], T.float32(0))
+
+    return kernel
 
 
-def test_a_mask_in_constant_memory_doubles_a_filters_ratio():
+def test_a_mask_in_constant_memory_doubles_a_filters_ratio(filter_of_three):
     """A multiplication and an addition for two loads, of the signal and of the mask."""
     assert counts(filter_of_three).flops_per_load == 1
     assert counts(filter_of_three, K="constant").flops_per_load == 2
 
 
-def test_the_block_has_no_border_in_it_if_there_is_one_without():
+def test_the_block_has_no_border_in_it_if_there_is_one_without(filter_of_three):
     """The first block reads a ghost cell less than the others."""
     assert counts(filter_of_three).counts[GLOBAL_LOADS].num_elements == 6 * THREADS
     alone = counts(filter_of_three, LaunchConfig((1, 1, 1), (THREADS, 1, 1)))
@@ -76,7 +83,7 @@ def test_the_block_has_no_border_in_it_if_there_is_one_without():
 def test_a_block_without_border_is_found_beside_the_middle():
     """Of 10 x 10 blocks, fused, the one in the middle is the first of a row."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((100 * THREADS,), data=X_ptr)
         Y = T.decl_buffer((100 * THREADS,), data=Y_ptr)
@@ -106,7 +113,7 @@ def test_an_asynchronous_copy_is_a_load_and_a_store():
 
 
 def test_a_branch_that_is_not_taken_is_not_counted():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((SIZE,), data=X_ptr)
         Y = T.decl_buffer((SIZE,), data=Y_ptr)
@@ -125,7 +132,7 @@ def test_a_branch_that_is_not_taken_is_not_counted():
 
 
 def test_textures_and_shuffles_are_counted():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((SIZE,), data=X_ptr)
         Y = T.decl_buffer((SIZE,), data=Y_ptr)
@@ -142,7 +149,7 @@ def test_textures_and_shuffles_are_counted():
 
 
 def test_a_condition_on_memory_is_refused():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((SIZE,), data=X_ptr)
         Y = T.decl_buffer((SIZE,), data=Y_ptr)
@@ -155,7 +162,7 @@ def test_a_condition_on_memory_is_refused():
 
 
 def test_a_condition_on_too_many_iterations_is_looked_at_in_some():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(Y_ptr: T.handle("float32", "global")):
         Y = T.decl_buffer((SIZE,), data=Y_ptr)
         thread = T.launch_thread("threadIdx.x", THREADS)
@@ -169,7 +176,7 @@ def test_a_condition_on_too_many_iterations_is_looked_at_in_some():
 def test_elements_of_too_many_iterations_are_refused():
     """How many different ones are stored to cannot be told from some."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(Y_ptr: T.handle("float32", "global")):
         Y = T.decl_buffer((1 << 20,), data=Y_ptr)
         thread = T.launch_thread("threadIdx.x", THREADS)

@@ -6,6 +6,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.barriers import find_missing_barriers
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.errors import AnalysisError, CompileError
@@ -25,7 +26,7 @@ def staged(*, rows=2, rounds=1, before=False, between=False, own=False):
     """
     stride = COLUMNS if own else 0
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((COLUMNS,), data=X_ptr)
         Y = T.decl_buffer((rows * COLUMNS,), data=Y_ptr)
@@ -64,7 +65,7 @@ def repeated(*, shared=True, between=True):
     """A kernel whose first row of threads stores in a while loop what all rows load in it, with a barrier between."""
     scope = "shared" if shared else "local"
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((COLUMNS,), data=X_ptr)
         Y = T.decl_buffer((2 * COLUMNS,), data=Y_ptr)
@@ -88,7 +89,7 @@ def test_a_race_through_a_while_loop_is_not_called_safe():
 
 
 def test_barrier_in_a_while_loop_separates_nothing_around_it():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((COLUMNS,), data=X_ptr)
         Y = T.decl_buffer((2 * COLUMNS,), data=Y_ptr)
@@ -107,7 +108,7 @@ def test_barrier_in_a_while_loop_separates_nothing_around_it():
 def unknown(scope):
     """A kernel with a statement that the check does not know."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def kernel(Y_ptr: T.handle("float32", "global")):
         Y = T.decl_buffer((COLUMNS,), data=Y_ptr)
         staged = T.alloc_buffer((COLUMNS,), scope=scope)

@@ -5,6 +5,7 @@ from steps import dynamic_sums, lower_function
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler import nvrtc
 from tvmconv.devices import find_device
 from tvmconv.target import get_block_limits
@@ -15,7 +16,7 @@ WORDS = 60 * KIB // 4  # more than static shared memory may be, less than every 
 
 
 def test_static_and_dynamic_shared_memory_are_both_counted():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((64,), "float16"), Y: T.Buffer((64,), "float16")):
         with T.sblock("root"):
             for _block in T.thread_binding(1, thread="blockIdx.x"):

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, lower_function, row_sums
+from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, lower_function, make_row_sums
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.builtin import tvm_script
 from tvmconv.cli.show import format_ir_level
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.device_lowering import lower_module
@@ -26,14 +27,14 @@ def sm_90():
 
 @pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
 def test_each_root_loop_nest_is_a_step_in_launch_order(device):
-    first, second = lower_function(row_sums, find_device(device)).kernels
+    first, second = lower_function(make_row_sums(), find_device(device)).kernels
     assert first.launch == LaunchConfig((ROWS, 1, 1), (COLUMNS, 1, 1))
     assert second.launch == LaunchConfig((1, 1, 1), (ROWS, 1, 1))
 
 
 @pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
 def test_what_lies_between_steps_is_scratch_behind_the_arrays(device):
-    lowered = lower_function(row_sums, find_device(device))
+    lowered = lower_function(make_row_sums(), find_device(device))
     assert [array.nbytes for array in lowered.workspace] == [4 * ROWS * COLUMNS]
     first, second = (dict(zip(names(step), step.arguments, strict=True)) for step in lowered.kernels)
     assert first == {"X": 0, "K": 1, "P": 3}
@@ -56,7 +57,7 @@ def test_steps_run_in_their_order_whatever_their_names(opencl):
 
 @needs_nvrtc
 def test_one_text_and_one_cubin_hold_all_steps(sm_90):
-    lowered = lower_function(row_sums, sm_90)
+    lowered = lower_function(make_row_sums(), sm_90)
     program = lowered.executable
     assert len({step.code for step in program.kernels}) == 1
     assert set(lowered.cubin.kernels) == {step.name for step in program.kernels}
@@ -64,7 +65,7 @@ def test_one_text_and_one_cubin_hold_all_steps(sm_90):
 
 
 def test_launches_in_a_loop_of_the_host_are_refused(sm_90):
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
         for i in range(4):
             for thread in T.thread_binding(16, thread="threadIdx.x"):
@@ -77,7 +78,7 @@ def test_launches_in_a_loop_of_the_host_are_refused(sm_90):
 def test_shared_memory_outside_of_any_block_is_refused(sm_90):
     """TVM would make it global memory that all blocks have in common."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
         with T.sblock("root"):
             S = T.alloc_buffer((N,), "float32", scope="shared")
@@ -92,7 +93,7 @@ def test_shared_memory_outside_of_any_block_is_refused(sm_90):
 
 
 def test_a_schedule_that_binds_nothing_is_refused(sm_90):
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
         T.evaluate(0)
 

@@ -3,6 +3,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T  # noqa: N812
 
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.device_lowering import lower_module
 
 N = 1000
@@ -13,7 +14,7 @@ def lower_difference():
     """Lower Y[i] = 2·X[i] - K[i] for i < `written` of N; the device function takes K before X."""
 
     def lowered(device, *, threads=64, written=N):
-        @T.prim_func(s_tir=True)
+        @tvm_script.prim_func(s_tir=True)
         def main(X: T.Buffer((N,), "float32"), K: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
             for block in T.thread_binding((written + threads - 1) // threads, thread="blockIdx.x"):
                 for thread in T.thread_binding(threads, thread="threadIdx.x"):

@@ -51,9 +51,11 @@ from tvmconv.devices import find_device
 from tvmconv.errors import DeviceError
 import tvm
 from tvm.script import tirx as T
+
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.device_lowering import lower_module
 
-@T.prim_func(s_tir=True)
+@tvm_script.prim_func(s_tir=True)
 def main(X: T.Buffer((1000,), "float32"), Y: T.Buffer((1000,), "float32")):
     for thread in T.thread_binding(64, thread="threadIdx.x"):
         Y[thread + 1500000000] = X[thread]

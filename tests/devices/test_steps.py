@@ -6,10 +6,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 from placed import lower_product_in_steps
-from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, dynamic_sums, lower_function, products_then_sums, row_sums
+from steps import (
+    COLUMNS,
+    ROWS,
+    SCHEDULE,
+    WORKLOAD,
+    chain,
+    dynamic_sums,
+    lower_function,
+    make_row_sums,
+    products_then_sums,
+)
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.target import get_block_limits
 
@@ -21,7 +32,7 @@ def device(request):
 
 @pytest.fixture(scope="module")
 def rows():
-    """X and K of `row_sums`, and the Y that belongs to them, in float64."""
+    """X and K of `make_row_sums`, and the Y that belongs to them, in float64."""
     random = np.random.default_rng(0)
     x, k = random.standard_normal((ROWS, COLUMNS), np.float32), random.standard_normal(ROWS, np.float32)
     return (x, k), x.astype(np.float64).sum(axis=1) * k
@@ -33,7 +44,7 @@ def error(y, reference):
 
 def test_the_second_step_reads_what_the_first_one_wrote(device, rows):
     inputs, expected = rows
-    assert error(device.load(lower_function(row_sums, device).executable).run(inputs), expected) < 1e-6
+    assert error(device.load(lower_function(make_row_sums(), device).executable).run(inputs), expected) < 1e-6
 
 
 def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
@@ -64,7 +75,7 @@ def test_a_constant_is_there_in_every_step(device):
     np.testing.assert_allclose(y, (x * k[places])[::-1] + k[places], rtol=1e-6)
 
 
-@T.prim_func(s_tir=True)
+@tvm_script.prim_func(s_tir=True)
 def weighted(
     X: T.Buffer((64,), "bfloat16"),
     K: T.Buffer((64,), "bfloat16"),
@@ -97,7 +108,7 @@ def test_inputs_are_of_any_number_and_of_several_dtypes(device):
 def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
     torch = pytest.importorskip("torch")
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((1000,), dtype), Y: T.Buffer((1000,), dtype)):
         for thread in T.thread_binding(1000, thread="threadIdx.x"):
             Y[thread] = X[thread] + X[thread]
@@ -112,7 +123,7 @@ def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
 def test_scratch_of_torch_calls_lives_as_long_as_their_launches(gpu, rows):
     torch = pytest.importorskip("torch")
     inputs, expected = rows
-    kernel = gpu.load(lower_function(row_sums, gpu).executable)
+    kernel = gpu.load(lower_function(make_row_sums(), gpu).executable)
     with torch.cuda.stream(torch.cuda.Stream()):
         tensors = [torch.from_numpy(array).cuda() for array in inputs]
         outputs = []

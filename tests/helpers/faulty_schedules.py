@@ -12,6 +12,7 @@ import tvm
 from tvm.s_tir import Schedule as TirSchedule
 from tvm.script import tirx as T  # noqa: N812
 
+from tvmconv.builtin import tvm_script
 from tvmconv.logs.record import ErrorKind
 from tvmconv.registry import Schedule
 from tvmconv.space import Knobs
@@ -22,7 +23,7 @@ SHAPE, ONE = (1, 1, 8, 8), (1, 1, 1, 1)
 
 
 def right():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for i in T.thread_binding(8, thread="blockIdx.x"):
             for j in T.thread_binding(8, thread="threadIdx.x"):
@@ -32,7 +33,7 @@ def right():
 
 
 def wrong():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for i in T.thread_binding(8, thread="blockIdx.x"):
             for j in T.thread_binding(8, thread="threadIdx.x"):
@@ -42,7 +43,7 @@ def wrong():
 
 
 def unwritten():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for i in T.thread_binding(7, thread="blockIdx.x"):
             for j in T.thread_binding(8, thread="threadIdx.x"):
@@ -52,7 +53,7 @@ def unwritten():
 
 
 def endless():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for i in T.thread_binding(8, thread="blockIdx.x"):
             for j in T.thread_binding(8, thread="threadIdx.x"):
@@ -63,7 +64,7 @@ def endless():
 
 
 def out_of_bounds():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for i in T.thread_binding(8, thread="blockIdx.x"):
             for j in T.thread_binding(8, thread="threadIdx.x"):
@@ -73,7 +74,7 @@ def out_of_bounds():
 
 
 def wide():
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
         for j in T.thread_binding(1 << 20, thread="threadIdx.x"):
             if j < 64:

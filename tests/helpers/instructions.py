@@ -4,6 +4,7 @@ import tvm
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -36,7 +37,7 @@ def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slac
     k = 32 // size
     op = f"mma.sync.aligned.{MMA[dtype]}"
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((M, k), dtype), K: T.Buffer((N, k), dtype), Y: T.Buffer((warps, M, N), "float32")):
         for _ in T.thread_binding(1, thread="blockIdx.x"):
             for thread in T.thread_binding(32 * warps, thread="threadIdx.x"):
@@ -90,7 +91,7 @@ def rows(*, swizzled, branches=False):
     """
     steps, stage = 3, 32 * 128
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((steps * stage // 4,), "float32"), Y: T.Buffer((32,), "float32")):
         for lane in T.thread_binding(32, thread="threadIdx.x"):
             shared = T.sblock_alloc_buffer((2 * stage // 4,), "uint32", scope="shared.dyn")

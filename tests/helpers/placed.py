@@ -5,6 +5,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
 from tvmconv.builtin.primitives import inline_consumers, inline_producers, set_memory_scope
 
+from tvmconv.builtin import tvm_script
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.workloads import Filter1d
 
@@ -30,7 +31,7 @@ def lower_filter(device, workload=None, **spaces):
 def lower_product(device, dtype, space="constant"):
     """Lower Y = X · K in a dtype, K in a space: two arrays of 100 elements and one of 4."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((100,), dtype), K: T.Buffer((4,), dtype), Y: T.Buffer((100,), dtype)):
         with T.sblock("root"):
             T.sblock_attr({"tvmconv.space": {"K": space}})
@@ -45,7 +46,7 @@ def lower_product(device, dtype, space="constant"):
 def lower_product_in_steps(device):
     """Lower Y = X · K + K in two steps, both of which read K from constant memory, and the second from scratch."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer((100,), "float32"), K: T.Buffer((4,), "float32"), Y: T.Buffer((100,), "float32")):
         with T.sblock("root"):
             T.sblock_attr({"tvmconv.space": {"K": "constant"}})
@@ -67,7 +68,7 @@ def lower_shift(device, shape, down, right):
     height, width, channels = shape
     row = width * channels
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def main(X: T.Buffer(shape, "float32"), Y: T.Buffer(shape, "float32")):
         with T.sblock("root"):
             T.sblock_attr({"tvmconv.space": {"X": "texture"}})

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import distributed
 from torch.autograd import forward_ad
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as pytorch
 from torch.utils.checkpoint import checkpoint
 from training import build_entries, by_operators, differ, draw_module, in_double, lay_out, run_with_gradients
@@ -458,6 +457,8 @@ def wrap_in_ddp(model):
 
 
 def shard(model):
+    from torch.distributed.fsdp import fully_shard  # takes a second, which every worker would take to collect the tests
+
     for layer in model:
         fully_shard(layer)
     return fully_shard(model)

@@ -17,6 +17,8 @@ from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv.target import WARP_SIZE
 
+from ... import tvm_script
+
 TILE_SIZE = 16  # rows and columns of a tile of accumulators
 LANE_ACCUMS = TILE_SIZE * TILE_SIZE // WARP_SIZE  # accumulators of a tile per lane
 MMA_K_BYTES = 32  # bytes of a row of an operand's tile
@@ -142,7 +144,7 @@ def _make_load_intrinsic(
     frag_size = TILE_SIZE * depth // WARP_SIZE
     tile_options = {"align": 64, "offset_factor": frag_size, "scope": SHARED_SCOPE}
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def described(fragment: T.handle, tile: T.handle) -> None:
         S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, **tile_options)
         R = _match_registers(fragment, dtype, frag_size)
@@ -156,7 +158,7 @@ def _make_load_intrinsic(
                     T.writes(R[lane, register])
                     R[lane, register] = S[vi, vj]
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def implemented(fragment: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, strides=[row, column], **tile_options)
@@ -174,7 +176,7 @@ def _make_load_intrinsic(
 def _make_clear_intrinsic() -> tuple[Any, Any]:
     """Return the description and the implementation of setting accumulators to 0."""
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def described(sums: T.handle) -> None:
         C = _match_accumulators(sums)
         with T.sblock("root"):
@@ -187,7 +189,7 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
                     T.writes(C[lane, register])
                     C[lane, register] = T.float32(0)
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def implemented(sums: T.handle) -> None:
         C = _match_accumulators(sums)
         with T.sblock("root"):
@@ -217,7 +219,7 @@ def _make_multiply_intrinsic(
     def widen_to_float32(value: Any) -> Any:
         return value if dtype == "float32" else T.Cast("float32", value)
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def described(one: T.handle, other: T.handle, sums: T.handle) -> None:
         A, B = _match_registers(one, dtype, frag_size), _match_registers(other, dtype, frag_size)
         C = _match_accumulators(sums)
@@ -235,7 +237,7 @@ def _make_multiply_intrinsic(
                         B[b_lane, b_register]
                     )
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def implemented(one: T.handle, other: T.handle, sums: T.handle) -> None:
         A, B = _match_registers(one, dtype, frag_size), _match_registers(other, dtype, frag_size)
         C = _match_accumulators(sums)
@@ -262,7 +264,7 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
     """Return the description and the implementation of storing accumulators to shared memory."""
     tile_options = {"align": 64, "offset_factor": 1, "scope": SHARED_SCOPE}
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def described(sums: T.handle, tile: T.handle) -> None:
         C = _match_accumulators(sums)
         S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", **tile_options)
@@ -276,7 +278,7 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
                     T.writes(S[vi, vj])
                     S[vi, vj] = C[lane, register]
 
-    @T.prim_func(s_tir=True)
+    @tvm_script.prim_func(s_tir=True)
     def implemented(sums: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         C = _match_accumulators(sums)
