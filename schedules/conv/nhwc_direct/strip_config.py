@@ -56,23 +56,15 @@ MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to
 
 
 class OperandTraffic(NamedTuple):
-    """Work of a thread with its operands, from which the latency is estimated.
+    """Work of a thread with its operands, from which the latency is estimated."""
 
-    Attributes:
-        filter_vectors: Filter vectors that a thread reads.
-        widened_elements: Elements that a thread converts to float32 if they have 16 bits.
-        operand_registers: Estimated registers per thread for inputs and filters.
-        scattered_vectors: Vectors that a thread reads at addresses far from those of its neighbours along the channels.
-        scattered_instructions: Instructions per thread with scattered vectors, besides their loads.
-        reads_per_filter_byte: Bytes that a block reads for each byte of its filters.
-    """
-
-    filter_vectors: Any
-    widened_elements: Any
-    operand_registers: Any
+    filter_vectors: Any  # filter vectors that a thread reads
+    widened_elements: Any  # elements that a thread converts to float32 if they have 16 bits
+    operand_registers: Any  # estimated registers per thread for inputs and filters
+    # Vectors that a thread reads at addresses far from those of its neighbours along the channels.
     scattered_vectors: Any
-    scattered_instructions: Any = 0
-    reads_per_filter_byte: int = 1
+    scattered_instructions: Any = 0  # instructions per thread with scattered vectors, besides their loads
+    reads_per_filter_byte: int = 1  # bytes that a block reads for each byte of its filters
 
 
 @dataclass(frozen=True)

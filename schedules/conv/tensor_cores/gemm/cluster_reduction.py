@@ -45,31 +45,18 @@ _PIXEL_REGISTERS = {"sums": "float32", "values": "float32", "words": "uint32"}  
 
 @dataclass(frozen=True)
 class ClusterReduction:
-    """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile.
+    """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile."""
 
-    Attributes:
-        shape: The product.
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        block_m: Rows of the tile.
-        rows_per_cta: Rows that one CTA adds up, a multiple of `PIECE_M`.
-        num_ctas: CTAs of the cluster.
-        num_threads: Threads that hold accumulators.
-        vector_channels: Neighbouring channels that a thread stores at a time.
-        residues: Residue classes of the rows; None if rows are pixels of the output.
-        output: The output, if it is channels first; residuals are as well.
-    """
-
-    shape: ImplicitGemmShape
-    atom: WgmmaAtom
-    m_atoms: int
-    block_m: int
-    rows_per_cta: int
-    num_ctas: int
-    num_threads: int
-    vector_channels: int
-    residues: ResidueClasses | None = None
-    output: ChannelsFirstOutput | None = None
+    shape: ImplicitGemmShape  # the product
+    atom: WgmmaAtom  # the wgmma instruction
+    m_atoms: int  # instructions of a warpgroup along M
+    block_m: int  # rows of the tile
+    rows_per_cta: int  # rows that one CTA adds up, a multiple of `PIECE_M`
+    num_ctas: int  # CTAs of the cluster
+    num_threads: int  # threads that hold accumulators
+    vector_channels: int  # neighbouring channels that a thread stores at a time
+    residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
+    output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
 
     def reduce_and_store(
         self,

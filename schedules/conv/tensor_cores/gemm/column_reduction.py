@@ -21,19 +21,12 @@ VECTOR = 4  # sums that a thread stores at a time
 
 @dataclass(frozen=True)
 class ColumnReduction:
-    """Adds up the partial sums of the CTAs of a cluster, of which each keeps some columns.
+    """Adds up the partial sums of the CTAs of a cluster, of which each keeps some columns."""
 
-    Attributes:
-        atom: The wgmma instruction, whose columns are divided.
-        m_atoms: Instructions of a warpgroup along M.
-        num_ctas: CTAs of the cluster.
-        num_threads: Threads that hold accumulators.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    num_ctas: int
-    num_threads: int
+    atom: WgmmaAtom  # the wgmma instruction, whose columns are divided
+    m_atoms: int  # instructions of a warpgroup along M
+    num_ctas: int  # CTAs of the cluster
+    num_threads: int  # threads that hold accumulators
 
     @property
     def slice_atom(self) -> WgmmaAtom:

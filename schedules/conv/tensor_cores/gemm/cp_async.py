@@ -71,17 +71,11 @@ def copy_elements(
 
 @dataclass(frozen=True)
 class CopyThreads:
-    """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row.
+    """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row."""
 
-    Attributes:
-        layout: Layout of the operand in shared memory.
-        num_threads: Threads that copy.
-        thread: Index of this thread.
-    """
-
-    layout: SmemLayout
-    num_threads: int
-    thread: Expr
+    layout: SmemLayout  # layout of the operand in shared memory
+    num_threads: int  # threads that copy
+    thread: Expr  # index of this thread
 
     @property
     def chunks_per_row(self) -> int:

@@ -31,21 +31,13 @@ REDUCTION_THREADS = 128  # threads per CTA of the second kernel
 
 @dataclass(frozen=True)
 class SplitLastWave:
-    """The tiles of the last wave and their parts; CTA i computes part i % parts of the i // parts-th tile.
+    """The tiles of the last wave and their parts; CTA i computes part i % parts of the i // parts-th tile."""
 
-    Attributes:
-        tiles: All tiles; those of the last wave follow the whole waves.
-        num_tiles: Tiles of the last wave.
-        parts: Parts of each tile.
-        total_k_tiles: K tiles of a whole tile.
-        workspace: Partial sums (tiles, parts, rows, columns).
-    """
-
-    tiles: TileScheduler
-    num_tiles: int
-    parts: int
-    total_k_tiles: int
-    workspace: Buffer
+    tiles: TileScheduler  # all tiles; those of the last wave follow the whole waves
+    num_tiles: int  # tiles of the last wave
+    parts: int  # parts of each tile
+    total_k_tiles: int  # K tiles of a whole tile
+    workspace: Buffer  # partial sums (tiles, parts, rows, columns)
 
     @classmethod
     def with_workspace(cls, tiles: TileScheduler, parts: int, total_k_tiles: int) -> SplitLastWave:

@@ -35,27 +35,16 @@ from .tile_scheduler import KRange, WorkTile
 
 @dataclass(frozen=True)
 class WarpTiling:
-    """Division of a CTA's tile among warps, and this thread's place in it.
+    """Division of a CTA's tile among warps, and this thread's place in it."""
 
-    Attributes:
-        atom: The mma instruction.
-        warps_m: Warps along M.
-        warps_n: Warps along N.
-        warps_k: Warps that share the reduction, each with a slice of every K tile.
-        mmas_m: Instructions of a warp along M.
-        mmas_n: Instructions of a warp along N.
-        mmas_k: Instructions of a warp along a K tile.
-        thread: Position of this thread.
-    """
-
-    atom: MmaSyncAtom
-    warps_m: int
-    warps_n: int
-    warps_k: int
-    mmas_m: int
-    mmas_n: int
-    mmas_k: int
-    thread: ThreadPosition
+    atom: MmaSyncAtom  # the mma instruction
+    warps_m: int  # warps along M
+    warps_n: int  # warps along N
+    warps_k: int  # warps that share the reduction, each with a slice of every K tile
+    mmas_m: int  # instructions of a warp along M
+    mmas_n: int  # instructions of a warp along N
+    mmas_k: int  # instructions of a warp along a K tile
+    thread: ThreadPosition  # position of this thread
 
     @property
     def warp_m(self) -> Expr:
@@ -139,33 +128,19 @@ class OperandLoader(Protocol):
 
 @dataclass(frozen=True)
 class MmaSyncMainloop:
-    """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles.
+    """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles."""
 
-    Attributes:
-        tiling: Division among warps.
-        a_layout: Layout of operand A in a stage.
-        b_layout: Layout of operand B in a stage, behind A.
-        a: Loader of operand A.
-        b: Loader of operand B.
-        block_k: Elements of the reduction per K tile.
-        k_range: K tiles of this CTA.
-        pipeline: Stages.
-        smem: Shared-memory address of the first stage.
-        a_fragments: Two sets of registers for fragments of A.
-        b_fragments: Two sets of registers for fragments of B.
-    """
-
-    tiling: WarpTiling
-    a_layout: SmemLayout
-    b_layout: SmemLayout
+    tiling: WarpTiling  # division among warps
+    a_layout: SmemLayout  # layout of operand A in a stage
+    b_layout: SmemLayout  # layout of operand B in a stage, behind A
     a: OperandLoader
     b: OperandLoader
-    block_k: int
-    k_range: KRange
-    pipeline: CpAsyncPipeline
-    smem: Expr
-    a_fragments: Buffer
-    b_fragments: Buffer
+    block_k: int  # elements of the reduction per K tile
+    k_range: KRange  # K tiles of this CTA
+    pipeline: CpAsyncPipeline  # stages
+    smem: Expr  # shared-memory address of the first stage
+    a_fragments: Buffer  # two sets of registers for fragments of A
+    b_fragments: Buffer  # two sets of registers for fragments of B
 
     def locate(self, tile: WorkTile) -> None:
         """Compute the rows that the following copies read."""

@@ -26,21 +26,13 @@ def pad_pixel(channels: Any) -> Any:
 
 @dataclass(frozen=True)
 class PixelTile:
-    """Pixels of an array in shared memory.
+    """Pixels of an array in shared memory."""
 
-    Attributes:
-        array: The array, channels last.
-        address: Address of the first pixel in shared memory.
-        num_pixels: Number of pixels.
-        channels: Channels of the CTA.
-        first_channel: First of these channels.
-    """
-
-    array: Buffer
-    address: Expr
-    num_pixels: int
-    channels: int
-    first_channel: Expr
+    array: Buffer  # the array, channels last
+    address: Expr  # address of the first pixel in shared memory
+    num_pixels: int  # number of pixels
+    channels: int  # channels of the CTA
+    first_channel: Expr  # first of these channels
 
     @property
     def pitch(self) -> int:

@@ -100,19 +100,12 @@ def halo_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
 
 class ProductBlock(NamedTuple):
-    """The sums that a CTA computes.
+    """The sums that a CTA computes."""
 
-    Attributes:
-        group: Group of the convolution.
-        first_filter: First filter of the group.
-        first_tap_row: First row of the filter.
-        first_channel: First channel of the group.
-    """
-
-    group: Expr
-    first_filter: Expr
-    first_tap_row: Expr
-    first_channel: Expr
+    group: Expr  # group of the convolution
+    first_filter: Expr  # first filter of the group
+    first_tap_row: Expr  # first row of the filter
+    first_channel: Expr  # first channel of the group
 
 
 class HaloWgradKernel:

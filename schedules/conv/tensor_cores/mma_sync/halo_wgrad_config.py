@@ -57,35 +57,21 @@ L2_BYTES_PER_CYCLE = 26  # of an SM
 
 @dataclasses.dataclass(frozen=True)
 class HaloWgradConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
-
-    Attributes:
-        w: The gradient, channels last.
-        block_m: Filters per CTA.
-        block_c: Channels of X per CTA.
-        taps_y: Rows of the filter per CTA.
-        warps_m: Warps along the filters.
-        warps_n: Warps along (tap, channel).
-        warps_k: Warps along the pixels of a tile.
-        block_p: Output rows per tile.
-        block_q: Output columns per tile.
-        stages: Tiles in shared memory.
-        parts: CTAs that share the pixels.
-    """
+    """One config, or many configs as columns."""
 
     TILE_KNOBS = ("block_m", "block_c", "block_p", "warps_n")
 
-    w: WeightGradient
-    block_m: Any
-    block_c: Any
-    taps_y: Any
-    warps_m: Any
-    warps_n: Any
-    warps_k: Any
-    block_p: Any
-    block_q: Any
-    stages: Any
-    parts: Any
+    w: WeightGradient  # the gradient, channels last
+    block_m: Any  # filters per CTA
+    block_c: Any  # channels of X per CTA
+    taps_y: Any  # rows of the filter per CTA
+    warps_m: Any  # warps along the filters
+    warps_n: Any  # warps along (tap, channel)
+    warps_k: Any  # warps along the pixels of a tile
+    block_p: Any  # output rows per tile
+    block_q: Any  # output columns per tile
+    stages: Any  # tiles in shared memory
+    parts: Any  # CTAs that share the pixels
 
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:

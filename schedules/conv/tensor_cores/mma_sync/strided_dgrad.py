@@ -222,11 +222,7 @@ class ResidueFilterGather(FilterGather):
 
 @dataclass(frozen=True)
 class ResidueStagedEpilogue(StagedEpilogue):
-    """The epilogue of a CTA whose rows are pixels of a residue class.
-
-    Attributes:
-        residues: The residue classes.
-    """
+    """The epilogue of a CTA whose rows are pixels of a residue class."""
 
     residues: ResidueClasses
 
