@@ -212,6 +212,14 @@ class MmaSyncMainloop:
                     pipeline.advance_write()
                 self.multiply(accumulators, mma_k % 2)
 
+    def compute(self, accumulators: Buffer, next_tile: WorkTile | None = None, has_next_tile: Expr = False) -> None:
+        """Multiply all K tiles as `run` does, and add up the sums of the warps along the reduction."""
+        self.run(accumulators, next_tile, has_next_tile)
+        if not next_tile:  # the memory of the stages is used for other things from here on
+            self.pipeline.drain()
+        if self.tiling.warps_k > 1:
+            reduce_sliced_k(accumulators, self.tiling, self.smem)
+
     def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         """Load this warp's operands of one step along K into one of two register sets.
 

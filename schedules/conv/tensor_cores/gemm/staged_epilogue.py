@@ -20,6 +20,7 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
+    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
@@ -83,6 +84,15 @@ class StagedEpilogue:
     def vector(self) -> int:
         """Neighbouring channels that a thread stores at a time."""
         return math.gcd(self.shape.n, VECTOR_BYTES // self.shape.itemsize)
+
+    def apply(self, accumulators: Buffer, tile: WorkTile) -> None:
+        """Stage a tile, and store it with all operations applied."""
+        with if_(self.tiling.holds_sums):
+            self.stage(accumulators)
+        emit_call(T.cuda.cluster_sync() if self.num_parts > 1 else T.cuda.cta_sync())
+        self.store(tile)
+        if self.num_parts > 1:  # a CTA must not exit before the others have read its shared memory
+            emit_call(T.cuda.cluster_sync())
 
     def prefetch_channel_args(self, tile: WorkTile) -> None:
         """Start the copy of the per-channel arguments of a tile to shared memory.
