@@ -141,12 +141,9 @@ class PlaneShape:
         return (plane * num_rows + row) * num_columns + column
 
     def array_index(self, first_index: Any, spatial_index: Sequence[Any], channel: Any) -> tuple[Any, ...]:
-        """Return the index of an element of an array of the workload.
+        """Return the index of an element of an array (images or filters, space, channels), its axes in memory order.
 
-        Args:
-            first_index: Index along the first axis: the image or the filter.
-            spatial_index: Plane, row and column.
-            channel: Channel, the last axis in memory unless the layout is channels first.
+        `spatial_index` is the plane, the row and the column.
         """
         space = spatial_index[PLANE_NDIM - self.w.spatial_ndim :]
         if self.w.layout == CHANNELS_FIRST:

@@ -40,14 +40,7 @@ class ColumnReduction:
         return to_uint32(index * (VECTOR * ACCUMULATOR_BYTES))
 
     def reduce(self, accumulators: Buffer, rank: Expr, thread: ThreadPosition, smem: Expr) -> Sequence[Expr]:
-        """Return the sums of this CTA's columns; run by all threads of the cluster, after the mainloop.
-
-        Args:
-            accumulators: This thread's partial sums.
-            rank: Rank of this CTA in the cluster.
-            thread: Position of this thread.
-            smem: Shared-memory address of the partial sums, in place of the stages.
-        """
+        """Return the sums of this CTA's columns; run by all threads of the cluster, after the mainloop."""
         num_sums = self.slice_atom.num_accumulators
         sums, vector = allocate("sums", self.m_atoms * num_sums, "float32"), allocate("partial", VECTOR, "float32")
         remote, holds_sums = Register("remote_sums", "uint32"), thread.thread < self.num_threads

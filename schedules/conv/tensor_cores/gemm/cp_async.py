@@ -157,15 +157,7 @@ class _GatherLoader:
 
 
 class ImageGather(_GatherLoader):
-    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution.
-
-    Args:
-        w: The convolution.
-        source: The image.
-        block_k: Elements of the reduction per K tile.
-        k_extent: Elements of the reduction; None if K tiles never overhang.
-        copy: Division among threads.
-    """
+    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution."""
 
     def __init__(self, w: Conv, source: Buffer, block_k: int, k_extent: int | None, copy: CopyThreads) -> None:
         super().__init__(source, w.storage, w.C // w.groups, block_k, k_extent, copy)
@@ -221,16 +213,7 @@ class ImageGather(_GatherLoader):
 
 
 class FilterGather(_GatherLoader):
-    """Operand of filters × (tap, channel), whose rows are contiguous.
-
-    Args:
-        shape: The product.
-        dtype: Storage dtype.
-        source: The weight.
-        block_k: Elements of the reduction per K tile.
-        k_extent: Elements of the reduction; None if K tiles never overhang.
-        copy: Division among threads.
-    """
+    """Operand of filters × (tap, channel), whose rows are contiguous."""
 
     def __init__(
         self,

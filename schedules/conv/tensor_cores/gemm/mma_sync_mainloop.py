@@ -178,10 +178,8 @@ class MmaSyncMainloop:
         come before copies, because an mma waits for fragments sooner. Copies are spread over the mmas, so that they are
         issued while the tensor cores compute.
 
-        Args:
-            accumulators: Sums of this thread.
-            next_tile: The next work tile of this CTA; None if it computes one only.
-            has_next_tile: Whether there is a next work tile.
+        `next_tile` is the next work tile of this CTA, and `has_next_tile` whether it exists; None if a CTA computes one
+        only.
         """
         pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
         ahead = pipeline.prefetch_distance
@@ -263,13 +261,7 @@ class MmaSyncMainloop:
 
 
 def reduce_sliced_k(accumulators: Buffer, tiling: WarpTiling, smem: Expr) -> None:
-    """Add the accumulators of the warps along the reduction in shared memory, into the first of these warps.
-
-    Args:
-        accumulators: Sums of this thread.
-        tiling: Division among warps.
-        smem: Shared-memory address that no thread accesses otherwise.
-    """
+    """Add the accumulators of the warps along the reduction in the first of these warps, through shared memory."""
     count, threads, term = tiling.num_accumulators, tiling.num_threads // tiling.warps_k, allocate("term", 1, "float32")
     thread_address = smem + to_uint32(tiling.thread.thread % threads * ACCUMULATOR_BYTES)
     row_bytes = threads * ACCUMULATOR_BYTES

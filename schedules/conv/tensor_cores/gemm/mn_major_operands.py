@@ -83,11 +83,6 @@ class WindowGather:
 
     K tiles are copied one after another. From one row of a thread to the next, also across K tiles, coordinates advance
     by additions with carries, because divisions would take longer than the products.
-
-    Args:
-        w: The forward convolution.
-        source: The image.
-        copy: Division among threads.
     """
 
     def __init__(self, w: Conv, source: Buffer, copy: CopyThreads) -> None:

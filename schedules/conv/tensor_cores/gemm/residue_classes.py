@@ -178,10 +178,6 @@ class ResidueClasses:
     def locate_pixel(self, residue: Expr, row: Expr) -> tuple[Expr, Expr]:
         """Return the pixel of dX, counted over all images, that a row of the product of a class is.
 
-        Args:
-            residue: The class.
-            row: The row, which may be beyond the last one.
-
         Returns:
             The pixel, and whether it exists.
         """

@@ -71,10 +71,6 @@ class MatrixDescriptor:
     | 16-29 | leading byte offset | 1: unused by swizzled modes | next box along M or N |
     | 32-45 | stride byte offset | next 8 rows along M or N | next 8 rows along K |
     | 62-63 | swizzle mode | 1, 2, 3 for 128, 64, 32 bytes | the same |
-
-    Args:
-        name: Name of the register that holds the lower half.
-        layout: Layout of the tile.
     """
 
     def __init__(self, name: str, layout: SmemLayout) -> None:

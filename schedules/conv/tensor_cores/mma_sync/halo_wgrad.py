@@ -109,15 +109,7 @@ class ProductBlock(NamedTuple):
 
 
 class HaloWgradKernel:
-    """Emitter of the kernel that multiplies.
-
-    Args:
-        config: The config.
-        arguments: Argument buffers by name.
-        cta: Position in the grid: the block of sums, the part of the pixels and the thread.
-        smem: Shared-memory address of the first stage.
-        is_atomic: Whether sums are added to those of other parts.
-    """
+    """Emitter of the kernel that multiplies."""
 
     def __init__(
         self, config: HaloWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr, *, is_atomic: bool

@@ -39,14 +39,7 @@ def emit_kernels(
     arguments: dict[str, Buffer],
     filter_gather: type[FilterGather] = FilterGather,
 ) -> None:
-    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace.
-
-    Args:
-        w: The convolution.
-        config: The tile config.
-        arguments: Argument buffers by name.
-        filter_gather: Loader of the filters, for the order in which they are in memory.
-    """
+    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
     if not config.uses_workspace_reduction:
         emit_kernel(w, config, arguments, None, filter_gather)
         return
@@ -78,15 +71,7 @@ def emit_kernel(
     workspace: Buffer | None,
     filter_gather: type[FilterGather] = FilterGather,
 ) -> None:
-    """Emit the kernel that multiplies.
-
-    Args:
-        w: The convolution.
-        config: The tile config.
-        arguments: Argument buffers by name.
-        workspace: Partial sums of a split reduction; None without a workspace.
-        filter_gather: Loader of the filters.
-    """
+    """Emit the kernel that multiplies; `workspace` receives the partial sums of a split reduction, if there is one."""
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)

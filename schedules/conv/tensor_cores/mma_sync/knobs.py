@@ -43,14 +43,7 @@ def compute_usage(w: Conv, columns: Columns, *, stores_channels_first: bool = Fa
 def compute_product_usage(
     config: MmaSyncTileConfig, gemm: ImplicitGemmShape, smem_bytes: Any, cluster: Any = None
 ) -> ResourceUsage:
-    """Return the resources that configs use for a product.
-
-    Args:
-        config: The configs as columns.
-        gemm: The product.
-        smem_bytes: Bytes of shared memory of a block.
-        cluster: Blocks per cluster; None if no config has clusters.
-    """
+    """Return the resources that configs use for a product; `cluster` has the blocks per cluster, if there are any."""
     k_tiles, num_tiles, num_blocks = config.k_tiles_per_block(gemm), config.num_tiles(gemm), config.num_blocks(gemm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
     return ResourceUsage(

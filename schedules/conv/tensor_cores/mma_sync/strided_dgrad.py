@@ -105,12 +105,7 @@ def emit_strided_dgrad(w: InputGradient, config: MmaSyncTileConfig, arguments: d
 
 
 class ClassTaps:
-    """The taps of a residue class in registers, numbered along its axes, those of the last axis fastest.
-
-    Args:
-        residues: The residue classes.
-        residue: The class.
-    """
+    """The taps of a residue class in registers, numbered along its axes, those of the last axis fastest."""
 
     def __init__(self, residues: ResidueClasses, residue: Expr) -> None:
         self.residues, parts = residues, residues.split(residue)
@@ -139,15 +134,7 @@ class ClassTaps:
 
 
 class ResidueGather(ImageGather):
-    """Operand of positions × (tap of the class, filter): the elements of dY under the taps.
-
-    Args:
-        w: The forward convolution.
-        taps: The taps of the class.
-        source: dY.
-        block_k: Elements of the reduction per K tile.
-        copy: Division among threads.
-    """
+    """Operand of positions × (tap of the class, filter): the elements of dY under the taps."""
 
     def __init__(self, w: Conv, taps: ClassTaps, source: Buffer, block_k: int, copy: CopyThreads) -> None:
         super().__init__(view_gradient_as_image(w), source, block_k, None, copy)
@@ -178,15 +165,7 @@ class ResidueGather(ImageGather):
 
 
 class ResidueFilterGather(FilterGather):
-    """The filters of a class from a transposed weight (taps, channels of a group, filters of all groups).
-
-    Args:
-        product: The products of all classes.
-        taps: The taps of the class.
-        source: The transposed weight.
-        block_k: Elements of the reduction per K tile.
-        copy: Division among threads.
-    """
+    """The filters of a class from a transposed weight (taps, channels of a group, filters of all groups)."""
 
     def __init__(
         self, product: ResidueProduct, taps: ClassTaps, source: Buffer, block_k: int, copy: CopyThreads

@@ -140,13 +140,7 @@ class MmaSyncTileConfig(TileConfig):
         return np.where(self.stores_channels_first, self.block_n, self.block_m) * self.pitch_bytes(itemsize)
 
     def dynamic_smem_bytes(self, gemm: ImplicitGemmShape, staged_itemsize: Any, num_channel_args: Any) -> Any:
-        """Return the dynamic shared memory per block in bytes: stages and tile, followed by the per-channel arguments.
-
-        Args:
-            gemm: The matrix product.
-            staged_itemsize: Bytes of an element of the tile in shared memory.
-            num_channel_args: Number of per-channel epilogue arguments in shared memory.
-        """
+        """Return the dynamic shared memory per block in bytes: stages and tile, then the per-channel arguments."""
         return (
             self.stage_and_tile_smem_bytes(gemm, staged_itemsize) + num_channel_args * self.block_n * ACCUMULATOR_BYTES
         )
