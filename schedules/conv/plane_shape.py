@@ -98,11 +98,11 @@ class PlaneShape:
         offsets = {self.input_offset(axis, output, tap) for output in range(num_outputs) for tap in taps}
         return sorted(offset for offset in offsets if offset is not None)
 
-    def count_distinct_inputs(self, axis: int, num_outputs: Any, num_taps: int | None = None) -> Any:
+    def count_distinct_inputs(self, axis: int, num_outputs: Any) -> Any:
         """Return the number of distinct inputs that neighbouring outputs read; `num_outputs` may be a column."""
         counts = np.zeros(int(np.max(num_outputs, initial=0)) + 1, int)
         for n in np.unique(num_outputs):
-            counts[n] = len(self.list_input_offsets(axis, int(n), num_taps))
+            counts[n] = len(self.list_input_offsets(axis, int(n)))
         return counts[num_outputs]
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  (shapes are few, and cached themselves)

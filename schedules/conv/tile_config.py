@@ -84,13 +84,11 @@ def declare_choices(
     return {name: k.choice(name, choices, defaults[name]) for name, choices in options.items()}
 
 
-def prune_by_estimate(
-    k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float, max_ratio: float = MAX_LATENCY_RATIO
-) -> None:
+def prune_by_estimate(k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float) -> None:
     """Add the condition that the estimate of a config worth searching is near that of the default, the best one."""
     k.prune(
-        f"the estimated latency is at most {max_ratio} times that of the default",
-        lambda columns: make_config(columns).estimated_cycles <= max_ratio * best_estimate,
+        f"the estimated latency is at most {MAX_LATENCY_RATIO} times that of the default",
+        lambda columns: make_config(columns).estimated_cycles <= MAX_LATENCY_RATIO * best_estimate,
     )
 
 
