@@ -5,7 +5,7 @@ Source: CUTLASS, `include/cutlass/gemm/threadblock/mma_multistage.h`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,11 @@ class WarpTiling:
     def accumulator(self, mma_m: Expr, mma_n: Expr, half: Expr = 0) -> Expr:
         """Return the index of this lane's first accumulator of an mma: a pair of columns of each half of the rows."""
         return (mma_m * self.mmas_n + mma_n) * self.atom.num_accumulators + half * 2
+
+    def multiply(self, accumulators: Buffer, mma_m: Expr, mma_n: Expr, a: Sequence[Expr], b: Sequence[Expr]) -> None:
+        """Emit one mma of the fragments of A and B."""
+        first = self.accumulator(mma_m, mma_n)
+        self.atom.emit([accumulators[first + e] for e in range(self.atom.num_accumulators)], a, b)
 
     def row(self, tile: WorkTile, mma_m: Expr, half: Expr) -> Expr:
         """Return the row of this lane's accumulators in a half of an mma."""
@@ -241,9 +246,8 @@ class MmaSyncMainloop:
         """Multiply the fragments of one of the two register sets."""
         tiling = self.tiling
         with unrolled_loop(tiling.mmas_m, "i") as mma_m, unrolled_loop(tiling.mmas_n, "j") as mma_n:
-            first = tiling.accumulator(mma_m, mma_n)
-            sums = [accumulators[first + e] for e in range(tiling.atom.num_accumulators)]
-            tiling.atom.emit(sums, self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n))
+            a, b = self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n)
+            tiling.multiply(accumulators, mma_m, mma_n, a, b)
 
     def _stage(self, stage: Expr) -> Expr:
         return self.smem + to_uint32(stage * (self.a_layout.nbytes + self.b_layout.nbytes))

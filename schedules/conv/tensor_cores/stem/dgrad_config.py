@@ -23,6 +23,7 @@ from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from ..pixel_tiles import REGISTERS_PER_SM, SM_SHARED_BYTES, count_resident_ctas
 from .volume_view import view_gradient
 
 ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
@@ -34,8 +35,6 @@ MAX_COLUMNS = 64  # of all classes
 MAX_UNION_TAPS = 64  # elements of dY that the classes of a position read
 MAX_ACCUMULATORS = 96
 OVERHEAD_REGISTERS = 48
-REGISTERS_PER_SM = 65536
-SM_SHARED_BYTES = 227 << 10
 COPY_INSTRUCTIONS = 22  # of a copy, with its address and guards
 STORE_INSTRUCTIONS = 14  # of a vector of dX
 TILE_CYCLES = 400  # of the barriers and the addresses of a tile
@@ -229,9 +228,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: the bottleneck of an SM, and what does not overlap."""
-        register_limit = REGISTERS_PER_SM // (self.registers * self.num_threads)
-        resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), register_limit)
-        resident = np.clip(np.minimum(resident, 64 // self.num_warps), 1, None)
+        resident = count_resident_ctas(self.smem_bytes, self.registers, self.num_warps)
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         planes, taps_y, taps_x = self.union_taps
         tiles, slices = blocks_per_sm * self.iterations, planes * taps_x * self.k_steps
