@@ -291,9 +291,7 @@ class _TileTranspose:
         """Whether an element is in the matrix; matrices without partial tiles need no test."""
         tile_rows = TILE_WORDS * self.rows_per_word
         rows, columns = self.shape
-        return logical_and(
-            True if rows % tile_rows == 0 else row < rows, True if columns % TILE_COLUMNS == 0 else column < columns
-        )
+        return logical_and(is_below(row, rows, tile_rows), is_below(column, columns, TILE_COLUMNS))
 
     def _combine(self, vectors: list[Buffer], element: int) -> Expr:
         """Return the word with element `element` of each source row."""

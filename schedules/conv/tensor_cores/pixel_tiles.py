@@ -23,6 +23,7 @@ from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
 from ...tir_builder import Buffer, Expr, Register, allocate, fill_zeros, if_, serial_loop, to_uint32
 from ..estimated_config import EstimatedTileConfig
+from ..tile_config import Rule
 from .gemm.atoms import MmaSyncAtom
 from .gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
 from .gemm.pipelines import CpAsyncPipeline
@@ -40,6 +41,16 @@ def count_resident_ctas(smem_bytes: Any, registers: Any, num_warps: Any) -> Any:
         SM_SHARED_BYTES // (smem_bytes + 1024), REGISTERS_PER_SM // (registers * WARP_SIZE * num_warps)
     )
     return np.clip(np.minimum(resident, 64 // num_warps), 1, None)
+
+
+def list_cta_limits(max_accumulators: int, max_warps: int) -> list[Rule]:
+    """Return the conditions under which the registers and the shared memory of a CTA fit an SM."""
+    return [
+        (f"at most {max_accumulators} accumulators per thread", lambda t: t.num_accumulators <= max_accumulators),
+        (f"at most {max_warps} warps", lambda t: t.num_warps <= max_warps),
+        (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
+        ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
+    ]
 
 
 @dataclass(frozen=True)

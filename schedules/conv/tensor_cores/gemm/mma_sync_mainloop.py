@@ -20,6 +20,7 @@ from ....tir_builder import (
     emit_call,
     emit_ptx,
     if_,
+    is_below,
     logical_and,
     serial_loop,
     store,
@@ -98,10 +99,7 @@ class WarpTiling:
 
     def is_inside(self, shape: ImplicitGemmShape, row: Expr, column: Expr) -> Expr:
         """Return whether a row and a column of a work tile lie inside the product."""
-        return logical_and(
-            True if shape.m % self.block_m == 0 else row < shape.m,
-            True if shape.n % self.block_n == 0 else column < shape.n,
-        )
+        return logical_and(is_below(row, shape.m, self.block_m), is_below(column, shape.n, self.block_n))
 
     def accumulator(self, mma_m: Expr, mma_n: Expr, half: Expr = 0) -> Expr:
         """Return the index of this lane's first accumulator of an mma: a pair of columns of each half of the rows."""

@@ -24,6 +24,7 @@ from ....tir_builder import (
     emit_ptx,
     fill_zeros,
     if_,
+    is_below,
     load_global,
     load_shared,
     logical_and,
@@ -228,7 +229,7 @@ class StagedEpilogue:
         row = self.split * (tiling.block_m // self.num_parts) + vector_idx // vectors_per_row
         column = vector_idx % vectors_per_row * self.vector
         is_inside = logical_and(
-            True if num_vectors % tiling.num_threads == 0 else vector_idx < num_vectors,
+            is_below(vector_idx, num_vectors, tiling.num_threads),
             tiling.is_inside(self.shape, tile.m + row, tile.n + column),
         )
         offset = to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)

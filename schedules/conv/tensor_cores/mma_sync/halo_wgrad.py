@@ -31,6 +31,7 @@ from ....tir_builder import (
     allocate,
     emit_ptx,
     if_,
+    is_below,
     logical_and,
     store,
     to_uint32,
@@ -265,15 +266,15 @@ class HaloWgradKernel:
             tap, channel = column // config.block_c, block.first_channel + column % config.block_c
             tap_row = block.first_tap_row + tap // taps_x
             is_inside = logical_and(
-                True if shape.m % config.block_m == 0 else block.first_filter + row < shape.m,
+                is_below(block.first_filter + row, shape.m, config.block_m),
                 column < int(config.num_columns) if overhangs else True,
-                True if config.w.kernel[0] % config.taps_y == 0 else tap_row < config.w.kernel[0],
+                is_below(tap_row, config.w.kernel[0], config.taps_y),
             )
             part = 0 if self._is_atomic else self._tiles.part
             first = (part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
             first = first + (tap_row * taps_x + tap % taps_x) * config.channels + channel
             for e in range(0, len(sums), width):
-                exists = True if config.channels % config.block_c == 0 else channel + e < config.channels
+                exists = is_below(channel + e, config.channels, config.block_c)
                 with if_(logical_and(is_inside, exists)):
                     store_sums(workspace, first + e, sums[e : e + width], is_atomic=self._is_atomic)
 

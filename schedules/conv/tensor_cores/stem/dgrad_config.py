@@ -23,7 +23,7 @@ from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
-from ..pixel_tiles import REGISTERS_PER_SM, SM_SHARED_BYTES, count_resident_ctas
+from ..pixel_tiles import count_resident_ctas, list_cta_limits
 from .volume_view import view_gradient
 
 ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
@@ -79,12 +79,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @classmethod
     def list_required(cls, w: InputGradient) -> list[Rule]:
         """Return the conditions on every config."""
-        return [
-            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-        ]
+        return list_cta_limits(MAX_ACCUMULATORS, MAX_WARPS)
 
     @classmethod
     def list_pruned(cls, w: InputGradient) -> list[Rule]:

@@ -29,6 +29,7 @@ from ....tir_builder import (
     allocate,
     emit_ptx,
     if_,
+    is_below,
     items_loop,
     logical_and,
     store,
@@ -132,9 +133,9 @@ class StemWgradKernel:
             destination = address + layout.swizzled_offset(pixel, chunk)
             for element in range(0, elements, contiguous):
                 is_inside = logical_and(
-                    True if rows % config.block_p == 0 else y < rows,
-                    True if columns % config.block_q == 0 else x < columns,
-                    True if filters % config.block_m == 0 else first + element < filters,
+                    is_below(y, rows, config.block_p),
+                    is_below(x, columns, config.block_q),
+                    is_below(first + element, filters, config.block_m),
                 )
                 index = ((plane * rows + y) * columns + x) * filters + first + element
                 piece = destination + to_uint32(element * config.itemsize)

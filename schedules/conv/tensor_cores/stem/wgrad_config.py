@@ -14,7 +14,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
-from ..pixel_tiles import REDUCTION_CYCLES, REGISTERS_PER_SM, SM_SHARED_BYTES, PixelTileConfig, count_resident_ctas
+from ..pixel_tiles import REDUCTION_CYCLES, PixelTileConfig, count_resident_ctas, list_cta_limits
 from .row_window import RowWindow
 from .volume_view import view_gradient
 
@@ -61,12 +61,7 @@ class StemWgradConfig(PixelTileConfig):
     @classmethod
     def list_required(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on every config."""
-        return [
-            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-        ]
+        return list_cta_limits(MAX_ACCUMULATORS, MAX_WARPS)
 
     @classmethod
     def list_pruned(cls, w: WeightGradient) -> list[Rule]:
