@@ -46,35 +46,20 @@ MAX_VECTORS_IN_FLIGHT = 4  # output vectors that a thread holds at a time
 
 @dataclass(frozen=True)
 class StagedEpilogue:
-    """The epilogue of a CTA.
+    """The epilogue of a CTA."""
 
-    Attributes:
-        shape: The product.
-        tiling: Division of the tile among warps.
-        arguments: Argument buffers by name.
-        register_ops: Operations on accumulators. Additions may be applied in any order.
-        vector_ops: Operations on vectors of channels.
-        stages_sums: Whether the staged tile has float32 sums, instead of results.
-        num_parts: CTAs of a cluster that split the reduction.
-        split: Index of this CTA among them.
-        smem: Shared-memory address of the CTA.
-        tile_offset: Offset of the staged tile in bytes.
-        pitch_bytes: Bytes from one row of the staged tile to the next.
-        channel_args: Per-channel arguments of `register_ops` in shared memory.
-    """
-
-    shape: ImplicitGemmShape
-    tiling: WarpTiling
-    arguments: Mapping[str, Buffer]
-    register_ops: EpilogueOps
-    vector_ops: EpilogueOps
-    stages_sums: bool
-    num_parts: int
-    split: Expr
-    smem: Expr
-    tile_offset: int
-    pitch_bytes: int
-    channel_args: ChannelArgumentTile
+    shape: ImplicitGemmShape  # the product
+    tiling: WarpTiling  # division of the tile among warps
+    arguments: Mapping[str, Buffer]  # argument buffers by name
+    register_ops: EpilogueOps  # Operations on accumulators. Additions may be applied in any order.
+    vector_ops: EpilogueOps  # operations on vectors of channels
+    stages_sums: bool  # whether the staged tile has float32 sums, instead of results
+    num_parts: int  # CTAs of a cluster that split the reduction
+    split: Expr  # index of this CTA among them
+    smem: Expr  # shared-memory address of the CTA
+    tile_offset: int  # offset of the staged tile in bytes
+    pitch_bytes: int  # bytes from one row of the staged tile to the next
+    channel_args: ChannelArgumentTile  # per-channel arguments of `register_ops` in shared memory
 
     @property
     def staged_itemsize(self) -> int:

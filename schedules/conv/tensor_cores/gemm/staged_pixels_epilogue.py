@@ -26,13 +26,9 @@ from .workspace_reduction import OutputVector
 
 @dataclass(frozen=True)
 class StagedPixelsEpilogue(StagedEpilogue):
-    """The epilogue of a CTA; `pitch_bytes` are those from one channel of the staged tile to the next.
+    """The epilogue of a CTA; `pitch_bytes` are those from one channel of the staged tile to the next."""
 
-    Attributes:
-        output: The output; None is not allowed.
-    """
-
-    output: ChannelsFirstOutput | None = None
+    output: ChannelsFirstOutput | None = None  # the output; None is not allowed
 
     @property
     def _pixels(self) -> ChannelsFirstOutput:

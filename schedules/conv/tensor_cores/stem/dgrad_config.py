@@ -43,25 +43,16 @@ L2_BYTES_PER_CYCLE = 32  # of an SM
 
 @dataclasses.dataclass(frozen=True)
 class StemDgradConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
-
-    Attributes:
-        w: The gradient, or the transposed convolution, of three spatial axes, channels last.
-        rows_per_warp: Rows of 16 positions that a warp computes.
-        warps_x: Warps along a row of positions.
-        warps_y: Warps along the rows.
-        max_ctas: Maximum number of CTAs, which share all tiles; 0 for one CTA per tile.
-        stages: Planes of the window in shared memory; a knob only where a window has several planes.
-    """
+    """One config, or many configs as columns."""
 
     TILE_KNOBS = ("rows_per_warp", "warps_x", "warps_y")
 
-    w: InputGradient
-    rows_per_warp: Any
-    warps_x: Any
-    warps_y: Any
-    max_ctas: Any
-    stages: Any = 1
+    w: InputGradient  # the gradient, or the transposed convolution, of three spatial axes, channels last
+    rows_per_warp: Any  # rows of 16 positions that a warp computes
+    warps_x: Any  # warps along a row of positions
+    warps_y: Any  # warps along the rows
+    max_ctas: Any  # maximum number of CTAs, which share all tiles; 0 for one CTA per tile
+    stages: Any = 1  # planes of the window in shared memory; a knob only where a window has several planes
 
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:

@@ -21,16 +21,11 @@ class RowWindow:
 
     Rows are copied in vectors that divide the elements of an image row, so that a vector is inside of the image or
     outside. Tiles begin at multiples of 16 columns, hence the first pixel of all tiles has the same place in a vector.
-
-    Attributes:
-        w: The forward convolution of three spatial axes, channels last.
-        block_p: Output rows of the tile.
-        block_q: Output columns of the tile.
     """
 
-    w: Conv
-    block_p: Any
-    block_q: Any
+    w: Conv  # the forward convolution of three spatial axes, channels last
+    block_p: Any  # output rows of the tile
+    block_q: Any  # output columns of the tile
 
     @property
     def itemsize(self) -> int:
