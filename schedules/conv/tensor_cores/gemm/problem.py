@@ -149,12 +149,7 @@ def make_dgrad(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
 
 
 def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
-    """Return the products of a strided dgrad, one for each residue class of the pixels of dX.
-
-    Args:
-        w: The forward convolution.
-        shape: The extents of the class that has most taps.
-    """
+    """Return the products of a strided dgrad, one for each residue class of the pixels of dX."""
     residues = ResidueClasses.from_workload(w)
     channels = shape.channels_per_group
     filters: TmaLoader = TransposedFilters(w.storage, w.O, w.kernel, shape.n)

@@ -49,13 +49,8 @@ class PixelTile:
     ) -> None:
         """Start the copies: neighbouring threads copy neighbouring octets of a pixel.
 
-        Args:
-            thread: Index of the thread.
-            num_threads: Threads of the CTA.
-            image: Index of the image.
-            size: Rows and columns of an image.
-            locate: Function from a pixel of the tile to its row, its column, and whether it is inside of the image;
-                others become zeros.
+        `size` has the rows and columns of an image. `locate` is a function from a pixel of the tile to its row, its
+        column, and whether it is inside of the image; others become zeros.
         """
         octets, all_channels = self.channels // OCTET, int(self.array.shape[-1])
         total = self.num_pixels * octets

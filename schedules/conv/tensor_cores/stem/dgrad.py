@@ -89,15 +89,7 @@ def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
 
 
 class StemDgradKernel:
-    """Emitter of the kernel.
-
-    Args:
-        config: The config.
-        arguments: Argument buffers by name.
-        cta: Index of the CTA.
-        position: Position of the thread in the CTA.
-        smem: Shared-memory address: filters, then the window of dY, which the sums replace.
-    """
+    """Emitter of the kernel; shared memory has the filters, then the window of dY, which the sums replace."""
 
     def __init__(
         self, config: StemDgradConfig, arguments: dict[str, Buffer], cta: Expr, position: ThreadPosition, smem: Expr

@@ -78,12 +78,7 @@ class RowWindow:
     ) -> None:
         """Start the copies, with zeros outside of the image.
 
-        Args:
-            source: The images.
-            address: Shared-memory address of the window.
-            tile: The output plane, counted over all images, and the first output row and column of the tile.
-            thread: Index of the thread.
-            num_threads: Threads that copy.
+        `tile` is the output plane, counted over all images, and the first output row and column of the tile.
         """
         w, (output_plane, row, column), half = self.w, tile, allocate("gathered", 1, "uint32")
         (num_planes, num_rows, width), output_planes = w.input_size, w.output_size[0]
