@@ -11,109 +11,66 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCoefficients:
-    """Coefficients of a tiled matrix product on tensor cores; see `schedules/conv/tensor_cores/latency_model.py`.
+    """Coefficients of a tiled matrix product on tensor cores; see `schedules/conv/tensor_cores/latency_model.py`."""
 
-    Attributes:
-        mma_per_us: 16-bit multiply-adds per SM.
-        smem_bytes_per_us: Shared-memory traffic per SM.
-        dram_bytes_per_us: Compulsory traffic of global memory.
-        k_tile_us: Fixed cost of a k-tile: its barrier and the wait for operands.
-        epilogue_us_per_accumulator: Cost of a tile's epilogue per accumulator of a thread.
-        launch_us: Cost of a launch.
-    """
-
-    mma_per_us: float
-    smem_bytes_per_us: float
-    dram_bytes_per_us: float
-    k_tile_us: float
-    epilogue_us_per_accumulator: float
-    launch_us: float
+    mma_per_us: float  # 16-bit multiply-adds per SM
+    smem_bytes_per_us: float  # shared-memory traffic per SM
+    dram_bytes_per_us: float  # compulsory traffic of global memory
+    k_tile_us: float  # fixed cost of a k-tile: its barrier and the wait for operands
+    epilogue_us_per_accumulator: float  # cost of a tile's epilogue per accumulator of a thread
+    launch_us: float  # cost of a launch
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopperCoefficients(GemmCoefficients):
-    """Coefficients of `hopper`.
+    """Coefficients of `hopper`."""
 
-    Attributes:
-        tma_rows_per_us: Rows (pixels and output channels) that TMA copies per SM.
-        stage_reuse_k_tiles: Number of k-tiles after which a stage is full again.
-        cluster_wait_us: Additional latency of a stage that the CTAs of a cluster share.
-        reduction_us_per_element: Cost of a cluster reduction per element of the tile.
-        tile_start_us: Cost of starting a tile in a CTA that computes several.
-        split_k_cluster_us: Cost of a split-K cluster.
-        max_pingpong_ratio: Largest best estimate in ping-pong, relative to that of cooperative configs and both without
-            the bound by memory, with which the default config is ping-pong.
-    """
-
-    tma_rows_per_us: float
-    stage_reuse_k_tiles: float
-    cluster_wait_us: float
-    reduction_us_per_element: float
-    tile_start_us: float
-    split_k_cluster_us: float
+    tma_rows_per_us: float  # rows (pixels and output channels) that TMA copies per SM
+    stage_reuse_k_tiles: float  # number of k-tiles after which a stage is full again
+    cluster_wait_us: float  # additional latency of a stage that the CTAs of a cluster share
+    reduction_us_per_element: float  # cost of a cluster reduction per element of the tile
+    tile_start_us: float  # cost of starting a tile in a CTA that computes several
+    split_k_cluster_us: float  # cost of a split-K cluster
+    # Largest best estimate in ping-pong, relative to that of cooperative configs and both without the bound by memory,
+    # with which the default config is ping-pong.
     max_pingpong_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class MmaSyncCoefficients(GemmCoefficients):
-    """Coefficients of `mma_sync`.
+    """Coefficients of `mma_sync`."""
 
-    Attributes:
-        l2_bytes_per_us: L2 traffic of the operands of all blocks.
-        l2_latency_us: Latency of a k-tile's operands, divided by the number of k-tiles in flight.
-        mma_issue_us: Cost of each mma of a warp.
-        workspace_launch_us: Cost of a second launch.
-        cluster_us_per_block: Cost of a cluster reduction per block of the cluster.
-    """
-
-    l2_bytes_per_us: float
-    l2_latency_us: float
-    mma_issue_us: float
-    workspace_launch_us: float
-    cluster_us_per_block: float
+    l2_bytes_per_us: float  # L2 traffic of the operands of all blocks
+    l2_latency_us: float  # latency of a k-tile's operands, divided by the number of k-tiles in flight
+    mma_issue_us: float  # cost of each mma of a warp
+    workspace_launch_us: float  # cost of a second launch
+    cluster_us_per_block: float  # cost of a cluster reduction per block of the cluster
 
 
 @dataclass(frozen=True)
 class TransformCoefficients:
-    """Coefficients of the transforms of `winograd_hopper`, besides the product.
+    """Coefficients of the transforms of `winograd_hopper`, besides the product."""
 
-    Attributes:
-        bytes_per_us: Bytes that the transforms read and write.
-        launch_us: Cost of the additional launches.
-    """
-
-    bytes_per_us: float
-    launch_us: float
+    bytes_per_us: float  # bytes that the transforms read and write
+    launch_us: float  # cost of the additional launches
 
 
 @dataclass(frozen=True)
 class WinogradCoefficients:
-    """Coefficients of `winograd` and `winograd_fused` in float32.
+    """Coefficients of `winograd` and `winograd_fused` in float32."""
 
-    Attributes:
-        fma_per_us: Multiply-adds of the GPU in the product.
-        bytes_per_us: Bytes of the transformed operands, some of which stay in the L2 cache.
-        launch_us: Cost of all launches.
-    """
-
-    fma_per_us: float
-    bytes_per_us: float
-    launch_us: float
+    fma_per_us: float  # multiply-adds of the GPU in the product
+    bytes_per_us: float  # bytes of the transformed operands, some of which stay in the L2 cache
+    launch_us: float  # cost of all launches
 
 
 @dataclass(frozen=True)
 class StripCoefficients:
-    """Coefficients of the NHWC direct schedules, in clock cycles of an SM.
+    """Coefficients of the NHWC direct schedules, in clock cycles of an SM."""
 
-    Attributes:
-        l2_bytes_per_cycle: Bytes between one SM and the L2 cache.
-        l1_lines_per_cycle: Approximate lookups of the L1 cache per warp.
-        overhead_instructions: Instructions per thread before its first load and after its last store.
-    """
-
-    l2_bytes_per_cycle: float
-    l1_lines_per_cycle: float
-    overhead_instructions: float
+    l2_bytes_per_cycle: float  # bytes between one SM and the L2 cache
+    l1_lines_per_cycle: float  # approximate lookups of the L1 cache per warp
+    overhead_instructions: float  # instructions per thread before its first load and after its last store
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PathText: TypeAlias = "str | os.PathLike[str]"
-HOLLOW = {"color": "black", "marker": "o", "markerfacecolor": "none"}  # a library's point
 RESULT_WIDTH, ROW_HEIGHT = 7.0, 0.35  # inches
 
 

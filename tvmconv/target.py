@@ -112,20 +112,13 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """Maximum resources of a block; the defaults apply to every NVIDIA GPU.
+    """Maximum resources of a block; the defaults apply to every NVIDIA GPU."""
 
-    Attributes:
-        max_threads: Threads per block (OpenCL: work-items per work-group).
-        shared_bytes: Static shared memory in bytes (OpenCL: local memory).
-        opt_in_shared_bytes: Static and dynamic shared memory in bytes if the launch opts in; None if this is not
-            supported.
-        max_cluster_blocks: Blocks per cluster; 1 without clusters.
-    """
-
-    max_threads: int = MAX_THREADS_PER_BLOCK
-    shared_bytes: int = STATIC_SHARED_BYTES
+    max_threads: int = MAX_THREADS_PER_BLOCK  # threads per block (OpenCL: work-items per work-group)
+    shared_bytes: int = STATIC_SHARED_BYTES  # static shared memory in bytes (OpenCL: local memory)
+    # Static and dynamic shared memory in bytes if the launch opts in; None if this is not supported.
     opt_in_shared_bytes: int | None = None
-    max_cluster_blocks: int = 1
+    max_cluster_blocks: int = 1  # blocks per cluster; 1 without clusters
 
     @property
     def max_shared_bytes(self) -> int:
@@ -135,26 +128,17 @@ class BlockLimits:
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU with its peak rates, the input of every estimate of a time.
+    """A GPU with its peak rates, the input of every estimate of a time."""
 
-    Attributes:
-        name: Name by the driver, such as "NVIDIA H200".
-        arch: Architecture, such as "sm_90".
-        multiprocessors: Number of multiprocessors.
-        flops: Peak rate of float32 operations, in FLOP/s.
-        bandwidth: Peak bandwidth of global memory, in bytes/s.
-        launch_seconds: Seconds of a small kernel.
-        tensor_flops: Rates of tensor cores by dtype in FLOP/s, where they differ from multiples of `flops`.
-        l2_bandwidth: Bandwidth of the L2 cache in bytes/s; None if it is not distinguished from `bandwidth`.
-    """
-
-    name: str
-    arch: str
-    multiprocessors: int
-    flops: float
-    bandwidth: float
-    launch_seconds: float = LAUNCH_SECONDS
+    name: str  # name by the driver, such as "NVIDIA H200"
+    arch: str  # architecture, such as "sm_90"
+    multiprocessors: int  # number of multiprocessors
+    flops: float  # peak rate of float32 operations, in FLOP/s
+    bandwidth: float  # peak bandwidth of global memory, in bytes/s
+    launch_seconds: float = LAUNCH_SECONDS  # seconds of a small kernel
+    # Rates of tensor cores by dtype in FLOP/s, where they differ from multiples of `flops`.
     tensor_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # Bandwidth of the L2 cache in bytes/s; None if it is not distinguished from `bandwidth`.
     l2_bandwidth: float | None = None
 
     @property

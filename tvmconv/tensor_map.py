@@ -39,27 +39,18 @@ OFFSET_LIMITS = {
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Layout of an array and the box that one copy transfers; axes are listed from the innermost, which is dense.
+    """Layout of an array and the box that one copy transfers; axes are listed from the innermost, which is dense."""
 
-    Attributes:
-        dtype: Dtype of the elements.
-        extents: Number of elements along each axis.
-        strides: Bytes between neighbors along each axis but the innermost; multiples of 16.
-        box: Elements of a copy along each axis; for im2col the numbers of channels and of pixels.
-        element_strides: Element stride of a copy along each axis, in elements.
-        swizzle: Swizzle span in bytes, within which 16-byte chunks are permuted in shared memory: 0 (none), 32, 64 or
-            128.
-        lower_corner: Lower corner of the im2col bounding box, relative to the image's first pixel, per spatial axis.
-        upper_corner: Upper corner of the im2col bounding box, relative to the image's last pixel, per spatial axis.
-    """
-
-    dtype: str
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...]
+    dtype: str  # dtype of the elements
+    extents: tuple[int, ...]  # number of elements along each axis
+    strides: tuple[int, ...]  # bytes between neighbors along each axis but the innermost; multiples of 16
+    box: tuple[int, ...]  # elements of a copy along each axis; for im2col the numbers of channels and of pixels
+    element_strides: tuple[int, ...]  # element stride of a copy along each axis, in elements
+    # Swizzle span in bytes, within which 16-byte chunks are permuted in shared memory: 0 (none), 32, 64 or 128.
     swizzle: int
+    # Lower corner of the im2col bounding box, relative to the image's first pixel, per spatial axis.
     lower_corner: tuple[int, ...] = ()
+    # Upper corner of the im2col bounding box, relative to the image's last pixel, per spatial axis.
     upper_corner: tuple[int, ...] = ()
 
     @property

@@ -107,19 +107,12 @@ def build_channels_last_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class _Conversions:
-    """Conversions of a workload's arrays.
-
-    Attributes:
-        w: The workload.
-        converts_input: Whether X is converted.
-        converts_output: Whether residuals and the output are converted.
-        emit_transpose: Function that emits a conversion.
-    """
+    """Conversions of a workload's arrays."""
 
     w: Conv
-    converts_input: bool
-    converts_output: bool
-    emit_transpose: EmitTranspose
+    converts_input: bool  # whether X is converted
+    converts_output: bool  # whether residuals and the output are converted
+    emit_transpose: EmitTranspose  # function that emits a conversion
 
     def emit(self, arguments: dict[str, Buffer], emit_kernels: EmitKernels) -> None:
         """Emit the conversions of the arguments, the kernels, and the conversion of the output."""
@@ -232,25 +225,15 @@ def _unravel(array: Buffer, image: Expr, element: Expr) -> tuple[Expr, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _TileTranspose:
-    """The work of a thread on a tile: a column of the tile is contiguous in shared memory.
+    """The work of a thread on a tile: a column of the tile is contiguous in shared memory."""
 
-    Attributes:
-        tile: Shared memory, `TILE_COLUMNS` × `PITCH` words.
-        shape: Rows and columns of the source matrix.
-        itemsize: Bytes per element.
-        first_row: First row of the tile.
-        first_column: First column of the tile.
-        warp: Index of the thread's warp in the block.
-        lane: Index of the thread in its warp.
-    """
-
-    tile: Buffer
-    shape: tuple[int, int]
-    itemsize: int
-    first_row: Expr
-    first_column: Expr
-    warp: Expr
-    lane: Expr
+    tile: Buffer  # shared memory, `TILE_COLUMNS` × `PITCH` words
+    shape: tuple[int, int]  # rows and columns of the source matrix
+    itemsize: int  # bytes per element
+    first_row: Expr  # first row of the tile
+    first_column: Expr  # first column of the tile
+    warp: Expr  # index of the thread's warp in the block
+    lane: Expr  # index of the thread in its warp
 
     @property
     def rows_per_word(self) -> int:
@@ -308,9 +291,7 @@ class _TileTranspose:
         """Whether an element is in the matrix; matrices without partial tiles need no test."""
         tile_rows = TILE_WORDS * self.rows_per_word
         rows, columns = self.shape
-        return logical_and(
-            True if rows % tile_rows == 0 else row < rows, True if columns % TILE_COLUMNS == 0 else column < columns
-        )
+        return logical_and(is_below(row, rows, tile_rows), is_below(column, columns, TILE_COLUMNS))
 
     def _combine(self, vectors: list[Buffer], element: int) -> Expr:
         """Return the word with element `element` of each source row."""

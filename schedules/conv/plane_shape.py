@@ -98,16 +98,16 @@ class PlaneShape:
         offsets = {self.input_offset(axis, output, tap) for output in range(num_outputs) for tap in taps}
         return sorted(offset for offset in offsets if offset is not None)
 
-    def count_distinct_inputs(self, axis: int, num_outputs: Any, num_taps: int | None = None) -> Any:
+    def count_distinct_inputs(self, axis: int, num_outputs: Any) -> Any:
         """Return the number of distinct inputs that neighbouring outputs read; `num_outputs` may be a column."""
         counts = np.zeros(int(np.max(num_outputs, initial=0)) + 1, int)
         for n in np.unique(num_outputs):
-            counts[n] = self._count_input_offsets(axis, int(n), num_taps)
+            counts[n] = self._count_input_offsets(axis, int(n))
         return counts[num_outputs]
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  (shapes are few, and cached themselves)
-    def _count_input_offsets(self, axis: int, num_outputs: int, num_taps: int | None) -> int:
-        return len(self.list_input_offsets(axis, num_outputs, num_taps))
+    def _count_input_offsets(self, axis: int, num_outputs: int) -> int:
+        return len(self.list_input_offsets(axis, num_outputs))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  (shapes are few, and cached themselves)
     def count_inside_taps(self, axis: int) -> float:
@@ -145,12 +145,9 @@ class PlaneShape:
         return (plane * num_rows + row) * num_columns + column
 
     def array_index(self, first_index: Any, spatial_index: Sequence[Any], channel: Any) -> tuple[Any, ...]:
-        """Return the index of an element of an array of the workload.
+        """Return the index of an element of an array (images or filters, space, channels), its axes in memory order.
 
-        Args:
-            first_index: Index along the first axis: the image or the filter.
-            spatial_index: Plane, row and column.
-            channel: Channel, the last axis in memory unless the layout is channels first.
+        `spatial_index` is the plane, the row and the column.
         """
         space = spatial_index[PLANE_NDIM - self.w.spatial_ndim :]
         if self.w.layout == CHANNELS_FIRST:

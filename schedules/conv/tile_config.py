@@ -71,11 +71,7 @@ def select_cheapest(configs: Config, is_legal: Any, preferred: Iterable[Rule], c
 
 
 def combine_overlapping(*cycles: Any) -> Any:
-    """Return the estimated clock cycles of work that overlaps in part: more than the longest takes, less than the sum.
-
-    Args:
-        cycles: Clock cycles of each kind of work, numbers or columns (n,).
-    """
+    """Return the estimated clock cycles of work that overlaps in part: more than the longest, less than the sum."""
     terms = np.stack(np.broadcast_arrays(*cycles))
     return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
@@ -88,20 +84,11 @@ def declare_choices(
     return {name: k.choice(name, choices, defaults[name]) for name, choices in options.items()}
 
 
-def prune_by_estimate(
-    k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float, max_ratio: float = MAX_LATENCY_RATIO
-) -> None:
-    """Add the condition that the estimate of a config worth searching is near the best one.
-
-    Args:
-        k: The knobs.
-        make_config: Function from columns to configs, which have `estimated_cycles`.
-        best_estimate: Estimate of the default.
-        max_ratio: Largest ratio of an estimate to the best one.
-    """
+def prune_by_estimate(k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float) -> None:
+    """Add the condition that the estimate of a config worth searching is near that of the default, the best one."""
     k.prune(
-        f"the estimated latency is at most {max_ratio} times that of the default",
-        lambda columns: make_config(columns).estimated_cycles <= max_ratio * best_estimate,
+        f"the estimated latency is at most {MAX_LATENCY_RATIO} times that of the default",
+        lambda columns: make_config(columns).estimated_cycles <= MAX_LATENCY_RATIO * best_estimate,
     )
 
 

@@ -15,39 +15,24 @@ from tvmconv.workloads.conv_gradient import InputGradient
 
 @dataclass(frozen=True)
 class TransposedView:
-    """A gradient with the attributes of a convolution that direct schedules read.
-
-    Attributes:
-        gradient: The workload.
-        N: Images.
-        C: Channels of dY.
-        O: Channels of dX.
-        groups: Groups of channels.
-        kernel: Sizes of the filter.
-        stride: Distances of outputs, which are 1.
-        upsampling: Distances of the elements of dY on the grid of dX: the stride of the forward convolution.
-        dilation: Distances of taps.
-        input_size: Sizes of dY.
-        output_size: Sizes of dX.
-        pad_low: Zeros before dY on the grid of dX; negative where padding hides elements of dY.
-        storage: Storage dtype of all arrays.
-        epilogue: Operations on the sums.
-    """
+    """A gradient with the attributes of a convolution that direct schedules read."""
 
     gradient: InputGradient
-    N: int
-    C: int
+    N: int  # images
+    C: int  # channels of dY
+    # Channels of dX.
     O: int  # noqa: E741  the field's own letter
-    groups: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
+    groups: int  # groups of channels
+    kernel: tuple[int, ...]  # sizes of the filter
+    stride: tuple[int, ...]  # distances of outputs, which are 1
+    # Distances of the elements of dY on the grid of dX: the stride of the forward convolution.
     upsampling: tuple[int, ...]
-    dilation: tuple[int, ...]
-    input_size: tuple[int, ...]
-    output_size: tuple[int, ...]
-    pad_low: tuple[int, ...]
-    storage: str
-    epilogue: tuple[str, ...]
+    dilation: tuple[int, ...]  # distances of taps
+    input_size: tuple[int, ...]  # sizes of dY
+    output_size: tuple[int, ...]  # sizes of dX
+    pad_low: tuple[int, ...]  # zeros before dY on the grid of dX; negative where padding hides elements of dY
+    storage: str  # storage dtype of all arrays
+    epilogue: tuple[str, ...]  # operations on the sums
 
     @classmethod
     @functools.lru_cache(maxsize=256)

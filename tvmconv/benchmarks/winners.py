@@ -96,16 +96,14 @@ class LayerComparison:
         return (self.library_row.seconds or math.inf) / (self.tuned_row.seconds or math.inf)
 
 
-def compare_layers(
-    sweeps: Iterable[Sweep], records: Iterable[Record], kinds: Collection[str], library: str = "cudnn"
-) -> list[LayerComparison]:
-    """Return the layers of comparisons that have both a tuned kernel and the library's. All schedules that are not
+def compare_layers(sweeps: Iterable[Sweep], records: Iterable[Record], kinds: Collection[str]) -> list[LayerComparison]:
+    """Return the layers of comparisons that have both a tuned kernel and cuDNN's. All schedules that are not
     among `kinds` form one kind.
     """
     layers = []
     seconds: dict[Workload, dict[str, float]] = {}
     for label, result in (labeled_result for sweep in sweeps for labeled_result in sweep.labeled_results):
-        tuned_row, library_row = result.find_row(TUNED), result.find_row(library)
+        tuned_row, library_row = result.find_row(TUNED), result.find_row("cudnn")
         w = result.workload
         if isinstance(w, ConvOperator) and w.spatial_ndim == 2 and tuned_row.seconds and library_row.seconds:
             kind = _classify_schedule(tuned_row.schedule or label, kinds)

@@ -5,7 +5,6 @@ The file is a NumPy archive of plain arrays and one JSON text. No part of it is 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -13,7 +12,7 @@ import operator
 import os
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,17 +221,6 @@ def set_cost_model(cost_model: CostModel | str | os.PathLike[str] | None) -> Non
     """Set the cost model of this process, or the path of its file, in place of the one that comes with the package."""
     selected = cost_model if isinstance(cost_model, CostModel) or cost_model is None else CostModel.load(cost_model)
     _active_models[:] = [selected]
-
-
-@contextlib.contextmanager
-def disable_cost_model() -> Iterator[None]:
-    """Disable the cost model inside a `with` block."""
-    previous = _active_models.copy()
-    set_cost_model(None)
-    try:
-        yield
-    finally:
-        _active_models[:] = previous
 
 
 def cost_model_for(arch: str | None) -> CostModel | None:

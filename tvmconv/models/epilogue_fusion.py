@@ -44,11 +44,6 @@ class FusedConvolution:
     conv_index: int  # index of the convolution in the graph
     fused_ops: tuple[FusedOp, ...]  # in the order of execution
 
-    @property
-    def last_index(self) -> int:
-        """Index of the operation that writes the result."""
-        return self.fused_ops[-1].op_indices[-1] if self.fused_ops else self.conv_index
-
 
 def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
     """Return the convolutions of a graph in its order, each with its epilogue, under the graph's names."""

@@ -18,7 +18,6 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.training import input_gradient, weight_gradient
 
 FORWARD, FORWARD_BIAS, DGRAD, WGRAD = "forward", "forward with bias", "dgrad", "wgrad"
-PRODUCTS = (FORWARD, FORWARD_BIAS, DGRAD, WGRAD)
 KERNEL_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 TF32_NAME = "tf32"
 

@@ -30,22 +30,6 @@ class ConvGeometry(Workload):
     Subclasses are frozen dataclasses with the fields N, C, those of `SPACE`, O, those of `KERNEL`, and the options
     below. Properties such as `input_shape` are in the order N, C, space; `argument_shapes` are in memory order.
 
-    Attributes:
-        N: Batch size.
-        C: Number of input channels.
-        O: Number of output channels.
-        stride: Stride along each spatial axis; the constructor also takes one int for all axes.
-        padding: Zeros before the input along each axis, then zeros after it along each axis. The constructor also takes
-            one int for all sides, or one number for both sides of each axis.
-        dilation: Distance between kernel taps along each axis; the constructor also takes one int for all axes.
-        groups: Number of groups; it divides C and O.
-        dtype: Type in which elements are stored and multiplied, one of `dtypes.DTYPES`; sums are accumulated in
-            float32.
-        layout: One of `LAYOUTS`: channels of all tensors are before the spatial axes ("nchw") or last ("nhwc"), or X
-            and K have the first and Y and residuals the second of two layouts ("nchw-nhwc", "nhwc-nchw").
-        epilogue: Names of the operations on each sum before it is stored, in order; the constructor also takes one
-            name.
-
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
     """
@@ -60,15 +44,22 @@ class ConvGeometry(Workload):
     LAYOUTS: ClassVar[tuple[str, ...]] = layout.LAYOUTS  # layouts that the operator accepts
     WEIGHT_AXES: ClassVar[tuple[str, str]] = ("O", "C")  # channels of the weight's first axis, and of its second
 
-    N: int
-    C: int
+    N: int  # batch size
+    C: int  # number of input channels
+    # Number of output channels.
     O: int  # noqa: E741  the field's own letter
-    stride: Sizes
+    stride: Sizes  # stride along each spatial axis; the constructor also takes one int for all axes
+    # Zeros before the input along each axis, then zeros after it along each axis. The constructor also takes one int
+    # for all sides, or one number for both sides of each axis.
     padding: Sizes
-    dilation: Sizes
-    groups: int
+    dilation: Sizes  # distance between kernel taps along each axis; the constructor also takes one int for all axes
+    groups: int  # number of groups; it divides C and O
+    # Type in which elements are stored and multiplied, one of `dtypes.DTYPES`; sums are accumulated in float32.
     dtype: str
+    # One of `LAYOUTS`: channels of all tensors are before the spatial axes ("nchw") or last ("nhwc"), or X and K have
+    # the first and Y and residuals the second of two layouts ("nchw-nhwc", "nhwc-nchw").
     layout: str
+    # Names of the operations on each sum before it is stored, in order; the constructor also takes one name.
     epilogue: tuple[str, ...]
 
     def __post_init__(self) -> None:

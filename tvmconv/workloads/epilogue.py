@@ -26,22 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpilogueOp:
-    """One operation of an epilogue.
+    """One operation of an epilogue."""
 
-    Attributes:
-        name: Text of the operation in a workload, and name of its argument if it reads one.
-        compute: Function from a value (and the argument's element for it) to the new value, in tensor expressions of
-            the accumulator's type. It imports TVM itself if it needs more than operators.
-        reference: The same function on float64 arrays, which broadcast against each other.
-        argument_kind: `channel` for one number per output channel in the accumulator's type, `output` for a tensor of
-            the output's shape and type, None for an operation without an argument.
-        is_addition: Whether the operation only adds its argument; an accumulator may then start from the argument.
-    """
-
-    name: str
+    name: str  # text of the operation in a workload, and name of its argument if it reads one
+    # Function from a value (and the argument's element for it) to the new value, in tensor expressions of the
+    # accumulator's type. It imports TVM itself if it needs more than operators.
     compute: Callable[..., tirx.Expr] = field(repr=False)
+    # The same function on float64 arrays, which broadcast against each other.
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
+    # `channel` for one number per output channel in the accumulator's type, `output` for a tensor of the output's shape
+    # and type, None for an operation without an argument.
     argument_kind: Literal["channel", "output"] | None = None
+    # Whether the operation only adds its argument; an accumulator may then start from the argument.
     is_addition: bool = False
 
 

@@ -17,6 +17,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from ..gradient_operators import DGRAD, TRANSPOSE
 from ..nhwc_direct import depthwise_dgrad
 from ..nhwc_direct.depthwise_nhwc import DepthwiseNhwcKernel
+from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
 from ..reduction import DTYPES
 from ..transposed_view import TransposedView
@@ -32,5 +33,5 @@ from ..transposed_view import TransposedView
 )
 def depthwise(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Compute a strip of pixels of dX per thread, of one channel; tiles count steps of the stride."""
-    config = depthwise_dgrad.DepthwiseGradientConfig.declare_knobs(k, TransposedView.from_workload(w))
-    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
+    config = declare_knobs(depthwise_dgrad.DepthwiseGradientConfig, k, TransposedView.from_workload(w))
+    return build_conv_schedule(config, DepthwiseNhwcKernel)

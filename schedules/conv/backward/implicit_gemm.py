@@ -12,8 +12,7 @@ device. The knobs are those of `implicit_gemm` of convolutions; `split_k` splits
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
+from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import DerivedConv
 
 from .. import implicit_gemm as convolution
@@ -21,12 +20,12 @@ from ..gradient_operators import ALL
 from ..reduction import DTYPES
 
 
-def compute_usage(w: DerivedConv, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    return convolution.compute_usage(w.as_convolution, columns)
-
-
-@schedule(*ALL, dtypes=DTYPES, usage=compute_usage, search_if=lambda w: True)
+@schedule(
+    *ALL,
+    dtypes=DTYPES,
+    usage=lambda w, columns: convolution.compute_usage(w.as_convolution, columns),
+    search_if=lambda w: True,
+)
 def implicit_gemm(s: Schedule, w: DerivedConv, k: Knobs) -> Schedule:
     """Tile rows and columns as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     return convolution.implicit_gemm(s, w.as_convolution, k)

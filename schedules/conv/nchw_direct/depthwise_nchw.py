@@ -18,14 +18,14 @@ from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, all_of
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
+from tvmconv.space import Knobs
 from tvmconv.target import MAX_THREADS_Z
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import FLOAT32
 
 from ..nhwc_direct.depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
 from ..nhwc_direct.strip_config import THREADS_C_CHOICES
+from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
 from ..reduction import DTYPES, has_filter_per_channel
 from ..tile_config import Rule
@@ -54,19 +54,14 @@ def is_promising(w: Conv) -> bool:
     return has_filter_per_channel(w) and w.dtype != FLOAT32.name
 
 
-def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    return DepthwiseNchwConfig.compute_usage(w, columns)
-
-
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=DepthwiseNchwConfig.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_filter_per_channel),
     search_if=is_promising,
 )
 def depthwise_nchw(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute vectors of columns for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    config = DepthwiseNchwConfig.declare_knobs(k, w)
-    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
+    config = declare_knobs(DepthwiseNchwConfig, k, w)
+    return build_conv_schedule(config, DepthwiseNhwcKernel)

@@ -16,19 +16,19 @@ from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, all_of
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import FLOAT32
 
 from ..nhwc_direct.grouped_nhwc import (
     MAX_GROUP_CHANNELS,
     GroupedConfig,
+    GroupedNhwcKernel,
     can_fill_tensor_cores,
-    emit_thread,
     has_groups,
 )
 from ..nhwc_direct.strip_config import THREADS_C_CHOICES, StripConfig
+from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
 from ..reduction import DTYPES
 from ..tile_config import Rule
@@ -59,15 +59,10 @@ def is_promising(w: Conv) -> bool:
     return has_groups(w) and w.dtype != FLOAT32.name and w.C // w.groups <= MAX_GROUP_CHANNELS
 
 
-def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    return GroupedNchwConfig.compute_usage(w, columns)
-
-
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=GroupedNchwConfig.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_groups),
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
@@ -75,4 +70,4 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
 )
 def grouped_nchw(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute some channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    return build_conv_schedule(GroupedNchwConfig.declare_knobs(k, w), emit_thread)
+    return build_conv_schedule(declare_knobs(GroupedNchwConfig, k, w), GroupedNhwcKernel)

@@ -32,6 +32,7 @@ from ..plane_shape import PlaneShape
 from ..reduction import DTYPES
 from ..transposed_view import TransposedView
 from .depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
+from .strip_knobs import declare_knobs
 from .strip_thread import build_conv_schedule
 
 MAX_STRIDE = 4  # a thread computes at least stride × stride pixels
@@ -79,5 +80,5 @@ def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
 )
 def depthwise_nhwc(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels of dX per thread; tiles count steps of the stride."""
-    config = DepthwiseGradientConfig.declare_knobs(k, TransposedView.from_workload(w))
-    return build_conv_schedule(config, lambda thread: DepthwiseNhwcKernel(thread).emit())
+    config = declare_knobs(DepthwiseGradientConfig, k, TransposedView.from_workload(w))
+    return build_conv_schedule(config, DepthwiseNhwcKernel)

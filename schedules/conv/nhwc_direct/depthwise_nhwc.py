@@ -15,7 +15,7 @@ transposes its part in shared memory while the first input row is being loaded (
 loads the filters of all its channels, which are contiguous, in vectors and keeps them in registers.
 
 Small images have few strips; threads then compute fewer channels and pixels, so that a large GPU is filled. The
-defaults have the lowest estimated latency (`strip_config`).
+defaults have the lowest estimated latency (`strip_knobs`).
 
 In a mixed layout, the launch that is channels first is X's or Y's transpose, before or after the kernel. A signal is an
 image of one row. Each output plane of a volume is computed like an image, from as many input planes as
@@ -45,6 +45,7 @@ from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES, has_filter_per_channel
 from ..transposed_view import TransposedView
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
+from .strip_knobs import declare_knobs
 from .strip_thread import (
     ROW_AXIS,
     InputWindow,
@@ -121,8 +122,8 @@ class DepthwiseConfig(StripConfig):
 )
 def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    config = DepthwiseConfig.declare_knobs(k, w.to_channels_last())
-    return build_mixed_schedule(w, config, lambda thread: DepthwiseNhwcKernel(thread).emit())
+    config = declare_knobs(DepthwiseConfig, k, w.to_channels_last())
+    return build_mixed_schedule(w, config, DepthwiseNhwcKernel)
 
 
 class DepthwiseNhwcKernel:

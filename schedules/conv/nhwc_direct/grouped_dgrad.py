@@ -15,8 +15,7 @@ from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.search_space import ResourceUsage
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
@@ -25,7 +24,8 @@ from ..plane_shape import PlaneShape
 from ..reduction import DTYPES
 from ..transposed_view import TransposedView
 from .depthwise_dgrad import SMALL_STRIDE
-from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, GroupedConfig, emit_thread
+from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, GroupedConfig, GroupedNhwcKernel
+from .strip_knobs import declare_knobs
 from .strip_thread import build_conv_schedule
 
 
@@ -50,19 +50,16 @@ def has_small_gradient_groups(w: InputGradient) -> bool:
     return has_gradient_groups(w) and w.forward.O // w.groups <= MAX_GRADIENT_GROUP_CHANNELS
 
 
-def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use."""
-    return GroupedGradientConfig.compute_usage(TransposedView.from_workload(w), columns)
-
-
 @schedule(
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
-    usage=compute_usage,
+    usage=lambda w, columns: GroupedGradientConfig.compute_usage(TransposedView.from_workload(w), columns),
     condition=all_of(CHANNELS_LAST_LAYOUT, has_gradient_groups, SMALL_STRIDE),
     search_if=has_small_gradient_groups,
     supersedes=("implicit_gemm",),
 )
 def grouped_nhwc(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels of dX per thread; tiles count steps of the stride."""
-    return build_conv_schedule(GroupedGradientConfig.declare_knobs(k, TransposedView.from_workload(w)), emit_thread)
+    return build_conv_schedule(
+        declare_knobs(GroupedGradientConfig, k, TransposedView.from_workload(w)), GroupedNhwcKernel
+    )

@@ -31,6 +31,7 @@ from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import DTYPES
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
+from .strip_knobs import declare_knobs
 from .strip_thread import (
     ROW_AXIS,
     InputWindow,
@@ -105,87 +106,104 @@ def can_fill_tensor_cores(w: Conv) -> bool:
 )
 def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Compute a vector of channels for a strip of pixels per thread; tile rows and columns (block, thread, local)."""
-    return build_mixed_schedule(w, GroupedConfig.declare_knobs(k, w.to_channels_last()), emit_thread)
+    return build_mixed_schedule(w, declare_knobs(GroupedConfig, k, w.to_channels_last()), GroupedNhwcKernel)
 
 
-def emit_thread(thread: StripThread) -> None:
-    """Emit a thread's work."""
-    config, shape = thread.config, thread.shape
-    w, vector, block_k, rows_per_thread = config.w, config.vector, config.block_k, config.rows.local
-    num_unrolled_taps = w.kernel[-1] if config.unroll_scope == "row" else 1  # filter columns
-    epilogue = make_strip_epilogue(thread)
-    input_window = InputWindow(thread, block_k, rows_per_thread, num_unrolled_taps)
-    is_weight_shared = bool(config.is_weight_shared)
-    # The innermost axis is a vector. Output channels of a gradient are contiguous in global memory, too.
-    is_output_innermost = is_weight_shared or shape.is_transposed
-    weights_shape = (block_k, vector) if is_output_innermost else (vector, block_k)
-    weight_regs = allocate_local("weights", weights_shape, w.storage)  # of one tap
-    smem_filters: Any = load_filters_to_smem(thread) if is_weight_shared else None
+class GroupedNhwcKernel:
+    """Emitter of a thread's work."""
 
-    def load_weights(tap: Any, k_tile: Any) -> None:
-        if is_output_innermost:
-            lane_offset = thread.vector_idx * vector - thread.block_channel
-            with unrolled_loop(block_k, "d") as channel_in:
-                filter_row = tap * config.channels_per_group + k_tile * block_k + channel_in
+    def __init__(self, thread: StripThread) -> None:
+        self.thread, self.config, self.shape = thread, thread.config, thread.shape
+        w, vector, block_k = self.config.w, self.config.vector, self.config.block_k
+        self.num_unrolled_taps = w.kernel[-1] if self.config.unroll_scope == "row" else 1  # filter columns
+        self.epilogue = make_strip_epilogue(thread)
+        self.input_window = InputWindow(thread, block_k, self.config.rows.local, self.num_unrolled_taps)
+        # The innermost axis is a vector. Output channels of a gradient are contiguous in global memory, too.
+        self.is_output_innermost = self.config.is_weight_shared or self.shape.is_transposed
+        weights_shape = (block_k, vector) if self.is_output_innermost else (vector, block_k)
+        self.weight_regs = allocate_local("weights", weights_shape, w.storage)  # of one tap
+        self.smem_filters: Any = load_filters_to_smem(thread) if self.config.is_weight_shared else None
 
-                def read_weight(lane: Any) -> Any:
-                    if is_weight_shared:
-                        return smem_filters[filter_row, lane_offset + lane]
-                    input_channel = k_tile * block_k + channel_in
-                    return thread.arrays["K"][shape.weight_index(thread.first_channel + lane, tap, input_channel)]
-
-                emit_vector_copy(vector, weight_regs, lambda lane: (channel_in, lane), read_weight)
+    def emit(self) -> None:
+        """Emit the thread's work."""
+        config, shape = self.config, self.shape
+        self.epilogue.init_accumulators()
+        if max(shape.upsampling) == 1:
+            with serial_loop(shape.num_taps // self.num_unrolled_taps, "tap") as tap_group:
+                if config.unroll_scope == "tap":
+                    filter_plane, filter_row, filter_column = shape.tap_from_index(tap_group)
+                else:
+                    filter_plane, filter_row, filter_column = (*shape.tap_row_from_index(tap_group), 0)
+                first_input_row = filter_row * shape.dilations[ROW_AXIS]
+                input_rows = {i: i * shape.strides[ROW_AXIS] + first_input_row for i in range(config.rows.local)}
+                self.accumulate_taps((filter_plane, filter_row), filter_column, input_rows)
         else:
-            with unrolled_loop(vector, "channel") as channel:
-                output_channel = thread.first_channel + channel
-                emit_vector_copy(
-                    block_k,
-                    weight_regs,
-                    lambda lane: (channel, lane),
-                    lambda lane: thread.arrays["K"][shape.weight_index(output_channel, tap, k_tile * block_k + lane)],
-                )
+            for residue in list_row_residues(shape):
+                with serial_loop(shape.kernel_size[0] * residue.num_rows, "tap") as tap_group:
+                    filter_plane, repetition = tap_group // residue.num_rows, tap_group % residue.num_rows
+                    filter_row = residue.filter_row(repetition)
+                    input_rows = residue.input_rows(repetition, config.rows.local)
+                    self.accumulate_taps((filter_plane, filter_row), 0, input_rows)
+        for row_idx in range(config.rows.local):
+            self.epilogue.store_row(row_idx)
 
-    def accumulate_row(row_idx: int, filter_column: int) -> None:
-        with (
-            unrolled_loop(block_k, "d") as channel_in,
-            input_window.open_columns(filter_column) as columns,
-            unrolled_loop(vector, "channel") as channel,
-        ):
-            weight = weight_regs[channel_in, channel] if is_output_innermost else weight_regs[channel, channel_in]
-            for j, position in columns:
-                input_value = input_window.values[row_idx, position, channel_in]
-                epilogue.accumulate_product(row_idx, j, channel, input_value, weight)
+    def accumulate_taps(self, filter_row: tuple[Any, Any], first_column: Any, input_rows: dict[int, Any]) -> None:
+        """Accumulate the unrolled taps of a filter row, given by plane and row, over all channels of the group.
 
-    first_input_channel = thread.first_channel // (w.O // w.groups) * config.channels_per_group
-    epilogue.init_accumulators()
-
-    def emit_tap_group(filter_row: tuple[Any, Any], filter_column: Any, input_rows: dict[int, Any]) -> None:
-        with serial_loop(config.channels_per_group // block_k, "step") as k_tile:
-            channel, first_column = first_input_channel + k_tile * block_k, filter_column * shape.dilations[2]
+        `input_rows` has the offset of the input row of each output row of the strip that has one.
+        """
+        config, shape = self.config, self.shape
+        outputs_per_group = config.w.O // config.w.groups
+        first_channel = self.thread.first_channel // outputs_per_group * config.channels_per_group
+        with serial_loop(config.channels_per_group // config.block_k, "step") as k_tile:
+            channel = first_channel + k_tile * config.block_k
             for row_idx, input_row in input_rows.items():
-                input_window.load_row(row_idx, filter_row[0], input_row, channel, first_column)
-            for column in range(num_unrolled_taps):
-                load_weights(shape.weight_tap(shape.tap_index((*filter_row, filter_column + column))), k_tile)
+                input_column = first_column * shape.dilations[2]
+                self.input_window.load_row(row_idx, filter_row[0], input_row, channel, input_column)
+            for column in range(self.num_unrolled_taps):
+                self.load_weights(shape.weight_tap(shape.tap_index((*filter_row, first_column + column))), k_tile)
                 for row_idx in input_rows:
-                    accumulate_row(row_idx, column)
+                    self.accumulate_row(row_idx, column)
 
-    if max(shape.upsampling) == 1:
-        with serial_loop(shape.num_taps // num_unrolled_taps, "tap") as tap_group:
-            filter_plane, filter_row, filter_column = (
-                shape.tap_from_index(tap_group)
-                if config.unroll_scope == "tap"
-                else (*shape.tap_row_from_index(tap_group), 0)
+    def load_weights(self, tap: Any, k_tile: Any) -> None:
+        """Load the weights of a tap for the thread's outputs and the channels of a k-tile to registers."""
+        thread, config = self.thread, self.config
+        first_k = k_tile * config.block_k
+
+        def read_weight(channel: Any, channel_in: Any) -> Any:
+            return thread.arrays["K"][self.shape.weight_index(thread.first_channel + channel, tap, channel_in)]
+
+        if not self.is_output_innermost:
+            with unrolled_loop(config.vector, "channel") as channel:
+                emit_vector_copy(
+                    config.block_k,
+                    self.weight_regs,
+                    lambda lane: (channel, lane),
+                    lambda lane: read_weight(channel, first_k + lane),
+                )
+            return
+        lane_offset = thread.vector_idx * config.vector - thread.block_channel
+        with unrolled_loop(config.block_k, "d") as channel_in:
+            filter_row = tap * config.channels_per_group + first_k + channel_in
+            emit_vector_copy(
+                config.vector,
+                self.weight_regs,
+                lambda lane: (channel_in, lane),
+                lambda lane: (
+                    self.smem_filters[filter_row, lane_offset + lane]
+                    if config.is_weight_shared
+                    else read_weight(lane, first_k + channel_in)
+                ),
             )
-            input_rows = {
-                row_idx: row_idx * shape.strides[ROW_AXIS] + filter_row * shape.dilations[ROW_AXIS]
-                for row_idx in range(rows_per_thread)
-            }
-            emit_tap_group((filter_plane, filter_row), filter_column, input_rows)
-    else:
-        for residue in list_row_residues(shape):
-            with serial_loop(shape.kernel_size[0] * residue.num_rows, "tap") as tap_group:
-                filter_plane, repetition = tap_group // residue.num_rows, tap_group % residue.num_rows
-                filter_row = residue.filter_row(repetition)
-                emit_tap_group((filter_plane, filter_row), 0, residue.input_rows(repetition, rows_per_thread))
-    for row_idx in range(rows_per_thread):
-        epilogue.store_row(row_idx)
+
+    def accumulate_row(self, row_idx: int, filter_column: int) -> None:
+        """Accumulate the window of an output row below a column of the filter, with the loaded weights."""
+        with (
+            unrolled_loop(self.config.block_k, "d") as channel_in,
+            self.input_window.open_columns(filter_column) as columns,
+            unrolled_loop(self.config.vector, "channel") as channel,
+        ):
+            index = (channel_in, channel) if self.is_output_innermost else (channel, channel_in)
+            for j, position in columns:
+                input_value = self.input_window.values[row_idx, position, channel_in]
+                self.epilogue.accumulate_product(row_idx, j, channel, input_value, self.weight_regs[index])

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -52,33 +52,36 @@ class StripThread:
         return vector_idx * self.config.vector
 
 
-def build_mixed_schedule(w: Conv, config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:
-    """Return the schedule of a convolution whose arrays are channels last, or converted by launches of their own.
+class StripKernel(Protocol):
+    """Emitter of a thread's work."""
 
-    Args:
-        w: The convolution, of which the config is channels last.
-        config: The config.
-        emit_thread: Function that emits a thread's work.
-    """
+    def __init__(self, thread: StripThread) -> None: ...
 
-    def emit_kernels(arrays: dict[str, Any]) -> None:
-        with contextlib.ExitStack() as stack:
-            emit_thread(_open_launch_loops(config, arrays, stack))
-
-    return build_channels_last_schedule(w, emit_kernels, is_portable=True)
+    def emit(self) -> None:
+        """Emit the work."""
 
 
-def build_conv_schedule(config: StripConfig, emit_thread: Callable[[StripThread], None]) -> Schedule:
-    """Return a convolution as a scheduled function of its arguments, given a function that emits a thread's work."""
+def build_mixed_schedule(w: Conv, config: StripConfig, kernel: type[StripKernel]) -> Schedule:
+    """Return the schedule of a convolution whose arrays are channels last, or converted by launches of their own."""
+    return build_channels_last_schedule(w, functools.partial(_emit_kernel, config, kernel), is_portable=True)
+
+
+def build_conv_schedule(config: StripConfig, kernel: type[StripKernel]) -> Schedule:
+    """Return a convolution, or the gradient whose view the config has, as a scheduled function of its arguments."""
     w = config.w
-    roles = w.argument_roles if isinstance(w, TransposedView) else {}
+    if not isinstance(w, TransposedView):
+        return build_schedule(w, functools.partial(_emit_kernel, config, kernel))
+    roles = w.argument_roles
 
-    def body(arrays: dict[str, Any]) -> None:
-        with contextlib.ExitStack() as stack:
-            arrays_by_role = {roles.get(name, name): array for name, array in arrays.items()}
-            emit_thread(_open_launch_loops(config, arrays_by_role, stack))
+    def emit(arrays: dict[str, Any]) -> None:
+        _emit_kernel(config, kernel, {roles.get(name, name): array for name, array in arrays.items()})
 
-    return build_schedule(w.gradient if isinstance(w, TransposedView) else w, body)
+    return build_schedule(w.gradient, emit)
+
+
+def _emit_kernel(config: StripConfig, kernel: type[StripKernel], arrays: Mapping[str, Any]) -> None:
+    with contextlib.ExitStack() as stack:
+        kernel(_open_launch_loops(config, arrays, stack)).emit()
 
 
 def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: contextlib.ExitStack) -> StripThread:

@@ -19,13 +19,9 @@ PARTS_PER_CHAIN = 8
 
 
 def emit_sum_of_parts(num_parts: int, num_sums: int, workspace: Any, store_result: Callable[[Any, Any], None]) -> None:
-    """Emit the kernel: interleaved chains of parts first, then the chains in order.
+    """Emit the kernel that adds up a workspace (parts, sums): interleaved chains, then the chains in order.
 
-    Args:
-        num_parts: Partial sums of each sum.
-        num_sums: Number of sums.
-        workspace: The partial sums (parts, sums).
-        store_result: Function that emits the store of a sum from its number and value.
+    `store_result` emits the store of a sum from its number and value.
     """
     chains = 1
     while chains < MAX_CHAINS and chains * PARTS_PER_CHAIN <= num_parts:

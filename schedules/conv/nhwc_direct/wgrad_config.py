@@ -38,16 +38,8 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..plane_shape import PlaneShape
 from ..tile_config import Rule, TileConfig, add_rules, combine_overlapping, declare_choices, prune_by_estimate
-from .strip_config import (
-    MAX_DEFAULT_THREADS,
-    MAX_LIVE_REGISTERS,
-    MAX_LOAD_BYTES,
-    MAX_OVERHANG_RATIO,
-    MAX_PRODUCTS,
-    MIN_THREADS,
-    VECTOR_CHOICES,
-    WORD_BYTES,
-)
+from .strip_config import MAX_LOAD_BYTES, MAX_PRODUCTS, VECTOR_CHOICES, WORD_BYTES
+from .strip_knobs import MAX_DEFAULT_THREADS, MAX_LIVE_REGISTERS, MAX_OVERHANG_RATIO, MIN_THREADS
 
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
 THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)

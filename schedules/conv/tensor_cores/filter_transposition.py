@@ -14,11 +14,6 @@ def emit_transposed_filters(forward: Conv, filters: Buffer, *, waits: bool = Tru
     """Emit the transposition of a weight, and return the transposed one in a workspace.
 
     A weight (filters, taps, channels of a group) becomes (taps, channels of a group, filters).
-
-    Args:
-        forward: The forward convolution.
-        filters: Its weight, channels last.
-        waits: Whether the kernel may start before the previous launch ends, and then waits for it.
     """
     columns = math.prod(forward.kernel) * (forward.C // forward.groups)
     transposed = allocate("K_transposed", forward.O * columns, forward.storage, "global")

@@ -14,29 +14,17 @@ ACCUMULATOR_BYTES = 4  # bytes of a float32 accumulator
 
 
 class ImplicitGemmShape(NamedTuple):
-    """Shape of the matrix product that computes a convolution, once for each group.
+    """Shape of the matrix product that computes a convolution, once for each group."""
 
-    Attributes:
-        m: Number of pixels in the whole batch.
-        n: Output channels per group.
-        k: Input channels per group × taps.
-        channels_per_group: Input channels per group.
-        groups: Number of groups, each with its own product.
-        itemsize: Bytes of an operand element.
-        min_bytes: Minimum number of bytes moved from and to memory.
-        spatial_ndim: Number of spatial axes.
-        residues: Number of residue classes of the pixels, each with a product of its own.
-    """
-
-    m: int
-    n: int
-    k: int
-    channels_per_group: int
-    groups: int
-    itemsize: int
-    min_bytes: int
-    spatial_ndim: int
-    residues: int = 1
+    m: int  # number of pixels in the whole batch
+    n: int  # output channels per group
+    k: int  # input channels per group × taps
+    channels_per_group: int  # input channels per group
+    groups: int  # number of groups, each with its own product
+    itemsize: int  # bytes of an operand element
+    min_bytes: int  # minimum number of bytes moved from and to memory
+    spatial_ndim: int  # number of spatial axes
+    residues: int = 1  # number of residue classes of the pixels, each with a product of its own
 
     @property
     def num_products(self) -> int:

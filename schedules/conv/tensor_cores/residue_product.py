@@ -15,19 +15,12 @@ from .implicit_gemm_shape import ImplicitGemmShape, MatrixProduct
 
 @dataclasses.dataclass(frozen=True)
 class ResidueProduct(MatrixProduct):
-    """The products of the residue classes, with the attributes of a convolution that kernels read.
+    """The products of the residue classes, with the attributes of a convolution that kernels read."""
 
-    Attributes:
-        forward: The forward convolution.
-        epilogue: Operations on dX.
-        argument_dtypes: Dtypes of the operator's arguments.
-        min_bytes: Minimum number of bytes moved from and to memory.
-    """
-
-    forward: Conv
-    epilogue: tuple[str, ...]
-    argument_dtypes: tuple[str, ...]
-    min_bytes: int
+    forward: Conv  # the forward convolution
+    epilogue: tuple[str, ...]  # operations on dX
+    argument_dtypes: tuple[str, ...]  # dtypes of the operator's arguments
+    min_bytes: int  # minimum number of bytes moved from and to memory
     kernel: tuple[int, ...] = (1,)  # no taps share a copy
     stride: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)

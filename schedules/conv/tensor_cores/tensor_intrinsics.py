@@ -33,27 +33,15 @@ _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 class TensorIntrinsics(NamedTuple):
-    """Names and fragment layouts of the intrinsics for operands of one dtype.
+    """Names and fragment layouts of the intrinsics for operands of one dtype."""
 
-    Attributes:
-        mma_k: Number of elements in a row of an operand's tile.
-        rows: Intrinsic that loads a tile of the left operand (row, depth).
-        columns: Intrinsic that loads a tile of the right operand (column, depth).
-        clear: Intrinsic that sets accumulators to 0.
-        multiply: Intrinsic that accumulates rows × columns.
-        multiply_columns: Intrinsic that accumulates columns × rows, in this order of the operands.
-        store: Intrinsic that stores accumulators to shared memory.
-        rows_layout: Fragment layout of `rows`.
-        columns_layout: Fragment layout of `columns`.
-    """
-
-    mma_k: int
-    rows: str
-    columns: str
-    clear: str
-    multiply: str
-    multiply_columns: str
-    store: str
+    mma_k: int  # number of elements in a row of an operand's tile
+    rows: str  # intrinsic that loads a tile of the left operand (row, depth)
+    columns: str  # intrinsic that loads a tile of the right operand (column, depth)
+    clear: str  # intrinsic that sets accumulators to 0
+    multiply: str  # intrinsic that accumulates rows × columns
+    multiply_columns: str  # intrinsic that accumulates columns × rows, in this order of the operands
+    store: str  # intrinsic that stores accumulators to shared memory
     rows_layout: FragmentLayout
     columns_layout: FragmentLayout
 

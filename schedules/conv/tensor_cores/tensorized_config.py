@@ -61,27 +61,16 @@ def get_reduction_extents(w: Conv) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class TensorizedTileConfig(TileConfig):
-    """One config, or many configs as columns.
+    """One config, or many configs as columns."""
 
-    Attributes:
-        block_m: Pixels per block.
-        block_n: Output channels per block.
-        block_k: Input channels per k-tile; elements of the joint axis if taps and channels form one axis.
-        warps_m: Warps along the pixels.
-        warps_n: Warps along the output channels.
-        stages: Number of pipeline stages in shared memory.
-        fragment_prefetch: When registers are loaded: just before the product (0) or one slice earlier (1).
-        split_k: Number of blocks that share the reduction of a tile.
-    """
-
-    block_m: Any
-    block_n: Any
-    block_k: Any
-    warps_m: Any
-    warps_n: Any
-    stages: Any
-    fragment_prefetch: Any
-    split_k: Any
+    block_m: Any  # pixels per block
+    block_n: Any  # output channels per block
+    block_k: Any  # input channels per k-tile; elements of the joint axis if taps and channels form one axis
+    warps_m: Any  # warps along the pixels
+    warps_n: Any  # warps along the output channels
+    stages: Any  # number of pipeline stages in shared memory
+    fragment_prefetch: Any  # when registers are loaded: just before the product (0) or one slice earlier (1)
+    split_k: Any  # number of blocks that share the reduction of a tile
 
     @property
     def warps(self) -> Any:

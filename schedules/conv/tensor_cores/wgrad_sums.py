@@ -51,12 +51,8 @@ def emit_wgrad(
 ) -> None:
     """Emit the kernel that multiplies, and those that its sums need before and after it.
 
-    Args:
-        w: The gradient.
-        num_parts: Parts of the reduction.
-        arguments: Argument buffers by name.
-        emit_product: Function that emits the kernel for an array of sums (parts, filters of a group, groups, columns).
-        is_atomic: Whether the array has one part, to which the kernel adds the sums of all parts.
+    `emit_product` emits the former for an array of sums (parts, filters of a group, groups, columns). If `is_atomic`,
+    the array has one part, to which the kernel adds the sums of all parts.
     """
     shape, result = make_wgrad_shape(w), arguments[w.RESULT]
     num_sums = shape.groups * shape.m * shape.n

@@ -116,27 +116,16 @@ def emit_filter_transform(config: WinogradTileConfig, arguments: Mapping[str, Bu
 
 @dataclass(frozen=True)
 class FusedBlock:
-    """The work of a thread of a block.
+    """The work of a thread of a block."""
 
-    Attributes:
-        config: Tile of the block.
-        arguments: Argument buffers by name.
-        filters: Transformed filters (points, input channels, output channels), padded to whole blocks.
-        smem: Transformed filters, then inputs of a k-tile; at the end the products of some channels.
-        sums: Products of this thread (points, channels, tiles).
-        block_y: Index of the block along the output channels.
-        block_x: Index of the block along the output tiles.
-        thread: Index of the thread.
-    """
-
-    config: WinogradTileConfig
-    arguments: Mapping[str, Buffer]
-    filters: Buffer
-    smem: Buffer
-    sums: Buffer
-    block_y: Expr
-    block_x: Expr
-    thread: Expr
+    config: WinogradTileConfig  # tile of the block
+    arguments: Mapping[str, Buffer]  # argument buffers by name
+    filters: Buffer  # transformed filters (points, input channels, output channels), padded to whole blocks
+    smem: Buffer  # transformed filters, then inputs of a k-tile; at the end the products of some channels
+    sums: Buffer  # products of this thread (points, channels, tiles)
+    block_y: Expr  # index of the block along the output channels
+    block_x: Expr  # index of the block along the output tiles
+    thread: Expr  # index of the thread
 
     @property
     def inputs_offset(self) -> int:

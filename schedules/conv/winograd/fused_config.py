@@ -160,9 +160,6 @@ def estimate_seconds(w: Conv2d) -> float:
     which are written and read. Only one layer of `winograd_fused` is among the logged measurements, so the error is not
     known: the layer of the example took 5.7 µs, and its estimate is 6.8 µs.
 
-    Args:
-        w: Workload that the schedule supports.
-
     Example:
         >>> from tvmconv import parse
         >>> round(estimate_seconds(parse("conv2d:1x16x55x55,64x16x3x3,s1,p1")) * 1e6, 1)

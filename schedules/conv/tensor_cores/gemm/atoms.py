@@ -28,21 +28,13 @@ class Major(IntEnum):
 
 @dataclass(frozen=True)
 class WgmmaAtom:
-    """The warpgroup instruction wgmma.mma_async.m64nNkK, with both operands in shared memory.
+    """The warpgroup instruction wgmma.mma_async.m64nNkK, with both operands in shared memory."""
 
-    Attributes:
-        n: Columns of D: a multiple of 8, at most 256.
-        a_dtype: Dtype of A.
-        b_dtype: Dtype of B.
-        a_major: Contiguous mode of A. Only 16-bit operands may be MN-major.
-        b_major: Contiguous mode of B.
-    """
-
-    n: int
+    n: int  # columns of D: a multiple of 8, at most 256
     a_dtype: str
     b_dtype: str
-    a_major: Major = Major.K
-    b_major: Major = Major.K
+    a_major: Major = Major.K  # Contiguous mode of A. Only 16-bit operands may be MN-major.
+    b_major: Major = Major.K  # contiguous mode of B
     m: ClassVar[int] = 64
     k_bytes: ClassVar[int] = 32  # bytes of the reduction, for every dtype
 
@@ -71,12 +63,7 @@ class WgmmaAtom:
 
 @dataclass(frozen=True)
 class MmaSyncAtom:
-    """The warp instruction mma.sync m16n8k16 of 16-bit operands, or m16n8k8 of TF32 operands.
-
-    Attributes:
-        a_dtype: Dtype of A.
-        b_dtype: Dtype of B.
-    """
+    """The warp instruction mma.sync m16n8k16 of 16-bit operands, or m16n8k8 of TF32 operands."""
 
     a_dtype: str
     b_dtype: str
@@ -101,13 +88,9 @@ class MmaSyncAtom:
 
 @dataclass(frozen=True)
 class ThreadPosition:
-    """Position of a thread in its CTA.
+    """Position of a thread in its CTA."""
 
-    Attributes:
-        thread: Index of the thread in the CTA.
-    """
-
-    thread: Expr
+    thread: Expr  # index of the thread in the CTA
 
     @property
     def lane(self) -> Expr:

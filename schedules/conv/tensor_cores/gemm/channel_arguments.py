@@ -17,19 +17,12 @@ from .tile_scheduler import WorkTile
 
 @dataclass(frozen=True)
 class ChannelArgumentTile:
-    """The arguments of the channels of a tile: a row of float32 numbers for each argument.
+    """The arguments of the channels of a tile: a row of float32 numbers for each argument."""
 
-    Attributes:
-        names: Names of the arguments.
-        block_n: Channels of the tile.
-        smem: Shared-memory address.
-        first_row: Row of the first argument, if other tiles come first.
-    """
-
-    names: Sequence[str]
-    block_n: int
-    smem: Expr
-    first_row: Expr = 0
+    names: Sequence[str]  # names of the arguments
+    block_n: int  # channels of the tile
+    smem: Expr  # shared-memory address
+    first_row: Expr = 0  # row of the first argument, if other tiles come first
 
     def address(self, name: str, channel: Expr) -> Expr:
         """Return the address of an argument of a channel of the tile."""

@@ -23,6 +23,7 @@ from ....tir_builder import (
     emit_call,
     emit_ptx,
     if_,
+    is_below,
     load_shared,
     logical_and,
     serial_loop,
@@ -45,31 +46,18 @@ _PIXEL_REGISTERS = {"sums": "float32", "values": "float32", "words": "uint32"}  
 
 @dataclass(frozen=True)
 class ClusterReduction:
-    """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile.
+    """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile."""
 
-    Attributes:
-        shape: The product.
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        block_m: Rows of the tile.
-        rows_per_cta: Rows that one CTA adds up, a multiple of `PIECE_M`.
-        num_ctas: CTAs of the cluster.
-        num_threads: Threads that hold accumulators.
-        vector_channels: Neighbouring channels that a thread stores at a time.
-        residues: Residue classes of the rows; None if rows are pixels of the output.
-        output: The output, if it is channels first; residuals are as well.
-    """
-
-    shape: ImplicitGemmShape
-    atom: WgmmaAtom
-    m_atoms: int
-    block_m: int
-    rows_per_cta: int
-    num_ctas: int
-    num_threads: int
-    vector_channels: int
-    residues: ResidueClasses | None = None
-    output: ChannelsFirstOutput | None = None
+    shape: ImplicitGemmShape  # the product
+    atom: WgmmaAtom  # the wgmma instruction
+    m_atoms: int  # instructions of a warpgroup along M
+    block_m: int  # rows of the tile
+    rows_per_cta: int  # rows that one CTA adds up, a multiple of `PIECE_M`
+    num_ctas: int  # CTAs of the cluster
+    num_threads: int  # threads that hold accumulators
+    vector_channels: int  # neighbouring channels that a thread stores at a time
+    residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
+    output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
 
     def reduce_and_store(
         self,
@@ -145,6 +133,13 @@ class ClusterReduction:
                         values = pair[e * width : (e + 1) * width]
                         emit_ptx(mnemonic, remote.value + self._offset(0, 0, columns * PIECE_N), *values)
 
+    def _add_up_parts(self, smem: Expr, row: Expr, column: Expr, sums: Buffer, words: Buffer, count: int) -> None:
+        """Load neighbouring sums of all CTAs from this CTA's shared memory, and add them up."""
+        for part in range(self.num_ctas):
+            load_shared(words if part else sums, smem + self._offset(part, row, column), count * ACCUMULATOR_BYTES)
+            for e in range(count if part else 0):
+                store(sums, e, sums[e] + T.reinterpret("float32", words[e]))
+
     def _store_share(
         self,
         tile: WorkTile,
@@ -165,21 +160,17 @@ class ClusterReduction:
             column = piece % pieces_per_row * PIECE_N + index % vectors_per_row * vector
             tile_row = split * rows + row
             m, channel = tile.m + tile_row, tile.n + column
-            pixel, is_pixel = m, True if shape.m % self.block_m == 0 else m < shape.m
+            pixel, is_pixel = m, is_below(m, shape.m, self.block_m)
             if self.residues:
                 pixel, is_pixel = self.residues.locate_pixel(tile.residue, m)
             is_inside = logical_and(
-                True if num_vectors % self.num_threads == 0 else index < num_vectors,
+                is_below(index, num_vectors, self.num_threads),
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
                 is_pixel,
-                True if shape.n % n == 0 else channel < shape.n,
+                is_below(channel, shape.n, n),
             )
             with if_(is_inside):
-                for part in range(self.num_ctas):
-                    address = smem + self._offset(part, row, column)
-                    load_shared(words if part else values, address, vector * ACCUMULATOR_BYTES)
-                    for e in range(vector if part else 0):
-                        store(values, e, values[e] + T.reinterpret("float32", words[e]))
+                self._add_up_parts(smem, row, column, values, words, vector)
                 channel = tile.group * shape.n + channel
                 output_index = pixel * (shape.groups * shape.n) + channel
                 apply_to_vector(ops, arguments, channel, output_index, vector, values, words)
@@ -204,19 +195,15 @@ class ClusterReduction:
             row, column = index // n * PIECE_M, index % n
             tile_row, channel = split * rows + row, tile.n + column
             is_inside = logical_and(
-                True if num_columns % self.num_threads == 0 else index < num_columns,
+                is_below(index, num_columns, self.num_threads),
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
-                True if shape.n % n == 0 else channel < shape.n,
+                is_below(channel, shape.n, n),
             )
             with if_(is_inside):
-                for part in range(self.num_ctas):
-                    address = smem + self._offset(part, row, column)
-                    load_shared(words if part else sums, address, PIECE_M * ACCUMULATOR_BYTES)
-                    for e in range(PIECE_M if part else 0):
-                        store(sums, e, sums[e] + T.reinterpret("float32", words[e]))
+                self._add_up_parts(smem, row, column, sums, words, PIECE_M)
                 for first in range(0, PIECE_M, vector):
                     m, output_channel = tile.m + (tile_row + first), tile.group * shape.n + channel
-                    with if_(True if shape.m % self.block_m == 0 else m < shape.m):
+                    with if_(is_below(m, shape.m, self.block_m)):
                         image, pixel = output.locate(m)
                         output_index = output.index(image, output_channel, pixel)
                         for e in range(vector):

@@ -21,19 +21,12 @@ VECTOR = 4  # sums that a thread stores at a time
 
 @dataclass(frozen=True)
 class ColumnReduction:
-    """Adds up the partial sums of the CTAs of a cluster, of which each keeps some columns.
+    """Adds up the partial sums of the CTAs of a cluster, of which each keeps some columns."""
 
-    Attributes:
-        atom: The wgmma instruction, whose columns are divided.
-        m_atoms: Instructions of a warpgroup along M.
-        num_ctas: CTAs of the cluster.
-        num_threads: Threads that hold accumulators.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    num_ctas: int
-    num_threads: int
+    atom: WgmmaAtom  # the wgmma instruction, whose columns are divided
+    m_atoms: int  # instructions of a warpgroup along M
+    num_ctas: int  # CTAs of the cluster
+    num_threads: int  # threads that hold accumulators
 
     @property
     def slice_atom(self) -> WgmmaAtom:
@@ -47,14 +40,7 @@ class ColumnReduction:
         return to_uint32(index * (VECTOR * ACCUMULATOR_BYTES))
 
     def reduce(self, accumulators: Buffer, rank: Expr, thread: ThreadPosition, smem: Expr) -> Sequence[Expr]:
-        """Return the sums of this CTA's columns; run by all threads of the cluster, after the mainloop.
-
-        Args:
-            accumulators: This thread's partial sums.
-            rank: Rank of this CTA in the cluster.
-            thread: Position of this thread.
-            smem: Shared-memory address of the partial sums, in place of the stages.
-        """
+        """Return the sums of this CTA's columns; run by all threads of the cluster, after the mainloop."""
         num_sums = self.slice_atom.num_accumulators
         sums, vector = allocate("sums", self.m_atoms * num_sums, "float32"), allocate("partial", VECTOR, "float32")
         remote, holds_sums = Register("remote_sums", "uint32"), thread.thread < self.num_threads

@@ -71,17 +71,11 @@ def copy_elements(
 
 @dataclass(frozen=True)
 class CopyThreads:
-    """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row.
+    """Division of a K tile's rows among threads: neighbouring threads copy neighbouring chunks of a row."""
 
-    Attributes:
-        layout: Layout of the operand in shared memory.
-        num_threads: Threads that copy.
-        thread: Index of this thread.
-    """
-
-    layout: SmemLayout
-    num_threads: int
-    thread: Expr
+    layout: SmemLayout  # layout of the operand in shared memory
+    num_threads: int  # threads that copy
+    thread: Expr  # index of this thread
 
     @property
     def chunks_per_row(self) -> int:
@@ -163,15 +157,7 @@ class _GatherLoader:
 
 
 class ImageGather(_GatherLoader):
-    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution.
-
-    Args:
-        w: The convolution.
-        source: The image.
-        block_k: Elements of the reduction per K tile.
-        k_extent: Elements of the reduction; None if K tiles never overhang.
-        copy: Division among threads.
-    """
+    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution."""
 
     def __init__(self, w: Conv, source: Buffer, block_k: int, k_extent: int | None, copy: CopyThreads) -> None:
         super().__init__(source, w.storage, w.C // w.groups, block_k, k_extent, copy)
@@ -227,16 +213,7 @@ class ImageGather(_GatherLoader):
 
 
 class FilterGather(_GatherLoader):
-    """Operand of filters × (tap, channel), whose rows are contiguous.
-
-    Args:
-        shape: The product.
-        dtype: Storage dtype.
-        source: The weight.
-        block_k: Elements of the reduction per K tile.
-        k_extent: Elements of the reduction; None if K tiles never overhang.
-        copy: Division among threads.
-    """
+    """Operand of filters × (tap, channel), whose rows are contiguous."""
 
     def __init__(
         self,

@@ -15,19 +15,12 @@ from .tile_scheduler import Cluster
 
 @dataclass(frozen=True)
 class Cta:
-    """Position of a thread in the grid.
+    """Position of a thread in the grid."""
 
-    Attributes:
-        index: Index of the CTA among those that compute different tiles.
-        split: Index among the CTAs that split the reduction of a tile.
-        cluster: Cluster of the CTAs that share operands.
-        thread: Position in the CTA.
-    """
-
-    index: Expr
-    split: Expr
-    cluster: Cluster
-    thread: ThreadPosition
+    index: Expr  # index of the CTA among those that compute different tiles
+    split: Expr  # index among the CTAs that split the reduction of a tile
+    cluster: Cluster  # cluster of the CTAs that share operands
+    thread: ThreadPosition  # position in the CTA
 
 
 @contextmanager

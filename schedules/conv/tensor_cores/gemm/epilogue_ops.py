@@ -17,15 +17,10 @@ from ....tir_builder import Buffer, Expr, load_global, pack, store, unpack
 
 @dataclass(frozen=True)
 class EpilogueOps:
-    """The operations of an epilogue in order, and the dtype to which results are rounded.
+    """The operations of an epilogue in order, and the dtype to which results are rounded."""
 
-    Attributes:
-        ops: The operations.
-        dtype: Storage dtype of the output and of residuals.
-    """
-
-    ops: tuple[epilogue.EpilogueOp, ...]
-    dtype: str
+    ops: tuple[epilogue.EpilogueOp, ...]  # the operations
+    dtype: str  # storage dtype of the output and of residuals
 
     @classmethod
     def from_workload(cls, w: ConvOperator) -> EpilogueOps:

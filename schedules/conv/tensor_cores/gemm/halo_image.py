@@ -43,11 +43,7 @@ def flatten_pixels(w: Conv) -> Conv:
 
 @dataclass(frozen=True)
 class HaloImage:
-    """The halo rows of a channels-first X.
-
-    Attributes:
-        w: The convolution.
-    """
+    """The halo rows of a channels-first X."""
 
     w: Conv
 
@@ -164,13 +160,9 @@ class HaloImage:
 
 @dataclass(frozen=True)
 class HaloOutput(ChannelsFirstOutput):
-    """A channels-first output whose pixels have the numbers of halo rows.
+    """A channels-first output whose pixels have the numbers of halo rows."""
 
-    Attributes:
-        image: The halo rows.
-    """
-
-    image: HaloImage | None = None
+    image: HaloImage | None = None  # the halo rows
 
     @classmethod
     def from_image(cls, image: HaloImage) -> HaloOutput:

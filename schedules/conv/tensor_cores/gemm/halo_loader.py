@@ -40,23 +40,14 @@ MAX_REGISTERS_IN_FLIGHT = 64  # registers of a thread for vectors that it loads 
 
 @dataclass(frozen=True)
 class HaloLoader:
-    """Loads the halo rows of work tiles.
+    """Loads the halo rows of work tiles."""
 
-    Attributes:
-        image: The halo rows of X.
-        layout: Layout of a stage; its rows are those of all planes.
-        block_m: Rows of the product per work tile.
-        source: The array X.
-        channels_per_group: Channels of a group.
-        num_warps: Warps that load.
-    """
-
-    image: HaloImage
-    layout: SmemLayout
-    block_m: int
-    source: Buffer
+    image: HaloImage  # the halo rows of X
+    layout: SmemLayout  # layout of a stage; its rows are those of all planes
+    block_m: int  # rows of the product per work tile
+    source: Buffer  # the array X
     channels_per_group: int
-    num_warps: int
+    num_warps: int  # warps that load
 
     @property
     def num_threads(self) -> int:

@@ -23,23 +23,14 @@ from .wgmma_mainloop import OperandTile
 
 @dataclass(frozen=True)
 class HaloMainloop:
-    """Loads and multiplies the channel blocks of a work tile.
+    """Loads and multiplies the channel blocks of a work tile."""
 
-    Attributes:
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        image: The halo rows.
-        a_layout: Layout of a stage of halo rows, in one box.
-        b: Tile of the filters of a tap, in one box.
-        block_k: Channels per block.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    image: HaloImage
-    a_layout: SmemLayout
-    b: OperandTile
-    block_k: int
+    atom: WgmmaAtom  # the wgmma instruction
+    m_atoms: int  # instructions of a warpgroup along M
+    image: HaloImage  # the halo rows
+    a_layout: SmemLayout  # layout of a stage of halo rows, in one box
+    b: OperandTile  # tile of the filters of a tap, in one box
+    block_k: int  # channels per block
 
     @property
     def num_accumulators(self) -> int:

@@ -31,21 +31,13 @@ REDUCTION_THREADS = 128  # threads per CTA of the second kernel
 
 @dataclass(frozen=True)
 class SplitLastWave:
-    """The tiles of the last wave and their parts; CTA i computes part i % parts of the i // parts-th tile.
+    """The tiles of the last wave and their parts; CTA i computes part i % parts of the i // parts-th tile."""
 
-    Attributes:
-        tiles: All tiles; those of the last wave follow the whole waves.
-        num_tiles: Tiles of the last wave.
-        parts: Parts of each tile.
-        total_k_tiles: K tiles of a whole tile.
-        workspace: Partial sums (tiles, parts, rows, columns).
-    """
-
-    tiles: TileScheduler
-    num_tiles: int
-    parts: int
-    total_k_tiles: int
-    workspace: Buffer
+    tiles: TileScheduler  # all tiles; those of the last wave follow the whole waves
+    num_tiles: int  # tiles of the last wave
+    parts: int  # parts of each tile
+    total_k_tiles: int  # K tiles of a whole tile
+    workspace: Buffer  # partial sums (tiles, parts, rows, columns)
 
     @classmethod
     def with_workspace(cls, tiles: TileScheduler, parts: int, total_k_tiles: int) -> SplitLastWave:
@@ -86,16 +78,7 @@ class SplitLastWave:
         thread: ThreadPosition,
         warpgroup: Expr,
     ) -> None:
-        """Store the accumulators of a part to the workspace; run by all threads of a warpgroup.
-
-        Args:
-            accumulators: Sums of this thread.
-            atom: The wgmma instruction.
-            m_atoms: Instructions of a warpgroup along M.
-            cta_idx: Index of the CTA.
-            thread: Position of the thread.
-            warpgroup: Index of the warpgroup among those that share the tile.
-        """
+        """Store the accumulators of a part to the workspace; run by all threads of a warpgroup."""
         pair = allocate("partial_pair", 2, "float32")
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16 + thread.lane // 4
         first_row = cta_idx * self.tiles.tile_m + warpgroup * (m_atoms * atom.m) + warp_row
@@ -110,13 +93,7 @@ class SplitLastWave:
                     emit_ptx("st.global.v2.b32", self.workspace.access_ptr("w", offset=index), pair[0], pair[1])
 
     def emit_reduction(self, shape: ImplicitGemmShape, ops: EpilogueOps, arguments: Mapping[str, Buffer]) -> None:
-        """Emit the kernel that adds the parts of the tiles, applies the epilogue and stores vectors of channels.
-
-        Args:
-            shape: The product.
-            ops: The epilogue.
-            arguments: Argument buffers by name.
-        """
+        """Emit the kernel that adds the parts of the tiles, applies the epilogue and stores vectors of channels."""
         tile_m, tile_n = self.tiles.tile_m, self.tiles.tile_n
         vector = math.gcd(math.gcd(shape.n, tile_n), VECTOR_BYTES // shape.itemsize)
         vectors_per_tile = tile_m * tile_n // vector

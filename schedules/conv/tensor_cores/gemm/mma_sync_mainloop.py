@@ -5,7 +5,7 @@ Source: CUTLASS, `include/cutlass/gemm/threadblock/mma_multistage.h`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from ....tir_builder import (
     emit_call,
     emit_ptx,
     if_,
+    is_below,
     logical_and,
     serial_loop,
     store,
@@ -35,27 +36,16 @@ from .tile_scheduler import KRange, WorkTile
 
 @dataclass(frozen=True)
 class WarpTiling:
-    """Division of a CTA's tile among warps, and this thread's place in it.
+    """Division of a CTA's tile among warps, and this thread's place in it."""
 
-    Attributes:
-        atom: The mma instruction.
-        warps_m: Warps along M.
-        warps_n: Warps along N.
-        warps_k: Warps that share the reduction, each with a slice of every K tile.
-        mmas_m: Instructions of a warp along M.
-        mmas_n: Instructions of a warp along N.
-        mmas_k: Instructions of a warp along a K tile.
-        thread: Position of this thread.
-    """
-
-    atom: MmaSyncAtom
-    warps_m: int
-    warps_n: int
-    warps_k: int
-    mmas_m: int
-    mmas_n: int
-    mmas_k: int
-    thread: ThreadPosition
+    atom: MmaSyncAtom  # the mma instruction
+    warps_m: int  # warps along M
+    warps_n: int  # warps along N
+    warps_k: int  # warps that share the reduction, each with a slice of every K tile
+    mmas_m: int  # instructions of a warp along M
+    mmas_n: int  # instructions of a warp along N
+    mmas_k: int  # instructions of a warp along a K tile
+    thread: ThreadPosition  # position of this thread
 
     @property
     def warp_m(self) -> Expr:
@@ -109,14 +99,16 @@ class WarpTiling:
 
     def is_inside(self, shape: ImplicitGemmShape, row: Expr, column: Expr) -> Expr:
         """Return whether a row and a column of a work tile lie inside the product."""
-        return logical_and(
-            True if shape.m % self.block_m == 0 else row < shape.m,
-            True if shape.n % self.block_n == 0 else column < shape.n,
-        )
+        return logical_and(is_below(row, shape.m, self.block_m), is_below(column, shape.n, self.block_n))
 
     def accumulator(self, mma_m: Expr, mma_n: Expr, half: Expr = 0) -> Expr:
         """Return the index of this lane's first accumulator of an mma: a pair of columns of each half of the rows."""
         return (mma_m * self.mmas_n + mma_n) * self.atom.num_accumulators + half * 2
+
+    def multiply(self, accumulators: Buffer, mma_m: Expr, mma_n: Expr, a: Sequence[Expr], b: Sequence[Expr]) -> None:
+        """Emit one mma of the fragments of A and B."""
+        first = self.accumulator(mma_m, mma_n)
+        self.atom.emit([accumulators[first + e] for e in range(self.atom.num_accumulators)], a, b)
 
     def row(self, tile: WorkTile, mma_m: Expr, half: Expr) -> Expr:
         """Return the row of this lane's accumulators in a half of an mma."""
@@ -139,33 +131,19 @@ class OperandLoader(Protocol):
 
 @dataclass(frozen=True)
 class MmaSyncMainloop:
-    """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles.
+    """Loads and multiplies the K tiles of a work tile; fragments are loaded one mma ahead, also across K tiles."""
 
-    Attributes:
-        tiling: Division among warps.
-        a_layout: Layout of operand A in a stage.
-        b_layout: Layout of operand B in a stage, behind A.
-        a: Loader of operand A.
-        b: Loader of operand B.
-        block_k: Elements of the reduction per K tile.
-        k_range: K tiles of this CTA.
-        pipeline: Stages.
-        smem: Shared-memory address of the first stage.
-        a_fragments: Two sets of registers for fragments of A.
-        b_fragments: Two sets of registers for fragments of B.
-    """
-
-    tiling: WarpTiling
-    a_layout: SmemLayout
-    b_layout: SmemLayout
+    tiling: WarpTiling  # division among warps
+    a_layout: SmemLayout  # layout of operand A in a stage
+    b_layout: SmemLayout  # layout of operand B in a stage, behind A
     a: OperandLoader
     b: OperandLoader
-    block_k: int
-    k_range: KRange
-    pipeline: CpAsyncPipeline
-    smem: Expr
-    a_fragments: Buffer
-    b_fragments: Buffer
+    block_k: int  # elements of the reduction per K tile
+    k_range: KRange  # K tiles of this CTA
+    pipeline: CpAsyncPipeline  # stages
+    smem: Expr  # shared-memory address of the first stage
+    a_fragments: Buffer  # two sets of registers for fragments of A
+    b_fragments: Buffer  # two sets of registers for fragments of B
 
     def locate(self, tile: WorkTile) -> None:
         """Compute the rows that the following copies read."""
@@ -203,10 +181,8 @@ class MmaSyncMainloop:
         come before copies, because an mma waits for fragments sooner. Copies are spread over the mmas, so that they are
         issued while the tensor cores compute.
 
-        Args:
-            accumulators: Sums of this thread.
-            next_tile: The next work tile of this CTA; None if it computes one only.
-            has_next_tile: Whether there is a next work tile.
+        `next_tile` is the next work tile of this CTA, and `has_next_tile` whether it exists; None if a CTA computes one
+        only.
         """
         pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
         ahead = pipeline.prefetch_distance
@@ -237,6 +213,14 @@ class MmaSyncMainloop:
                     pipeline.advance_write()
                 self.multiply(accumulators, mma_k % 2)
 
+    def compute(self, accumulators: Buffer, next_tile: WorkTile | None = None, has_next_tile: Expr = False) -> None:
+        """Multiply all K tiles as `run` does, and add up the sums of the warps along the reduction."""
+        self.run(accumulators, next_tile, has_next_tile)
+        if not next_tile:  # the memory of the stages is used for other things from here on
+            self.pipeline.drain()
+        if self.tiling.warps_k > 1:
+            reduce_sliced_k(accumulators, self.tiling, self.smem)
+
     def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         """Load this warp's operands of one step along K into one of two register sets.
 
@@ -260,9 +244,8 @@ class MmaSyncMainloop:
         """Multiply the fragments of one of the two register sets."""
         tiling = self.tiling
         with unrolled_loop(tiling.mmas_m, "i") as mma_m, unrolled_loop(tiling.mmas_n, "j") as mma_n:
-            first = tiling.accumulator(mma_m, mma_n)
-            sums = [accumulators[first + e] for e in range(tiling.atom.num_accumulators)]
-            tiling.atom.emit(sums, self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n))
+            a, b = self._a_fragment(fragment_set, mma_m), self._b_fragment(fragment_set, mma_n)
+            tiling.multiply(accumulators, mma_m, mma_n, a, b)
 
     def _stage(self, stage: Expr) -> Expr:
         return self.smem + to_uint32(stage * (self.a_layout.nbytes + self.b_layout.nbytes))
@@ -280,13 +263,7 @@ class MmaSyncMainloop:
 
 
 def reduce_sliced_k(accumulators: Buffer, tiling: WarpTiling, smem: Expr) -> None:
-    """Add the accumulators of the warps along the reduction in shared memory, into the first of these warps.
-
-    Args:
-        accumulators: Sums of this thread.
-        tiling: Division among warps.
-        smem: Shared-memory address that no thread accesses otherwise.
-    """
+    """Add the accumulators of the warps along the reduction in the first of these warps, through shared memory."""
     count, threads, term = tiling.num_accumulators, tiling.num_threads // tiling.warps_k, allocate("term", 1, "float32")
     thread_address = smem + to_uint32(tiling.thread.thread % threads * ACCUMULATOR_BYTES)
     row_bytes = threads * ACCUMULATOR_BYTES

@@ -49,12 +49,7 @@ def make_mn_major_layout(block_k: int, block_mn: int, itemsize: int) -> SmemLayo
 class PixelGather:
     """Operand of pixels × channels: dY of a wgrad, whose rows along K are contiguous.
 
-    Args:
-        source: The tensor (pixels, groups × channels).
-        num_pixels: Pixels of the batch, beyond which zeros are copied.
-        groups: Groups of channels.
-        channels: Channels per group, beyond which zeros are copied.
-        copy: Division among threads.
+    Zeros are copied beyond the pixels of the batch, and beyond the channels of a group.
     """
 
     def __init__(self, source: Buffer, num_pixels: int, groups: int, channels: int, copy: CopyThreads) -> None:
@@ -83,11 +78,6 @@ class WindowGather:
 
     K tiles are copied one after another. From one row of a thread to the next, also across K tiles, coordinates advance
     by additions with carries, because divisions would take longer than the products.
-
-    Args:
-        w: The forward convolution.
-        source: The image.
-        copy: Division among threads.
     """
 
     def __init__(self, w: Conv, source: Buffer, copy: CopyThreads) -> None:
@@ -175,13 +165,8 @@ class _Pieces:
     ) -> None:
         """Start the copies of this thread's chunk of each of its rows.
 
-        Args:
-            source: The tensor.
-            destination: Shared-memory address of the thread's first chunk.
-            first_k: First row.
-            locate: Function from a row and the first element of a piece to the index in the tensor, and whether to
-                copy it; otherwise it becomes zeros.
-            advance: Function that is called after each row.
+        `locate` is a function from a row and the first element of a piece to the index in the tensor, and whether to
+        copy it; otherwise it becomes zeros. `advance` is called after each row.
         """
         copy, nbytes = self._copy, self._contiguous * self._itemsize
         with copy.rows_loop() as i:

@@ -29,21 +29,13 @@ def compute_pitch_bytes(channels: Any, itemsize: int) -> Any:
 
 @dataclass(frozen=True)
 class PaddedPixels:
-    """Pixels of an array of images, of which a CTA copies some channels.
+    """Pixels of an array of images, of which a CTA copies some channels."""
 
-    Attributes:
-        array: The array (images, rows, columns, channels).
-        size: Rows and columns of an image.
-        num_pixels: Pixels in shared memory.
-        block: Channels in shared memory.
-        channels: Channels that exist from the first one of the group on; others become zeros.
-    """
-
-    array: Buffer
-    size: tuple[int, ...]
-    num_pixels: int
-    block: int
-    channels: int
+    array: Buffer  # the array (images, rows, columns, channels)
+    size: tuple[int, ...]  # rows and columns of an image
+    num_pixels: int  # pixels in shared memory
+    block: int  # channels in shared memory
+    channels: int  # channels that exist from the first one of the group on; others become zeros
 
     @property
     def itemsize(self) -> int:

@@ -77,26 +77,16 @@ class TmaPipeline:
     phase of its empty barrier completes with one arrival per consumer, of all CTAs into whose stages this CTA copies.
     The producer waits for the opposite phase bit: the phase before the first counts as complete, so that all stages
     are empty at the start.
-
-    Attributes:
-        buffers: Shared-memory address of the first stage.
-        stage_bytes: Bytes from one stage to the next.
-        barriers: Shared-memory address of the mbarriers of the CTA.
-        stages: Number of stages.
-        tx_bytes: Bytes that TMA writes to a stage.
-        num_consumers: Consumers per CTA.
-        cluster: CTAs that fill each other's stages.
-        first_barrier: Index of this pipeline's first mbarrier: full barriers come first, then the empty ones.
     """
 
-    buffers: Expr
-    stage_bytes: int
-    barriers: Expr
-    stages: int
-    tx_bytes: int
-    num_consumers: int
-    cluster: Cluster = SINGLE_CTA
-    first_barrier: int = 0
+    buffers: Expr  # shared-memory address of the first stage
+    stage_bytes: int  # bytes from one stage to the next
+    barriers: Expr  # shared-memory address of the mbarriers of the CTA
+    stages: int  # number of stages
+    tx_bytes: int  # bytes that TMA writes to a stage
+    num_consumers: int  # consumers per CTA
+    cluster: Cluster = SINGLE_CTA  # CTAs that fill each other's stages
+    first_barrier: int = 0  # index of this pipeline's first mbarrier: full barriers come first, then the empty ones
 
     def stage_address(self, index: Expr) -> Expr:
         """Return the shared-memory address of a stage."""
@@ -153,12 +143,9 @@ class AsyncPipeline(TmaPipeline):
 
     A phase of a stage's full barrier completes with one arrival of each of these threads, and one more by
     `producer_expect` if TMA also writes to the stage.
-
-    Attributes:
-        num_producers: Arrivals per stage.
     """
 
-    num_producers: int = 1
+    num_producers: int = 1  # arrivals per stage
 
     def init_barriers(self) -> None:
         """Initialize the barriers; called by one thread before the CTAs synchronize."""

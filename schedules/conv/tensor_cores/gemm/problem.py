@@ -47,27 +47,17 @@ from .tma_loaders import (
 
 @dataclass(frozen=True)
 class Operand:
-    """Operand A or B of the product.
+    """Operand A or B of the product."""
 
-    Attributes:
-        tensor: Name of the kernel's argument.
-        dtype: Dtype in which it is multiplied.
-        loader: How TMA copies it.
-        major: Contiguous mode.
-        rows_per_group: Rows between the operands of neighbouring groups.
-        channels_per_group: Channels between the operands of neighbouring groups.
-        contiguous_rows: Rows of an MN-major operand that are contiguous; boxes divide them. 0: all rows.
-        parts: Parts of the reduction, which are neighbouring groups of the product with the same rows. 0: groups have
-            rows and channels of their own.
-    """
-
-    tensor: str
-    dtype: str
-    loader: TmaLoader
-    major: Major = Major.K
-    rows_per_group: int = 0
-    channels_per_group: int = 0
-    contiguous_rows: int = 0
+    tensor: str  # name of the kernel's argument
+    dtype: str  # dtype in which it is multiplied
+    loader: TmaLoader  # how TMA copies it
+    major: Major = Major.K  # contiguous mode
+    rows_per_group: int = 0  # rows between the operands of neighbouring groups
+    channels_per_group: int = 0  # channels between the operands of neighbouring groups
+    contiguous_rows: int = 0  # rows of an MN-major operand that are contiguous; boxes divide them. 0: all rows
+    # Parts of the reduction, which are neighbouring groups of the product with the same rows. 0: groups have rows and
+    # channels of their own.
     parts: int = 0
 
     def locate_row(self, group: Expr, row: Expr) -> Expr:
@@ -85,22 +75,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """The product of a convolution, once for each group.
+    """The product of a convolution, once for each group."""
 
-    Attributes:
-        shape: Its extents.
-        a: Operand A, M × K.
-        b: Operand B, N × K.
-        c: Name of the argument that receives C, M × N.
-        taps: Taps along each spatial axis that K tiles visit.
-        residues: Residue classes of the rows, each with a product of its own; None if all rows have the same taps.
-    """
-
-    shape: ImplicitGemmShape
-    a: Operand
-    b: Operand
-    c: str
-    taps: tuple[int, ...]
+    shape: ImplicitGemmShape  # its extents
+    a: Operand  # operand A, M × K
+    b: Operand  # operand B, N × K
+    c: str  # name of the argument that receives C, M × N
+    taps: tuple[int, ...]  # taps along each spatial axis that K tiles visit
+    # Residue classes of the rows, each with a product of its own; None if all rows have the same taps.
     residues: ResidueClasses | None = None
 
     def iterate_taps(self, tiles_per_tap: int, block_k: int, num_splits: int) -> TapIterator:
@@ -167,12 +149,7 @@ def make_dgrad(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
 
 
 def make_strided_dgrad(w: Conv, shape: ImplicitGemmShape) -> ConvProblem:
-    """Return the products of a strided dgrad, one for each residue class of the pixels of dX.
-
-    Args:
-        w: The forward convolution.
-        shape: The extents of the class that has most taps.
-    """
+    """Return the products of a strided dgrad, one for each residue class of the pixels of dX."""
     residues = ResidueClasses.from_workload(w)
     channels = shape.channels_per_group
     filters: TmaLoader = TransposedFilters(w.storage, w.O, w.kernel, shape.n)

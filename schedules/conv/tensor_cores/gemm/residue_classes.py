@@ -34,21 +34,13 @@ def divide(number: Expr, divisor: int) -> Expr:
 
 @dataclass(frozen=True)
 class ResidueAxis:
-    """The residue classes along one spatial axis. Methods accept the number of a class, or an expression of it.
+    """The residue classes along one spatial axis. Methods accept the number of a class, or an expression of it."""
 
-    Attributes:
-        pixels: Pixels of dX.
-        taps: Taps of the filter.
-        stride: Stride of the forward convolution; the number of classes.
-        dilation: Its dilation.
-        pad_low: Its padding before the first pixel.
-    """
-
-    pixels: int
-    taps: int
-    stride: int
-    dilation: int
-    pad_low: int
+    pixels: int  # pixels of dX
+    taps: int  # taps of the filter
+    stride: int  # stride of the forward convolution; the number of classes
+    dilation: int  # its dilation
+    pad_low: int  # its padding before the first pixel
 
     @property
     def tap_step(self) -> int:
@@ -129,15 +121,10 @@ class ResidueAxis:
 
 @dataclass(frozen=True)
 class ResidueClasses:
-    """The residue classes along all spatial axes; those of the last axis vary fastest.
+    """The residue classes along all spatial axes; those of the last axis vary fastest."""
 
-    Attributes:
-        images: Number of images.
-        axes: The classes along each axis.
-    """
-
-    images: int
-    axes: tuple[ResidueAxis, ...]
+    images: int  # number of images
+    axes: tuple[ResidueAxis, ...]  # the classes along each axis
 
     @classmethod
     def from_workload(cls, w: Conv) -> ResidueClasses:
@@ -190,10 +177,6 @@ class ResidueClasses:
 
     def locate_pixel(self, residue: Expr, row: Expr) -> tuple[Expr, Expr]:
         """Return the pixel of dX, counted over all images, that a row of the product of a class is.
-
-        Args:
-            residue: The class.
-            row: The row, which may be beyond the last one.
 
         Returns:
             The pixel, and whether it exists.

@@ -27,19 +27,14 @@ class SmemLayout:
     A box is a column of CuTe's 8-row swizzle atoms. The rows of a K-major operand are M or N, and its boxes follow one
     another along K. The rows of an MN-major operand are K, and its boxes follow one another along M or N. The swizzle
     is a function of the address, so a tile starts at a multiple of `SWIZZLE_ALIGNMENT_BYTES` (of 8 rows at least).
-
-    Attributes:
-        rows: Rows per box.
-        row_bytes: Bytes per row, which is the width of the swizzle: 128, 64 or 32. Rows that neither TMA nor wgmma
-            accesses may be longer; their chunks are then permuted within 128 bytes.
-        boxes: Number of boxes.
-        major: Contiguous mode of the operand.
     """
 
-    rows: int
+    rows: int  # rows per box
+    # Bytes per row, which is the width of the swizzle: 128, 64 or 32. Rows that neither TMA nor wgmma accesses may be
+    # longer; their chunks are then permuted within 128 bytes.
     row_bytes: int
-    boxes: int = 1
-    major: Major = Major.K
+    boxes: int = 1  # number of boxes
+    major: Major = Major.K  # contiguous mode of the operand
 
     @property
     def box_bytes(self) -> int:
@@ -76,10 +71,6 @@ class MatrixDescriptor:
     | 16-29 | leading byte offset | 1: unused by swizzled modes | next box along M or N |
     | 32-45 | stride byte offset | next 8 rows along M or N | next 8 rows along K |
     | 62-63 | swizzle mode | 1, 2, 3 for 128, 64, 32 bytes | the same |
-
-    Args:
-        name: Name of the register that holds the lower half.
-        layout: Layout of the tile.
     """
 
     def __init__(self, name: str, layout: SmemLayout) -> None:

@@ -20,9 +20,11 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
+    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
+    is_below,
     load_global,
     load_shared,
     logical_and,
@@ -44,35 +46,20 @@ MAX_VECTORS_IN_FLIGHT = 4  # output vectors that a thread holds at a time
 
 @dataclass(frozen=True)
 class StagedEpilogue:
-    """The epilogue of a CTA.
+    """The epilogue of a CTA."""
 
-    Attributes:
-        shape: The product.
-        tiling: Division of the tile among warps.
-        arguments: Argument buffers by name.
-        register_ops: Operations on accumulators. Additions may be applied in any order.
-        vector_ops: Operations on vectors of channels.
-        stages_sums: Whether the staged tile has float32 sums, instead of results.
-        num_parts: CTAs of a cluster that split the reduction.
-        split: Index of this CTA among them.
-        smem: Shared-memory address of the CTA.
-        tile_offset: Offset of the staged tile in bytes.
-        pitch_bytes: Bytes from one row of the staged tile to the next.
-        channel_args: Per-channel arguments of `register_ops` in shared memory.
-    """
-
-    shape: ImplicitGemmShape
-    tiling: WarpTiling
-    arguments: Mapping[str, Buffer]
-    register_ops: EpilogueOps
-    vector_ops: EpilogueOps
-    stages_sums: bool
-    num_parts: int
-    split: Expr
-    smem: Expr
-    tile_offset: int
-    pitch_bytes: int
-    channel_args: ChannelArgumentTile
+    shape: ImplicitGemmShape  # the product
+    tiling: WarpTiling  # division of the tile among warps
+    arguments: Mapping[str, Buffer]  # argument buffers by name
+    register_ops: EpilogueOps  # Operations on accumulators. Additions may be applied in any order.
+    vector_ops: EpilogueOps  # operations on vectors of channels
+    stages_sums: bool  # whether the staged tile has float32 sums, instead of results
+    num_parts: int  # CTAs of a cluster that split the reduction
+    split: Expr  # index of this CTA among them
+    smem: Expr  # shared-memory address of the CTA
+    tile_offset: int  # offset of the staged tile in bytes
+    pitch_bytes: int  # bytes from one row of the staged tile to the next
+    channel_args: ChannelArgumentTile  # per-channel arguments of `register_ops` in shared memory
 
     @property
     def staged_itemsize(self) -> int:
@@ -83,6 +70,15 @@ class StagedEpilogue:
     def vector(self) -> int:
         """Neighbouring channels that a thread stores at a time."""
         return math.gcd(self.shape.n, VECTOR_BYTES // self.shape.itemsize)
+
+    def apply(self, accumulators: Buffer, tile: WorkTile) -> None:
+        """Stage a tile, and store it with all operations applied."""
+        with if_(self.tiling.holds_sums):
+            self.stage(accumulators)
+        emit_call(T.cuda.cluster_sync() if self.num_parts > 1 else T.cuda.cta_sync())
+        self.store(tile)
+        if self.num_parts > 1:  # a CTA must not exit before the others have read its shared memory
+            emit_call(T.cuda.cluster_sync())
 
     def prefetch_channel_args(self, tile: WorkTile) -> None:
         """Start the copy of the per-channel arguments of a tile to shared memory.
@@ -218,7 +214,7 @@ class StagedEpilogue:
         row = self.split * (tiling.block_m // self.num_parts) + vector_idx // vectors_per_row
         column = vector_idx % vectors_per_row * self.vector
         is_inside = logical_and(
-            True if num_vectors % tiling.num_threads == 0 else vector_idx < num_vectors,
+            is_below(vector_idx, num_vectors, tiling.num_threads),
             tiling.is_inside(self.shape, tile.m + row, tile.n + column),
         )
         offset = to_uint32(self.tile_offset) + to_uint32(row * self.pitch_bytes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from ....tir_builder import Buffer, Expr, emit_ptx, if_, logical_and, to_uint32, unrolled_loop
+from ....tir_builder import Buffer, Expr, emit_ptx, if_, is_below, logical_and, to_uint32, unrolled_loop
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .channels_first_epilogue import ChannelsFirstOutput
 from .epilogue_ops import apply_to_pixels
@@ -26,13 +26,9 @@ from .workspace_reduction import OutputVector
 
 @dataclass(frozen=True)
 class StagedPixelsEpilogue(StagedEpilogue):
-    """The epilogue of a CTA; `pitch_bytes` are those from one channel of the staged tile to the next.
+    """The epilogue of a CTA; `pitch_bytes` are those from one channel of the staged tile to the next."""
 
-    Attributes:
-        output: The output; None is not allowed.
-    """
-
-    output: ChannelsFirstOutput | None = None
+    output: ChannelsFirstOutput | None = None  # the output; None is not allowed
 
     @property
     def _pixels(self) -> ChannelsFirstOutput:
@@ -76,7 +72,7 @@ class StagedPixelsEpilogue(StagedEpilogue):
         row = self.split * rows_per_cta + vector_idx % vectors_per_channel * self.vector
         column = vector_idx // vectors_per_channel
         is_inside = logical_and(
-            True if num_vectors % tiling.num_threads == 0 else vector_idx < num_vectors,
+            is_below(vector_idx, num_vectors, tiling.num_threads),
             tiling.is_inside(self.shape, tile.m + row, tile.n + column),
         )
         offset = to_uint32(self.tile_offset) + to_uint32(column * self.pitch_bytes)

@@ -22,16 +22,11 @@ class Cluster:
     """The m × n CTAs of a cluster, which compute neighbouring tiles and multicast operands to each other.
 
     CTAs with the same rank along M share operand A, and those with the same rank along N share operand B.
-
-    Attributes:
-        m: CTAs along M.
-        n: CTAs along N.
-        rank: Rank of this CTA in the cluster.
     """
 
-    m: int = 1
-    n: int = 1
-    rank: Expr = 0
+    m: int = 1  # CTAs along M
+    n: int = 1  # CTAs along N
+    rank: Expr = 0  # rank of this CTA in the cluster
 
     @property
     def size(self) -> int:
@@ -81,36 +76,22 @@ def _multicast_mask(ranks: list[Expr]) -> Expr:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """What a CTA computes at a time.
+    """What a CTA computes at a time."""
 
-    Attributes:
-        m: First row of the output tile.
-        n: First column of the output tile, within its group.
-        group: Group of the convolution, each with a product of its own.
-        residue: Residue class of its rows, each with a product of its own; a strided dgrad has several.
-        next_residue: Residue class of the next tile of the CTA.
-    """
-
-    m: Expr
-    n: Expr
-    group: Expr
-    residue: Expr = 0
-    next_residue: Expr = 0
+    m: Expr  # first row of the output tile
+    n: Expr  # first column of the output tile, within its group
+    group: Expr  # group of the convolution, each with a product of its own
+    residue: Expr = 0  # residue class of its rows, each with a product of its own; a strided dgrad has several
+    next_residue: Expr = 0  # residue class of the next tile of the CTA
 
 
 @dataclass(frozen=True)
 class KRange:
-    """The K tiles of a CTA: a part of all K tiles if several CTAs split the reduction.
+    """The K tiles of a CTA: a part of all K tiles if several CTAs split the reduction."""
 
-    Attributes:
-        split: Index of the part.
-        tiles_per_split: K tiles per part; the last part may have fewer.
-        total: K tiles of the whole reduction.
-    """
-
-    split: Expr
-    tiles_per_split: int
-    total: int
+    split: Expr  # index of the part
+    tiles_per_split: int  # K tiles per part; the last part may have fewer
+    total: int  # K tiles of the whole reduction
 
     may_be_empty: ClassVar[bool] = False
 
@@ -129,19 +110,12 @@ class KRange:
 
 @dataclass(frozen=True)
 class ResidueKRange:
-    """The K tiles of a CTA in a work tile of a residue class, of which some have fewer than others.
+    """The K tiles of a CTA in a work tile of a residue class, of which some have fewer than others."""
 
-    Attributes:
-        split: Index of the part.
-        num_splits: Number of parts.
-        total: K tiles of the whole reduction of the class.
-        may_be_empty: Whether there may be no K tiles.
-    """
-
-    split: Expr
-    num_splits: int
-    total: Expr
-    may_be_empty: bool
+    split: Expr  # index of the part
+    num_splits: int  # number of parts
+    total: Expr  # K tiles of the whole reduction of the class
+    may_be_empty: bool  # whether there may be no K tiles
 
     @property
     def first(self) -> Expr:
@@ -167,32 +141,19 @@ class TileScheduler:
     Tiles are ordered along N, then M, then groups, then residue classes, or along M first. The CTAs of a cluster
     compute neighbouring tiles. If the first residue classes have longer reductions, CTAs take tiles in the opposite
     order in every second round, so that their sums of work are similar.
-
-    Attributes:
-        tile_m: Rows per tile.
-        tile_n: Columns per tile.
-        tiles_m: Tiles along M, a multiple of the cluster's CTAs along M.
-        tiles_n: Tiles along N, a multiple of the cluster's CTAs along N.
-        groups: Number of groups.
-        num_ctas: CTAs that share the tiles.
-        tiles_per_cta: Maximum number of tiles per CTA.
-        cluster: The cluster of this CTA.
-        raster_order: Mode along which consecutive tiles are neighbours, "n" or "m"; they share operands in L2.
-        residues: Number of residue classes.
-        alternates: Whether CTAs take tiles in the opposite order in every second round.
     """
 
-    tile_m: int
-    tile_n: int
-    tiles_m: int
-    tiles_n: int
-    groups: int
-    num_ctas: int
-    tiles_per_cta: int
-    cluster: Cluster = SINGLE_CTA
-    raster_order: str = "n"
-    residues: int = 1
-    alternates: bool = False
+    tile_m: int  # rows per tile
+    tile_n: int  # columns per tile
+    tiles_m: int  # tiles along M, a multiple of the cluster's CTAs along M
+    tiles_n: int  # tiles along N, a multiple of the cluster's CTAs along N
+    groups: int  # number of groups
+    num_ctas: int  # CTAs that share the tiles
+    tiles_per_cta: int  # maximum number of tiles per CTA
+    cluster: Cluster = SINGLE_CTA  # the cluster of this CTA
+    raster_order: str = "n"  # mode along which consecutive tiles are neighbours, "n" or "m"; they share operands in L2
+    residues: int = 1  # number of residue classes
+    alternates: bool = False  # whether CTAs take tiles in the opposite order in every second round
 
     @property
     def num_tiles(self) -> int:

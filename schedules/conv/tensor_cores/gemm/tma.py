@@ -45,17 +45,11 @@ def tma_load(
 
 @dataclass(frozen=True)
 class TmaCopy:
-    """The part of a TMA copy that is the same for all boxes of an operand's tile.
+    """The part of a TMA copy that is the same for all boxes of an operand's tile."""
 
-    Attributes:
-        tensor_map: Tensor map of the array.
-        full_barrier: Address of the barrier at which the bytes complete.
-        multicast_mask: CTAs of the cluster that receive the boxes; None for this CTA only.
-    """
-
-    tensor_map: Expr
-    full_barrier: Expr
-    multicast_mask: Expr = None
+    tensor_map: Expr  # tensor map of the array
+    full_barrier: Expr  # address of the barrier at which the bytes complete
+    multicast_mask: Expr = None  # CTAs of the cluster that receive the boxes; None for this CTA only
 
     def issue(self, destination: Expr, coordinates: Sequence[Expr], im2col_offsets: Sequence[Expr] = ()) -> None:
         """Copy a box to shared memory; see `tma_load`."""

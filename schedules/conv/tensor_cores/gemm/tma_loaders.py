@@ -145,13 +145,9 @@ class TmaLoader(Protocol):
 
 @dataclass(frozen=True)
 class _Image:
-    """An image (N, spatial axes, channels), read at the pixels under the taps of a filter.
+    """An image (N, spatial axes, channels), read at the pixels under the taps of a filter."""
 
-    Attributes:
-        w: The convolution whose taps read the image.
-    """
-
-    w: Conv
+    w: Conv  # the convolution whose taps read the image
 
     @property
     def itemsize(self) -> int:
@@ -204,14 +200,10 @@ class ResidueImage:
 
     All residue classes have the same positions, from the lowest element that any of them reads. Where a class starts
     is a part of its offsets.
-
-    Attributes:
-        w: The forward convolution.
-        residues: The residue classes of its input's pixels.
     """
 
-    w: Conv
-    residues: ResidueClasses
+    w: Conv  # the forward convolution
+    residues: ResidueClasses  # the residue classes of its input's pixels
 
     def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
         """Return the tensor map for boxes of positions × channels."""
@@ -238,13 +230,9 @@ class ResidueImage:
 
 @dataclass(frozen=True)
 class Im2colChannels(Im2colImage):
-    """An image in im2col mode whose rows are (tap, channel), and whose channels are filter positions.
+    """An image in im2col mode whose rows are (tap, channel), and whose channels are filter positions."""
 
-    Attributes:
-        columns_per_tap: Rows per tap, of which the first are the channels of a group. The rows of groups follow one
-            another.
-    """
-
+    # Rows per tap, of which the first are the channels of a group. The rows of groups follow one another.
     columns_per_tap: int
 
     def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
@@ -333,19 +321,12 @@ class ChannelRows(PixelMatrix):
 
 @dataclass(frozen=True)
 class FilterMatrix:
-    """A weight (filters, taps, channels of a group): rows are filters.
+    """A weight (filters, taps, channels of a group): rows are filters."""
 
-    Attributes:
-        dtype: Dtype of the elements.
-        filters: Number of filters.
-        kernel: Taps along each spatial axis.
-        channels: Channels of a group.
-    """
-
-    dtype: str
-    filters: int
-    kernel: tuple[int, ...]
-    channels: int
+    dtype: str  # dtype of the elements
+    filters: int  # number of filters
+    kernel: tuple[int, ...]  # taps along each spatial axis
+    channels: int  # channels of a group
 
     def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
         """Return the tensor map for boxes of filters × channels of one tap."""
@@ -397,12 +378,9 @@ class TapMatrices(FilterMatrix):
     """A transposed weight (taps, channels, filters) for operands of 32 bits, which wgmma does not transpose.
 
     Rows are the second axis, and what the base class calls channels is the last one.
-
-    Attributes:
-        flips_taps: Whether the taps of the product are those of the weight in the opposite order.
     """
 
-    flips_taps: bool = False
+    flips_taps: bool = False  # whether the taps of the product are those of the weight in the opposite order
 
     def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
         """Return the tensor map for boxes of rows × channels of one tap."""
@@ -420,19 +398,12 @@ class TapMatrices(FilterMatrix):
 
 @dataclass(frozen=True)
 class ChannelsFirstPixels:
-    """Channels-first images (N, channels, pixels) for filters of one tap: neighbouring pixels are contiguous.
+    """Channels-first images (N, channels, pixels) for filters of one tap: neighbouring pixels are contiguous."""
 
-    Attributes:
-        dtype: Dtype of the elements.
-        images: Number of images.
-        channels: Number of channels.
-        pixels: Pixels of an image; a row of them is a multiple of 16 bytes.
-    """
-
-    dtype: str
-    images: int
-    channels: int
-    pixels: int
+    dtype: str  # dtype of the elements
+    images: int  # number of images
+    channels: int  # number of channels
+    pixels: int  # pixels of an image; a row of them is a multiple of 16 bytes
 
     def tensor_map(self, box_pixels: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
         """Return the tensor map for boxes of channels × pixels; `box_pixels` divides the pixels of an image."""

@@ -30,26 +30,16 @@ class OperandTile:
 
     The CTAs of a cluster that share the operand load a slice of its rows each. There are several copies along the rows
     if each of them has a halo.
-
-    Attributes:
-        operand: The operand.
-        layout: Layout in shared memory; its boxes follow one another along the channels, then along taps.
-        offset: Offset in a stage in bytes.
-        box_channels: Channels per box.
-        boxes_per_tap: Boxes along the channels.
-        copy_rows: Rows per copy.
-        copies: Copies along the rows.
-        rows_between_copies: Rows of the operand between neighbouring copies.
     """
 
     operand: Operand
-    layout: SmemLayout
-    offset: int
-    box_channels: int
-    boxes_per_tap: int
-    copy_rows: int
-    copies: int = 1
-    rows_between_copies: int = 0
+    layout: SmemLayout  # layout in shared memory; its boxes follow one another along the channels, then along taps
+    offset: int  # offset in a stage in bytes
+    box_channels: int  # channels per box
+    boxes_per_tap: int  # boxes along the channels
+    copy_rows: int  # rows per copy
+    copies: int = 1  # copies along the rows
+    rows_between_copies: int = 0  # rows of the operand between neighbouring copies
 
     def tensor_map(self) -> maps.TensorMap:
         """Return the tensor map of the copies."""
@@ -86,12 +76,9 @@ class MnMajorTile(OperandTile):
 
     The CTAs of a cluster that share the operand load `copy_rows` of the channels each. The channels of several taps
     follow one another in a box.
-
-    Attributes:
-        taps_per_copy: Taps of a K tile.
     """
 
-    taps_per_copy: int = 1
+    taps_per_copy: int = 1  # taps of a K tile
 
     @property
     def box_rows(self) -> int:
@@ -130,27 +117,16 @@ class MnMajorTile(OperandTile):
 
 @dataclass(frozen=True)
 class WgmmaMainloop:
-    """Loads and multiplies the K tiles of a work tile.
+    """Loads and multiplies the K tiles of a work tile."""
 
-    Attributes:
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        rows_per_atom: Rows of A in shared memory from one of these instructions to the next.
-        a: Tile of operand A, whose rows are divided among the warpgroups.
-        b: Tile of operand B.
-        block_k: Channels per K tile.
-        taps_per_copy: Taps along a line that are multiplied from one copy of A.
-        rows_per_tap: Rows of A from one of these taps to the next.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    rows_per_atom: int
-    a: OperandTile
+    atom: WgmmaAtom  # the wgmma instruction
+    m_atoms: int  # instructions of a warpgroup along M
+    rows_per_atom: int  # rows of A in shared memory from one of these instructions to the next
+    a: OperandTile  # tile of operand A, whose rows are divided among the warpgroups
     b: OperandTile
-    block_k: int
-    taps_per_copy: int = 1
-    rows_per_tap: int = 0
+    block_k: int  # channels per K tile
+    taps_per_copy: int = 1  # taps along a line that are multiplied from one copy of A
+    rows_per_tap: int = 0  # rows of A from one of these taps to the next
 
     @property
     def num_accumulators(self) -> int:

@@ -81,19 +81,12 @@ def emit_zeros(buffer: Buffer, count: int, num_threads: int) -> None:
 
 
 class OutputVector(NamedTuple):
-    """Neighbouring channels of the output that a thread adds up, or neighbouring pixels of a channel.
+    """Neighbouring channels of the output that a thread adds up, or neighbouring pixels of a channel."""
 
-    Attributes:
-        channel: First channel.
-        index: Index of the first element of the output.
-        locate: Function from a part to the index of the first partial sum in the workspace.
-        is_inside: Whether the vector lies inside the output.
-    """
-
-    channel: Expr
-    index: Expr
-    locate: Callable[[Expr], Expr]
-    is_inside: Expr = True
+    channel: Expr  # first channel
+    index: Expr  # index of the first element of the output
+    locate: Callable[[Expr], Expr]  # function from a part to the index of the first partial sum in the workspace
+    is_inside: Expr = True  # whether the vector lies inside the output
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from ....tir_builder import (
     emit_ptx,
     fill_zeros,
     if_,
+    is_below,
     load_shared,
     logical_and,
     pack,
@@ -191,7 +192,7 @@ class GroupedDgradKernel:
         _, step_y, step_x = self.shape.upsampling
         for half in range(2):
             row = step * MMA_PIXELS + half * 8 + lane // 4
-            with if_(True if config.num_pixels % MMA_PIXELS == 0 else row < config.num_pixels):
+            with if_(is_below(row, config.num_pixels, MMA_PIXELS)):
                 y = row // config.pixels_x * step_y + first_pixel[0]
                 x = row % config.pixels_x * step_x + first_pixel[1]
                 for mma_n in range(config.mmas_n):
@@ -214,10 +215,7 @@ class GroupedDgradKernel:
         def emit_store(number: Expr) -> None:
             pixel, octet = number // octets, number % octets
             y, x = row + pixel // width, column + pixel % width
-            is_inside = logical_and(
-                True if num_rows % height == 0 else y < num_rows, True if num_columns % width == 0 else x < num_columns
-            )
-            with if_(is_inside):
+            with if_(logical_and(is_below(y, num_rows, height), is_below(x, num_columns, width))):
                 element = pixel * config.output_pitch + octet * OCTET
                 load_shared(self.packed, self.outputs + to_uint32(element * ITEM_BYTES), OCTET * ITEM_BYTES)
                 index = ((image * num_rows + y) * num_columns + x) * self.view.O + first_channel + octet * OCTET

@@ -26,21 +26,13 @@ def pad_pixel(channels: Any) -> Any:
 
 @dataclass(frozen=True)
 class PixelTile:
-    """Pixels of an array in shared memory.
+    """Pixels of an array in shared memory."""
 
-    Attributes:
-        array: The array, channels last.
-        address: Address of the first pixel in shared memory.
-        num_pixels: Number of pixels.
-        channels: Channels of the CTA.
-        first_channel: First of these channels.
-    """
-
-    array: Buffer
-    address: Expr
-    num_pixels: int
-    channels: int
-    first_channel: Expr
+    array: Buffer  # the array, channels last
+    address: Expr  # address of the first pixel in shared memory
+    num_pixels: int  # number of pixels
+    channels: int  # channels of the CTA
+    first_channel: Expr  # first of these channels
 
     @property
     def pitch(self) -> int:
@@ -57,13 +49,8 @@ class PixelTile:
     ) -> None:
         """Start the copies: neighbouring threads copy neighbouring octets of a pixel.
 
-        Args:
-            thread: Index of the thread.
-            num_threads: Threads of the CTA.
-            image: Index of the image.
-            size: Rows and columns of an image.
-            locate: Function from a pixel of the tile to its row, its column, and whether it is inside of the image;
-                others become zeros.
+        `size` has the rows and columns of an image. `locate` is a function from a pixel of the tile to its row, its
+        column, and whether it is inside of the image; others become zeros.
         """
         octets, all_channels = self.channels // OCTET, int(self.array.shape[-1])
         total = self.num_pixels * octets

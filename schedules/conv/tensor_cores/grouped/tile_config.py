@@ -39,19 +39,12 @@ ADDRESS_INSTRUCTIONS = 30  # of a step of 16 pixels, with the stores of its sums
 
 @dataclasses.dataclass(frozen=True)
 class GroupedTileConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
+    """One config, or many configs as columns."""
 
-    Attributes:
-        units: Units of groups per CTA.
-        pixels_y: Rows of a tile; for gradients of inputs, rows of each class.
-        pixels_x: Columns of a tile, likewise.
-        warps_pixels: Warps along the pixels of a tile.
-    """
-
-    units: Any
-    pixels_y: Any
-    pixels_x: Any
-    warps_pixels: Any
+    units: Any  # units of groups per CTA
+    pixels_y: Any  # rows of a tile; for gradients of inputs, rows of each class
+    pixels_x: Any  # columns of a tile, likewise
+    warps_pixels: Any  # warps along the pixels of a tile
 
     @classmethod
     def list_required(cls, w: Any) -> list[Rule]:

@@ -20,11 +20,9 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....tir_builder import (
     Buffer,
@@ -32,10 +30,9 @@ from ....tir_builder import (
     Register,
     allocate,
     emit_ptx,
-    fill_zeros,
     if_,
+    is_below,
     logical_and,
-    serial_loop,
     store,
     to_uint32,
     unrolled_loop,
@@ -44,10 +41,10 @@ from ...gradient_conversion import build_channels_last_gradient, view_channels_l
 from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cta import Cta, allocate_smem, open_cta
-from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
+from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.padded_pixels import PaddedPixels
-from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.workspace_reduction import store_sums
+from ..pixel_tiles import PixelTiles
 from ..wgrad_sums import declare_atomics, emit_wgrad
 from .halo_wgrad_config import COLUMN_UNIT, HaloWgradConfig
 from .schedule import DTYPES
@@ -100,36 +97,21 @@ def halo_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
 
 class ProductBlock(NamedTuple):
-    """The sums that a CTA computes.
+    """The sums that a CTA computes."""
 
-    Attributes:
-        group: Group of the convolution.
-        first_filter: First filter of the group.
-        first_tap_row: First row of the filter.
-        first_channel: First channel of the group.
-    """
-
-    group: Expr
-    first_filter: Expr
-    first_tap_row: Expr
-    first_channel: Expr
+    group: Expr  # group of the convolution
+    first_filter: Expr  # first filter of the group
+    first_tap_row: Expr  # first row of the filter
+    first_channel: Expr  # first channel of the group
 
 
 class HaloWgradKernel:
-    """Emitter of the kernel that multiplies.
-
-    Args:
-        config: The config.
-        arguments: Argument buffers by name.
-        cta: Position in the grid: the block of sums, the part of the pixels and the thread.
-        smem: Shared-memory address of the first stage.
-        is_atomic: Whether sums are added to those of other parts.
-    """
+    """Emitter of the kernel that multiplies."""
 
     def __init__(
         self, config: HaloWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr, *, is_atomic: bool
     ) -> None:
-        self._config, self._part, self._smem, self._is_atomic = config, cta.split, smem, is_atomic
+        self._config, self._is_atomic = config, is_atomic
         self._block = self._locate_block(cta.index)
         self._tiling = make_tiling(config, cta.thread)
         dy, image = (arguments[name] for name in config.w.OPERANDS)
@@ -139,23 +121,17 @@ class HaloWgradKernel:
         self._gradient = PaddedPixels(dy, forward.output_size, gradient_pixels, config.block_m, shape.m)
         self._window = PaddedPixels(image, forward.input_size, rows * columns, config.block_c, config.channels)
         self._window_columns = columns
-        self._pipeline = CpAsyncPipeline(config.stages)
+        self._tiles = PixelTiles.allocate(config, cta.split, smem, self._tiling)
         atom, tiling = self._tiling.atom, self._tiling
-        self._accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
         self._a_fragments = allocate("a_fragments", tiling.mmas_m * atom.a_registers, "uint32")
         self._b_fragments = allocate("b_fragments", 2 * atom.b_registers, "uint32")
         self._tap_offsets = allocate("tap_offset", tiling.mmas_n // 2, "uint32")
 
     def emit(self, workspace: Buffer) -> None:
         """Emit the kernel, which stores or adds its sums to an array (parts, filters of a group, groups, columns)."""
-        pipeline, tiling, iterations = self._pipeline, self._tiling, int(self._config.iterations)
         self._locate_taps()
-        pipeline.fill(iterations, self._copy)
-        fill_zeros(self._accumulators, tiling.num_accumulators)
-        pipeline.run(iterations, self._copy, self._multiply, self._is_valid)
-        if tiling.warps_k > 1:
-            reduce_sliced_k(self._accumulators, tiling, self._smem)
-        with if_(tiling.holds_sums):
+        self._tiles.multiply(self._copy, self._multiply)
+        with if_(self._tiling.holds_sums):
             self._store_sums(workspace)
 
     def _locate_block(self, index: Expr) -> ProductBlock:
@@ -168,26 +144,17 @@ class HaloWgradKernel:
             index % blocks_c * config.block_c,
         )
 
-    def _is_valid(self, iteration: Expr) -> Expr:
-        """Return whether the CTA has a tile in an iteration."""
-        config, iterations, num_tiles = self._config, int(self._config.iterations), int(self._config.num_tiles)
-        is_exact = int(config.num_parts) * iterations == num_tiles
-        return True if is_exact else self._part * iterations + iteration < num_tiles
-
-    def _stage(self, index: Expr) -> Expr:
-        return self._smem + to_uint32(index * int(self._config.stage_bytes))
-
     def _copy(self, iteration: Expr, stage: Expr) -> None:
         """Start the copies of a tile of dY and of the window of X below it."""
         config, block, forward = self._config, self._block, self._config.forward
         thread, num_threads = self._tiling.thread.thread, int(config.num_threads)
-        tiles_p, tiles_q = map(int, config.pixel_tiles)
-        with if_(self._is_valid(iteration)):
-            number = Register("tile", value=self._part * int(config.iterations) + iteration).value
-            image = Register("image", value=number // (tiles_q * tiles_p)).value
-            row = Register("row", value=number // tiles_q % tiles_p * config.block_p).value
-            column = Register("column", value=number % tiles_q * config.block_q).value
-            address = Register("stage", "uint32", self._stage(stage)).value
+        with if_(self._tiles.is_valid(iteration)):
+            names = "image", "row", "column"
+            image, row, column = (
+                Register(name, value=value).value
+                for name, value in zip(names, self._tiles.locate(iteration), strict=True)
+            )
+            address = Register("stage", "uint32", self._tiles.stage(stage)).value
 
             def locate_gradient(pixel: Expr) -> tuple[Expr, Expr, Expr, Expr]:
                 y, x = row + pixel // config.block_q, column + pixel % config.block_q
@@ -226,13 +193,9 @@ class HaloWgradKernel:
 
     def _multiply(self, stage: Expr) -> None:
         """Multiply the pixels of a tile, those of an mma at a time."""
-        config, tiling = self._config, self._tiling
-        steps, address = int(config.pixel_steps), Register("read_address", "uint32", self._stage(stage)).value
-        rounds = ceil_div(steps, config.warps_k)
-        with serial_loop(rounds, "step") as i:
-            step = i * config.warps_k + tiling.warp_k
-            with if_(True if rounds * config.warps_k == steps else step < steps):
-                self._multiply_step(address, step * config.mma_pixels)
+        address = Register("read_address", "uint32", self._tiles.stage(stage)).value
+        with self._tiles.steps_loop() as step:
+            self._multiply_step(address, step * self._config.mma_pixels)
 
     def _multiply_step(self, stage: Expr, first_pixel: Expr) -> None:
         tiling, atom, gradient_bytes = self._tiling, self._tiling.atom, int(self._config.gradient_bytes)
@@ -250,10 +213,9 @@ class HaloWgradKernel:
                 ldmatrix_x4(registers, addresses[0] + self._tap_offsets[pair], transposed=True)
             for mma_m in range(tiling.mmas_m):
                 for e in range(2):
-                    number = tiling.accumulator(mma_m, 2 * pair + e)
-                    sums = [self._accumulators[number + i] for i in range(atom.num_accumulators)]
                     b_fragment = registers[e * atom.b_registers : (e + 1) * atom.b_registers]
-                    atom.emit(sums, self._a_registers(mma_m), b_fragment)
+                    a_fragment = self._a_registers(mma_m)
+                    tiling.multiply(self._tiles.accumulators, mma_m, 2 * pair + e, a_fragment, b_fragment)
 
     def _load_wide_gradient(self, stage: Expr, first_pixel: Expr) -> None:
         """Load the fragments of dY of 32 bits."""
@@ -304,15 +266,15 @@ class HaloWgradKernel:
             tap, channel = column // config.block_c, block.first_channel + column % config.block_c
             tap_row = block.first_tap_row + tap // taps_x
             is_inside = logical_and(
-                True if shape.m % config.block_m == 0 else block.first_filter + row < shape.m,
+                is_below(block.first_filter + row, shape.m, config.block_m),
                 column < int(config.num_columns) if overhangs else True,
-                True if config.w.kernel[0] % config.taps_y == 0 else tap_row < config.w.kernel[0],
+                is_below(tap_row, config.w.kernel[0], config.taps_y),
             )
-            part = 0 if self._is_atomic else self._part
+            part = 0 if self._is_atomic else self._tiles.part
             first = (part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
             first = first + (tap_row * taps_x + tap % taps_x) * config.channels + channel
             for e in range(0, len(sums), width):
-                exists = True if config.channels % config.block_c == 0 else channel + e < config.channels
+                exists = is_below(channel + e, config.channels, config.block_c)
                 with if_(logical_and(is_inside, exists)):
                     store_sums(workspace, first + e, sums[e : e + width], is_atomic=self._is_atomic)
 
@@ -325,7 +287,7 @@ class HaloWgradKernel:
                     first = tiling.accumulator(mma_m, mma_n, half)
                     row = tiling.first_row + mma_m * tiling.atom.m + (half * 8 + tiling.thread.lane // 4)
                     column = tiling.first_column + mma_n * tiling.atom.n + tiling.thread.lane % 4 * 2
-                    yield row, column, [self._accumulators[first + e] for e in range(2)]
+                    yield row, column, [self._tiles.accumulators[first + e] for e in range(2)]
 
     def _a_registers(self, mma_m: int) -> list[Expr]:
         size = self._tiling.atom.a_registers

@@ -23,16 +23,13 @@ from tvmconv.target import (
     SCHEDULERS,
     WARP_SIZE,
 )
-from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import get_itemsize
 
-from ...estimated_config import EstimatedTileConfig
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.padded_pixels import compute_pitch_bytes
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from ..wgrad_sums import make_wgrad_shape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from ..pixel_tiles import REDUCTION_CYCLES, REGISTERS_PER_SM, SM_SHARED_BYTES, PixelTileConfig, count_resident_ctas
 
 COLUMN_UNIT = 16  # columns of two instructions, whose channels have one tap
 BLOCK_M_CHOICES = (16, 32, 64, 128)
@@ -46,46 +43,24 @@ PARTS_CHOICES = (1, 2, 4, 8, 16, 33, 66, 132, 264)
 MIN_WARPS, MAX_WARPS = 4, 16
 MAX_ACCUMULATORS = 160
 OVERHEAD_REGISTERS, DIVISION_REGISTERS = 40, 24  # the latter where the pixels of a step may lie in two rows
-REGISTERS_PER_SM = 65536
-SM_SHARED_BYTES = 227 << 10
 BANK_BYTES = NUM_BANKS * 4  # of shared memory per cycle
 COPY_INSTRUCTIONS = 20  # of a copy, with its address and guards
 TILE_CYCLES = 200  # of the barrier and the addresses of a tile
-REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 2500  # of the second kernel, for the whole GPU
+WORKSPACE_BYTES_PER_CYCLE = 2500  # of the second kernel, for the whole GPU
 L2_BYTES_PER_CYCLE = 26  # of an SM
 
 
 @dataclasses.dataclass(frozen=True)
-class HaloWgradConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
-
-    Attributes:
-        w: The gradient, channels last.
-        block_m: Filters per CTA.
-        block_c: Channels of X per CTA.
-        taps_y: Rows of the filter per CTA.
-        warps_m: Warps along the filters.
-        warps_n: Warps along (tap, channel).
-        warps_k: Warps along the pixels of a tile.
-        block_p: Output rows per tile.
-        block_q: Output columns per tile.
-        stages: Tiles in shared memory.
-        parts: CTAs that share the pixels.
-    """
+class HaloWgradConfig(PixelTileConfig):
+    """One config, or many configs as columns."""
 
     TILE_KNOBS = ("block_m", "block_c", "block_p", "warps_n")
 
-    w: WeightGradient
-    block_m: Any
-    block_c: Any
-    taps_y: Any
-    warps_m: Any
-    warps_n: Any
-    warps_k: Any
-    block_p: Any
-    block_q: Any
-    stages: Any
-    parts: Any
+    block_m: Any  # filters per CTA
+    block_c: Any  # channels of X per CTA
+    taps_y: Any  # rows of the filter per CTA
+    warps_m: Any  # warps along the filters
+    warps_n: Any  # warps along (tap, channel)
 
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:
@@ -131,29 +106,9 @@ class HaloWgradConfig(EstimatedTileConfig):
         ]
 
     @property
-    def forward(self) -> Conv:
-        """The forward convolution."""
-        return self.w.forward
-
-    @property
-    def shape(self) -> ImplicitGemmShape:
-        """The product."""
-        return make_wgrad_shape(self.w)
-
-    @property
     def channels(self) -> int:
         """Channels of X of a group."""
         return self.w.C // self.w.groups
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return get_itemsize(self.w.storage)
-
-    @property
-    def mma_pixels(self) -> int:
-        """Pixels of an mma."""
-        return MmaSyncAtom.k_bytes // self.itemsize
 
     @property
     def num_warps(self) -> Any:
@@ -174,11 +129,6 @@ class HaloWgradConfig(EstimatedTileConfig):
     def mmas_n(self) -> Any:
         """Instructions of a warp along the columns."""
         return 2 * ceil_div(self.num_columns // COLUMN_UNIT, self.warps_n)
-
-    @property
-    def num_accumulators(self) -> Any:
-        """Accumulator registers per thread."""
-        return self.mmas_m * self.mmas_n * MmaSyncAtom.num_accumulators
 
     @property
     def registers(self) -> Any:
@@ -213,16 +163,6 @@ class HaloWgradConfig(EstimatedTileConfig):
         return self.num_parts * self.num_products
 
     @property
-    def num_pixels(self) -> Any:
-        """Pixels per tile."""
-        return self.block_p * self.block_q
-
-    @property
-    def pixel_steps(self) -> Any:
-        """Steps of the reduction over a tile."""
-        return ceil_div(self.num_pixels, self.mma_pixels)
-
-    @property
     def window(self) -> tuple[Any, Any]:
         """Rows and columns of X below the taps of a tile."""
         (stride_y, stride_x), (dilation_y, _) = self.forward.stride, self.forward.dilation
@@ -252,35 +192,11 @@ class HaloWgradConfig(EstimatedTileConfig):
         return round_up(np.maximum(self.stages * self.stage_bytes, sums), VECTOR_BYTES)
 
     @property
-    def pixel_tiles(self) -> tuple[Any, Any]:
-        """Numbers of tiles of an image along rows and columns."""
-        rows, columns = self.forward.output_size
-        return ceil_div(rows, self.block_p), ceil_div(columns, self.block_q)
-
-    @property
-    def num_tiles(self) -> Any:
-        """Tiles of the batch."""
-        return self.forward.N * math.prod(self.pixel_tiles)
-
-    @property
-    def iterations(self) -> Any:
-        """Tiles of a CTA."""
-        return ceil_div(self.num_tiles, self.parts)
-
-    @property
-    def num_parts(self) -> Any:
-        """Parts of the pixels that are not empty."""
-        return ceil_div(self.num_tiles, self.iterations)
-
-    @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles of both kernels: the bottleneck of an SM, and what does not overlap."""
         warps, steps = self.num_warps, self.pixel_steps
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
-        resident = np.minimum(
-            SM_SHARED_BYTES // (self.smem_bytes + 1024), REGISTERS_PER_SM // (self.registers * WARP_SIZE * warps)
-        )
-        resident = np.clip(np.minimum(resident, 64 // warps), 1, None)
+        resident = count_resident_ctas(self.smem_bytes, self.registers, warps)
         tiles, mmas, output_warps = blocks_per_sm * self.iterations, self.mmas_m * self.mmas_n, warps // self.warps_k
         conflicts = 1 + (self.itemsize == ACCUMULATOR_BYTES and self.forward.stride[1] % 2 == 0)
         loads = MmaSyncAtom.a_registers * self.mmas_m + conflicts * MmaSyncAtom.b_registers * self.mmas_n

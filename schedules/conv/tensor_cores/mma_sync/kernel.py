@@ -10,18 +10,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
 from tvmconv.workloads import Conv
 
-from ....tir_builder import Buffer, Expr, allocate, emit_call, if_, logical_and, serial_loop, to_uint32
+from ....tir_builder import Buffer, Expr, allocate, if_, logical_and, serial_loop, to_uint32
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.channel_arguments import ChannelArgumentTile
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling, reduce_sliced_k
+from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
@@ -41,14 +39,7 @@ def emit_kernels(
     arguments: dict[str, Buffer],
     filter_gather: type[FilterGather] = FilterGather,
 ) -> None:
-    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace.
-
-    Args:
-        w: The convolution.
-        config: The tile config.
-        arguments: Argument buffers by name.
-        filter_gather: Loader of the filters, for the order in which they are in memory.
-    """
+    """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
     if not config.uses_workspace_reduction:
         emit_kernel(w, config, arguments, None, filter_gather)
         return
@@ -80,23 +71,15 @@ def emit_kernel(
     workspace: Buffer | None,
     filter_gather: type[FilterGather] = FilterGather,
 ) -> None:
-    """Emit the kernel that multiplies.
-
-    Args:
-        w: The convolution.
-        config: The tile config.
-        arguments: Argument buffers by name.
-        workspace: Partial sums of a split reduction; None without a workspace.
-        filter_gather: Loader of the filters.
-    """
+    """Emit the kernel that multiplies; `workspace` receives the partial sums of a split reduction, if there is one."""
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     splits_in_cluster = bool(config.uses_cluster_reduction)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
-        tiling = make_tiling(w, config, position.thread)
-        mainloop = make_mainloop(w, config, tiling, arguments, split, smem, filter_gather)
+        tiling = make_tiling(w.dtype, config, position.thread)
+        mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_gather)
         epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
 
@@ -105,25 +88,16 @@ def emit_kernel(
             epilogue.init_accumulators(accumulators, tile)
 
         def compute(tile: WorkTile, next_tile: WorkTile | None = None, has_next_tile: Expr = False) -> None:
-            mainloop.run(accumulators, next_tile, has_next_tile)
-            if not next_tile:  # the staged tile reuses the memory of the stages
-                mainloop.pipeline.drain()
-            if tiling.warps_k > 1:
-                reduce_sliced_k(accumulators, tiling, smem)
-            if workspace is not None:
-                with if_(tiling.holds_sums):
-                    if config.stores_channels_first:
-                        output = ChannelsFirstOutput.from_workload(w)
-                        store_partial_sums_of_pixels(workspace, accumulators, tiling, tile, split, shape, output)
-                    else:
-                        store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
+            mainloop.compute(accumulators, next_tile, has_next_tile)
+            if workspace is None:
+                epilogue.apply(accumulators, tile)
                 return
             with if_(tiling.holds_sums):
-                epilogue.stage(accumulators)
-            emit_call(T.cuda.cluster_sync() if epilogue.num_parts > 1 else T.cuda.cta_sync())
-            epilogue.store(tile)
-            if epilogue.num_parts > 1:  # a CTA must not exit before the others have read its shared memory
-                emit_call(T.cuda.cluster_sync())
+                if config.stores_channels_first:
+                    output = ChannelsFirstOutput.from_workload(w)
+                    store_partial_sums_of_pixels(workspace, accumulators, tiling, tile, split, shape, output)
+                else:
+                    store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
 
         mainloop.locate(tiles.tile_at(cta))
         mainloop.fill()
@@ -141,9 +115,9 @@ def emit_kernel(
                 compute(tiles.tile_at(tile_idx), tiles.tile_at(tile_idx + num_ctas), has_next_tile)
 
 
-def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
+def make_tiling(dtype: str, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
     """Return the division of a tile among warps."""
-    atom, row_bytes = MmaSyncAtom(w.dtype, w.dtype), config.block_k * ImplicitGemmShape.from_workload(w).itemsize
+    atom = MmaSyncAtom(dtype, dtype)
     return WarpTiling(
         atom,
         config.warps_m,
@@ -151,12 +125,44 @@ def make_tiling(w: Conv, config: MmaSyncTileConfig, thread: ThreadPosition) -> W
         config.warps_k,
         mmas_m=config.block_m // config.warps_m // atom.m,
         mmas_n=config.block_n // config.warps_n // atom.n,
-        mmas_k=row_bytes // atom.k_bytes // config.warps_k,
+        mmas_k=config.block_k * atom.itemsize // atom.k_bytes // config.warps_k,
         thread=thread,
     )
 
 
 def make_mainloop(
+    config: MmaSyncTileConfig,
+    tiling: WarpTiling,
+    make_loaders: tuple[Callable[[CopyThreads], OperandLoader], Callable[[CopyThreads], OperandLoader]],
+    k_range: KRange,
+    smem: Expr,
+    layouts: tuple[SmemLayout, SmemLayout] | None = None,
+    mainloop_type: type[MmaSyncMainloop] = MmaSyncMainloop,
+) -> MmaSyncMainloop:
+    """Return the mainloop: layouts and loaders of the operands A and B, fragments and stages.
+
+    Operands are K-major unless there are `layouts`. `make_loaders` has functions from the division of an operand among
+    threads to its loader.
+    """
+    atom, row_bytes = tiling.atom, config.block_k * tiling.atom.itemsize
+    layouts = layouts or (SmemLayout(config.block_m, row_bytes), SmemLayout(config.block_n, row_bytes))
+    copies = (CopyThreads(layout, tiling.num_threads, tiling.thread.thread) for layout in layouts)
+    a, b = (make_loader(copy) for make_loader, copy in zip(make_loaders, copies, strict=True))
+    return mainloop_type(
+        tiling,
+        *layouts,
+        a,
+        b,
+        config.block_k,
+        k_range,
+        CpAsyncPipeline(config.stages),
+        smem,
+        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, "uint32"),
+        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, "uint32"),
+    )
+
+
+def make_conv_mainloop(
     w: Conv,
     config: MmaSyncTileConfig,
     tiling: WarpTiling,
@@ -165,26 +171,16 @@ def make_mainloop(
     smem: Expr,
     filter_gather: type[FilterGather],
 ) -> MmaSyncMainloop:
-    """Return the mainloop: layouts and loaders of the operands, fragments and stages."""
-    shape, atom = ImplicitGemmShape.from_workload(w), tiling.atom
+    """Return the mainloop of a convolution's image and filters."""
+    shape = ImplicitGemmShape.from_workload(w)
     k_range = KRange(split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
     overhangs = shape.k % (config.block_k * k_range.tiles_per_split * config.split_k) != 0
-    k_extent, row_bytes = shape.k if overhangs else None, config.block_k * shape.itemsize
-    a_layout, b_layout = SmemLayout(config.block_m, row_bytes), SmemLayout(config.block_n, row_bytes)
-    a_copy, b_copy = (CopyThreads(each, tiling.num_threads, tiling.thread.thread) for each in (a_layout, b_layout))
-    return MmaSyncMainloop(
-        tiling,
-        a_layout,
-        b_layout,
-        ImageGather(w, arguments["X"], config.block_k, k_extent, a_copy),
-        filter_gather(shape, w.storage, arguments["K"], config.block_k, k_extent, b_copy),
-        config.block_k,
-        k_range,
-        CpAsyncPipeline(config.stages),
-        smem,
-        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, "uint32"),
-        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, "uint32"),
+    k_extent = shape.k if overhangs else None
+    make_loaders = (
+        lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy),
+        lambda copy: filter_gather(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
     )
+    return make_mainloop(config, tiling, make_loaders, k_range, smem)
 
 
 def make_epilogue(

@@ -43,14 +43,7 @@ def compute_usage(w: Conv, columns: Columns, *, stores_channels_first: bool = Fa
 def compute_product_usage(
     config: MmaSyncTileConfig, gemm: ImplicitGemmShape, smem_bytes: Any, cluster: Any = None
 ) -> ResourceUsage:
-    """Return the resources that configs use for a product.
-
-    Args:
-        config: The configs as columns.
-        gemm: The product.
-        smem_bytes: Bytes of shared memory of a block.
-        cluster: Blocks per cluster; None if no config has clusters.
-    """
+    """Return the resources that configs use for a product; `cluster` has the blocks per cluster, if there are any."""
     k_tiles, num_tiles, num_blocks = config.k_tiles_per_block(gemm), config.num_tiles(gemm), config.num_blocks(gemm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
     return ResourceUsage(
@@ -84,14 +77,31 @@ def declare_knobs(w: Conv, k: Knobs, *, stores_channels_first: bool = False) -> 
     return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
 
 
+def require_even_steps(gemm: ImplicitGemmShape) -> Rule:
+    """Return the condition that fragments alternate between two register sets in the same way in each k-tile."""
+    return (
+        "a warp issues an even number of mma steps per k-tile",
+        lambda t: t.block_k * gemm.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
+    )
+
+
+def list_tile_prunings(gemm: ImplicitGemmShape) -> list[Rule]:
+    """Return the conditions under which a tile suits the product and the registers of its threads."""
+    return [
+        (
+            "tiles are less than twice as large as the product",
+            lambda t: (t.block_m < 2 * max(gemm.m, 16)) & (t.block_n < 2 * max(gemm.n, 16)),
+        ),
+        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
+        ("the registers of all threads fit", lambda t: t.fits_registers(gemm.itemsize, gemm.spatial_ndim)),
+    ]
+
+
 def list_requirements(gemm: ImplicitGemmShape) -> list[Rule]:
     """Return the conditions that every config meets."""
     return [
         ("a warp computes whole mma tiles of 16 pixels and 16 channels", lambda t: t.is_warp_tile_exact),
-        (
-            "a warp issues an even number of mma steps per k-tile",
-            lambda t: t.block_k * gemm.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
-        ),
+        require_even_steps(gemm),
         (
             "the threads copy at least 8 rows at a time",
             lambda t: t.num_threads * VECTOR_BYTES >= 8 * t.block_k * gemm.itemsize,
@@ -121,10 +131,7 @@ def list_prunings(gemm: ImplicitGemmShape) -> list[Rule]:
             f"blocks compute several tiles only if at least {MIN_PERSISTENT_BLOCKS} blocks remain",
             lambda t: (t.tiles_per_block == 1) | (t.num_blocks(gemm) >= MIN_PERSISTENT_BLOCKS),
         ),
-        (
-            "tiles are less than twice as large as the product",
-            lambda t: (t.block_m < 2 * max(gemm.m, 16)) & (t.block_n < 2 * max(gemm.n, 16)),
-        ),
+        *list_tile_prunings(gemm),
         (
             "k-tiles are less than twice as long as the reduction",
             lambda t: t.block_k < 2 * max(gemm.k, BLOCK_K_BYTES_CHOICES[0] // gemm.itemsize),
@@ -133,8 +140,6 @@ def list_prunings(gemm: ImplicitGemmShape) -> list[Rule]:
             "there are at most as many stages as k-tiles",
             lambda t: (t.stages <= t.k_tiles_per_block(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
         ),
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-        ("the registers of all threads fit", lambda t: t.fits_registers(gemm.itemsize, gemm.spatial_ndim)),
         (
             "a reduction is split only if tiles are few",
             lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= MAX_SPLIT_K_TILES),

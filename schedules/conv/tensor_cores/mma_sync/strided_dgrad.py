@@ -21,20 +21,18 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
-from ....tir_builder import Buffer, Expr, Register, allocate, emit_call, if_, logical_and, store, unrolled_loop
+from ....tir_builder import Buffer, Expr, Register, allocate, logical_and, store, unrolled_loop
 from ...tile_config import add_rules, declare_choices
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
-from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling, reduce_sliced_k
-from ..gemm.pipelines import CpAsyncPipeline
+from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling
 from ..gemm.residue_classes import ResidueClasses
-from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..residue_product import ResidueProduct
 from .epilogue_split import compute_smem_bytes
-from .kernel import make_epilogue, make_tiling
+from .kernel import make_epilogue, make_mainloop, make_tiling
 from .knobs import compute_product_usage, list_prunings, list_requirements
 from .latency import select_default_config
 from .tile_config import MMA_N, MmaSyncTileConfig, list_options
@@ -86,11 +84,11 @@ def emit_strided_dgrad(w: InputGradient, config: MmaSyncTileConfig, arguments: d
     tiles = TileScheduler.of_product(extents, block, shape.groups, num_tiles, residues=residues.count)
     with open_cta(num_tiles, int(config.num_threads), 1, splits_in_cluster=False) as position:
         smem = allocate_smem(int(compute_smem_bytes(viewed, config)))
-        tiling = make_tiling(viewed, config, position.thread)
+        tiling = make_tiling(viewed.dtype, config, position.thread)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
         with tiles.work_tiles(position.index) as tile:
             taps = ClassTaps(residues, tile.residue)
-            mainloop = make_mainloop(product, config, tiling, arguments, taps, smem)
+            mainloop = make_residue_mainloop(product, config, tiling, arguments, taps, smem)
             epilogue = make_epilogue(
                 *(viewed, config, tiling, arguments, 0, smem),
                 has_workspace=False,
@@ -102,23 +100,12 @@ def emit_strided_dgrad(w: InputGradient, config: MmaSyncTileConfig, arguments: d
             epilogue.prefetch_channel_args(tile)
             epilogue.init_accumulators(accumulators, tile)
             mainloop.start()
-            mainloop.run(accumulators, None, False)
-            mainloop.pipeline.drain()
-            if tiling.warps_k > 1:
-                reduce_sliced_k(accumulators, tiling, smem)
-            with if_(tiling.holds_sums):
-                epilogue.stage(accumulators)
-            emit_call(T.cuda.cta_sync())
-            epilogue.store(tile)
+            mainloop.compute(accumulators)
+            epilogue.apply(accumulators, tile)
 
 
 class ClassTaps:
-    """The taps of a residue class in registers, numbered along its axes, those of the last axis fastest.
-
-    Args:
-        residues: The residue classes.
-        residue: The class.
-    """
+    """The taps of a residue class in registers, numbered along its axes, those of the last axis fastest."""
 
     def __init__(self, residues: ResidueClasses, residue: Expr) -> None:
         self.residues, parts = residues, residues.split(residue)
@@ -147,15 +134,7 @@ class ClassTaps:
 
 
 class ResidueGather(ImageGather):
-    """Operand of positions × (tap of the class, filter): the elements of dY under the taps.
-
-    Args:
-        w: The forward convolution.
-        taps: The taps of the class.
-        source: dY.
-        block_k: Elements of the reduction per K tile.
-        copy: Division among threads.
-    """
+    """Operand of positions × (tap of the class, filter): the elements of dY under the taps."""
 
     def __init__(self, w: Conv, taps: ClassTaps, source: Buffer, block_k: int, copy: CopyThreads) -> None:
         super().__init__(view_gradient_as_image(w), source, block_k, None, copy)
@@ -186,15 +165,7 @@ class ResidueGather(ImageGather):
 
 
 class ResidueFilterGather(FilterGather):
-    """The filters of a class from a transposed weight (taps, channels of a group, filters of all groups).
-
-    Args:
-        product: The products of all classes.
-        taps: The taps of the class.
-        source: The transposed weight.
-        block_k: Elements of the reduction per K tile.
-        copy: Division among threads.
-    """
+    """The filters of a class from a transposed weight (taps, channels of a group, filters of all groups)."""
 
     def __init__(
         self, product: ResidueProduct, taps: ClassTaps, source: Buffer, block_k: int, copy: CopyThreads
@@ -222,11 +193,7 @@ class ResidueFilterGather(FilterGather):
 
 @dataclass(frozen=True)
 class ResidueStagedEpilogue(StagedEpilogue):
-    """The epilogue of a CTA whose rows are pixels of a residue class.
-
-    Attributes:
-        residues: The residue classes.
-    """
+    """The epilogue of a CTA whose rows are pixels of a residue class."""
 
     residues: ResidueClasses
 
@@ -244,7 +211,7 @@ def view_gradient_as_image(w: Conv) -> Conv:
     return replace(cast("Any", w), C=w.O, stride=ones, padding=(0,) * w.spatial_ndim, dilation=ones, **sizes)
 
 
-def make_mainloop(
+def make_residue_mainloop(
     product: ResidueProduct,
     config: MmaSyncTileConfig,
     tiling: WarpTiling,
@@ -252,23 +219,12 @@ def make_mainloop(
     taps: ClassTaps,
     smem: Expr,
 ) -> MmaSyncMainloop:
-    """Return the mainloop: layouts and loaders of the operands, fragments and stages."""
-    shape, atom, block_k = product.shape, tiling.atom, config.block_k
+    """Return the mainloop of dY and the filters under the taps of a class."""
+    shape, block_k = product.shape, config.block_k
     num_k_tiles = T.max((taps.count * shape.channels_per_group + (block_k - 1)) // block_k, 1)
     count = Register("num_k_tiles", value=num_k_tiles).value
-    row_bytes = block_k * shape.itemsize
-    a_layout, b_layout = SmemLayout(config.block_m, row_bytes), SmemLayout(config.block_n, row_bytes)
-    a_copy, b_copy = (CopyThreads(each, tiling.num_threads, tiling.thread.thread) for each in (a_layout, b_layout))
-    return MmaSyncMainloop(
-        tiling,
-        a_layout,
-        b_layout,
-        ResidueGather(product.forward, taps, arguments["X"], block_k, a_copy),
-        ResidueFilterGather(product, taps, arguments["K"], block_k, b_copy),
-        block_k,
-        KRange(0, count, count),
-        CpAsyncPipeline(config.stages),
-        smem,
-        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, "uint32"),
-        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, "uint32"),
+    make_loaders = (
+        lambda copy: ResidueGather(product.forward, taps, arguments["X"], block_k, copy),
+        lambda copy: ResidueFilterGather(product, taps, arguments["K"], block_k, copy),
     )
+    return make_mainloop(config, tiling, make_loaders, KRange(0, count, count), smem)

@@ -37,36 +37,22 @@ OVERHEAD_REGISTERS = 26  # registers per thread besides those that `estimate_reg
 
 @dataclass(frozen=True)
 class MmaSyncTileConfig(TileConfig):
-    """Tile of a block, and its division among warps.
+    """Tile of a block, and its division among warps."""
 
-    Attributes:
-        block_m: Pixels per block.
-        block_n: Output channels per block.
-        block_k: Elements of the reduction per k-tile.
-        warps_m: Warps along the pixels.
-        warps_n: Warps along the channels.
-        warps_k: Warps that share the reduction of an output (sliced-K), each with a part of every k-tile.
-        stages: Pipeline stages in shared memory.
-        split_k: Blocks that share the reduction of an output (split-K), each with a part of the k-tiles.
-        split_k_reduction: Where split-K partial sums are reduced: in the shared memory of a "cluster", or in a
-            "workspace".
-        tiles_per_block: Tiles that a block computes one after another.
-        residual_add: Where a residual is added: "accumulator_init" or "epilogue"; "none" without such a residual.
-        stores_channels_first: Whether the output is channels first, which is no knob.
-    """
-
-    block_m: Any
-    block_n: Any
-    block_k: Any
-    warps_m: Any
-    warps_n: Any
-    warps_k: Any
-    stages: Any
-    split_k: Any
+    block_m: Any  # pixels per block
+    block_n: Any  # output channels per block
+    block_k: Any  # elements of the reduction per k-tile
+    warps_m: Any  # warps along the pixels
+    warps_n: Any  # warps along the channels
+    warps_k: Any  # warps that share the reduction of an output (sliced-K), each with a part of every k-tile
+    stages: Any  # pipeline stages in shared memory
+    split_k: Any  # blocks that share the reduction of an output (split-K), each with a part of the k-tiles
+    # Where split-K partial sums are reduced: in the shared memory of a "cluster", or in a "workspace".
     split_k_reduction: Any
-    tiles_per_block: Any
+    tiles_per_block: Any  # tiles that a block computes one after another
+    # Where a residual is added: "accumulator_init" or "epilogue"; "none" without such a residual.
     residual_add: Any = "none"
-    stores_channels_first: Any = False
+    stores_channels_first: Any = False  # whether the output is channels first, which is no knob
 
     @property
     def is_warp_tile_exact(self) -> Any:
@@ -154,13 +140,7 @@ class MmaSyncTileConfig(TileConfig):
         return np.where(self.stores_channels_first, self.block_n, self.block_m) * self.pitch_bytes(itemsize)
 
     def dynamic_smem_bytes(self, gemm: ImplicitGemmShape, staged_itemsize: Any, num_channel_args: Any) -> Any:
-        """Return the dynamic shared memory per block in bytes: stages and tile, followed by the per-channel arguments.
-
-        Args:
-            gemm: The matrix product.
-            staged_itemsize: Bytes of an element of the tile in shared memory.
-            num_channel_args: Number of per-channel epilogue arguments in shared memory.
-        """
+        """Return the dynamic shared memory per block in bytes: stages and tile, then the per-channel arguments."""
         return (
             self.stage_and_tile_smem_bytes(gemm, staged_itemsize) + num_channel_args * self.block_n * ACCUMULATOR_BYTES
         )

@@ -17,19 +17,16 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ....tir_builder import Buffer, Expr, allocate, fill_zeros, if_
+from ....tir_builder import Buffer, allocate, fill_zeros, if_
 from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import WGRAD
-from ..gemm.atoms import MmaSyncAtom, ThreadPosition
-from ..gemm.cp_async import CopyThreads
 from ..gemm.cta import allocate_smem, open_cta
-from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
-from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import KRange, TileScheduler
 from ..gemm.workspace_reduction import store_partial_sums
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
+from .kernel import make_mainloop, make_tiling
 from .schedule import DTYPES
 from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
 from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs
@@ -77,65 +74,24 @@ def emit_partial_sums(
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=False) as position:
         smem = allocate_smem(int(compute_wgrad_smem_bytes(config, shape)))
-        tiling = make_wgrad_tiling(w, config, shape, position.thread)
+        tiling = make_tiling(w.dtype, config, position.thread)
         k_range = KRange(position.split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
-        mainloop = make_wgrad_mainloop(w, config, shape, tiling, arguments, k_range, smem)
+        dy, image = (arguments[name] for name in w.OPERANDS)
+        make_loaders = (
+            lambda copy: PixelGather(dy, shape.k, shape.groups, shape.m, copy),
+            lambda copy: WindowGather(w.forward, image, copy),
+        )
+        a_layout, b_layout = (
+            make_mn_major_layout(config.block_k, block, shape.itemsize) for block in (config.block_m, config.block_n)
+        )
+        mainloop = make_mainloop(config, tiling, make_loaders, k_range, smem, (a_layout, b_layout), MnMajorMainloop)
         accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
         tile = tiles.tile_at(position.index)
         mainloop.locate(tile)
         mainloop.fill()
         fill_zeros(accumulators, tiling.num_accumulators)
         mainloop.start()
-        mainloop.run(accumulators, None, False)
-        mainloop.pipeline.drain()
-        if tiling.warps_k > 1:
-            reduce_sliced_k(accumulators, tiling, smem)
+        mainloop.compute(accumulators)
         with if_(tiling.holds_sums):
             split = position.split
             store_partial_sums(workspace, accumulators, tiling, tile, split, shape, is_atomic=is_atomic)
-
-
-def make_wgrad_tiling(
-    w: WeightGradient, config: MmaSyncTileConfig, shape: ImplicitGemmShape, thread: ThreadPosition
-) -> WarpTiling:
-    """Return the division of a tile among warps."""
-    atom = MmaSyncAtom(w.dtype, w.dtype)
-    return WarpTiling(
-        atom,
-        config.warps_m,
-        config.warps_n,
-        config.warps_k,
-        mmas_m=config.block_m // config.warps_m // atom.m,
-        mmas_n=config.block_n // config.warps_n // atom.n,
-        mmas_k=config.block_k * shape.itemsize // atom.k_bytes // config.warps_k,
-        thread=thread,
-    )
-
-
-def make_wgrad_mainloop(
-    w: WeightGradient,
-    config: MmaSyncTileConfig,
-    shape: ImplicitGemmShape,
-    tiling: WarpTiling,
-    arguments: dict[str, Buffer],
-    k_range: KRange,
-    smem: Expr,
-) -> MnMajorMainloop:
-    """Return the mainloop: layouts and loaders of both operands, fragments and stages."""
-    a_layout = make_mn_major_layout(config.block_k, config.block_m, shape.itemsize)
-    b_layout = make_mn_major_layout(config.block_k, config.block_n, shape.itemsize)
-    a_copy, b_copy = (CopyThreads(each, tiling.num_threads, tiling.thread.thread) for each in (a_layout, b_layout))
-    dy, image = (arguments[name] for name in w.OPERANDS)
-    return MnMajorMainloop(
-        tiling,
-        a_layout,
-        b_layout,
-        PixelGather(dy, shape.k, shape.groups, shape.m, a_copy),
-        WindowGather(w.forward, image, b_copy),
-        config.block_k,
-        k_range,
-        CpAsyncPipeline(config.stages),
-        smem,
-        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * tiling.atom.a_registers, "uint32"),
-        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * tiling.atom.b_registers, "uint32"),
-    )

@@ -19,21 +19,12 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import make_wgrad_shape
-from .knobs import compute_product_usage
+from .knobs import MAX_LATENCY_RATIO, compute_product_usage, list_tile_prunings, require_even_steps
 from .latency import estimate_latency_us
-from .tile_config import (
-    BLOCK_K_BYTES_CHOICES,
-    MAX_ACCUMULATORS,
-    MMA_K_BYTES,
-    SLICED_K_WARPS,
-    WARPS_CHOICES,
-    MmaSyncTileConfig,
-)
+from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MmaSyncTileConfig, list_options
 
 BLOCK_CHOICES = (16, 32, 64, 128, 256)  # powers of two, so that threads copy whole rows at a time
-WGRAD_STAGES_CHOICES = (2, 3, 4, 6)
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 29, 33, 44, 66, 88, 132, 264)
-MAX_LATENCY_RATIO = 2.0  # maximum estimated latency of a searched config relative to the best estimate
 MAX_DEFAULT_WARPS = 8
 # A CTA has one output tile, and its sums go to a workspace.
 FIXED_KNOBS: dict[str, Any] = {"split_k_reduction": "workspace", "tiles_per_block": 1}
@@ -46,16 +37,8 @@ def make_wgrad_config(columns: Mapping[str, Any]) -> MmaSyncTileConfig:
 
 def list_wgrad_options(itemsize: int) -> dict[str, tuple[int, ...]]:
     """Return the options of the knobs."""
-    return {
-        "block_m": BLOCK_CHOICES,
-        "block_n": BLOCK_CHOICES,
-        "block_k": tuple(nbytes // itemsize for nbytes in BLOCK_K_BYTES_CHOICES),
-        "warps_m": WARPS_CHOICES,
-        "warps_n": WARPS_CHOICES,
-        "warps_k": SLICED_K_WARPS,
-        "stages": WGRAD_STAGES_CHOICES,
-        "split_k": PARTS_CHOICES,
-    }
+    options = {name: choices for name, choices in list_options(itemsize).items() if name not in FIXED_KNOBS}
+    return options | {"block_m": BLOCK_CHOICES, "block_n": BLOCK_CHOICES, "split_k": PARTS_CHOICES}
 
 
 def compute_wgrad_smem_bytes(config: MmaSyncTileConfig, shape: ImplicitGemmShape) -> Any:
@@ -68,10 +51,7 @@ def list_wgrad_requirements(shape: ImplicitGemmShape) -> list[Rule]:
     """Return the conditions that every config meets."""
     return [
         ("a warp computes whole mma tiles of 16 filters and 16 columns", lambda t: t.is_warp_tile_exact),
-        (
-            "a warp issues an even number of mma steps per k-tile",
-            lambda t: t.block_k * shape.itemsize % (2 * MMA_K_BYTES * t.warps_k) == 0,
-        ),
+        require_even_steps(shape),
         (
             "the threads copy the rows that a swizzle permutes, 8 of 16 bits or 4 of 32 bits, at a time",
             lambda t: t.num_threads >= np.maximum(t.block_m, t.block_n),
@@ -84,12 +64,7 @@ def list_wgrad_prunings(shape: ImplicitGemmShape) -> list[Rule]:
     """Return the conditions under which a config is worth searching."""
     _, best_us = select_wgrad_default(shape)
     return [
-        (
-            "tiles are less than twice as large as the product",
-            lambda t: (t.block_m < 2 * max(shape.m, 16)) & (t.block_n < 2 * max(shape.n, 16)),
-        ),
-        (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-        ("the registers of all threads fit", lambda t: t.fits_registers(shape.itemsize, shape.spatial_ndim)),
+        *list_tile_prunings(shape),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
             lambda t: estimate_latency_us(t, shape) <= MAX_LATENCY_RATIO * best_us,

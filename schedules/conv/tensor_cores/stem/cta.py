@@ -23,20 +23,13 @@ class StemCta:
 
     Shared memory has the spread weight, the per-channel arguments and the inputs of tiles. The filters as they are in
     memory lie where later the last inputs and the outputs of the warps are.
-
-    Attributes:
-        config: The tile config.
-        channel_tile: Index of the tile of output channels.
-        index: Index of the CTA among those with the same channels.
-        thread: Position in the CTA.
-        smem: Address of shared memory.
     """
 
     config: StemTileConfig
-    channel_tile: Expr
-    index: Expr
-    thread: ThreadPosition
-    smem: Expr
+    channel_tile: Expr  # index of the tile of output channels
+    index: Expr  # index of the CTA among those with the same channels
+    thread: ThreadPosition  # position in the CTA
+    smem: Expr  # address of shared memory
 
     @property
     def num_threads(self) -> int:

@@ -34,6 +34,7 @@ from ....tir_builder import (
     emit_ptx,
     fill_zeros,
     if_,
+    is_below,
     items_loop,
     load_shared,
     logical_and,
@@ -88,15 +89,7 @@ def stem(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
 
 
 class StemDgradKernel:
-    """Emitter of the kernel.
-
-    Args:
-        config: The config.
-        arguments: Argument buffers by name.
-        cta: Index of the CTA.
-        position: Position of the thread in the CTA.
-        smem: Shared-memory address: filters, then the window of dY, which the sums replace.
-    """
+    """Emitter of the kernel; shared memory has the filters, then the window of dY, which the sums replace."""
 
     def __init__(
         self, config: StemDgradConfig, arguments: dict[str, Buffer], cta: Expr, position: ThreadPosition, smem: Expr
@@ -232,7 +225,7 @@ class StemDgradKernel:
             destination = address + to_uint32(pixel * config.pixel_bytes) + to_uint32(vector * VECTOR_BYTES)
             index = (((image * planes + z) * rows + y) * columns + x) * forward.O + first
             for element in range(0, elements, contiguous):
-                is_channel = True if forward.O % (vectors * elements) == 0 else first + element < forward.O
+                is_channel = is_below(first + element, forward.O, vectors * elements)
                 is_inside = logical_and(z >= 0, z < planes, y >= 0, y < rows, x >= 0, x < columns, is_channel)
                 piece, nbytes = destination + to_uint32(element * config.itemsize), contiguous * config.itemsize
                 copy_elements(piece, self._gradient, index + element, nbytes, is_inside, half)
@@ -290,7 +283,7 @@ class StemDgradKernel:
                 for mma_n in range(config.mmas_n):
                     for e in range(2):
                         column = mma_n * self._atom.n + lane % 4 * 2 + e
-                        is_inside = True if config.columns % self._atom.n == 0 else column < config.columns
+                        is_inside = is_below(column, config.columns, self._atom.n)
                         with if_(is_inside):
                             offset = self._column_offsets[mma_n * 2 + e]
                             emit_ptx("st.shared.b32", address + offset, self._sums(row, mma_n)[half * 2 + e])

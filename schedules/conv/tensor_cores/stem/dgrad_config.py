@@ -23,6 +23,7 @@ from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.residue_classes import ResidueClasses
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from ..pixel_tiles import count_resident_ctas, list_cta_limits
 from .volume_view import view_gradient
 
 ROWS_PER_WARP_CHOICES = (1, 2, 4, 8)
@@ -34,8 +35,6 @@ MAX_COLUMNS = 64  # of all classes
 MAX_UNION_TAPS = 64  # elements of dY that the classes of a position read
 MAX_ACCUMULATORS = 96
 OVERHEAD_REGISTERS = 48
-REGISTERS_PER_SM = 65536
-SM_SHARED_BYTES = 227 << 10
 COPY_INSTRUCTIONS = 22  # of a copy, with its address and guards
 STORE_INSTRUCTIONS = 14  # of a vector of dX
 TILE_CYCLES = 400  # of the barriers and the addresses of a tile
@@ -44,25 +43,16 @@ L2_BYTES_PER_CYCLE = 32  # of an SM
 
 @dataclasses.dataclass(frozen=True)
 class StemDgradConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
-
-    Attributes:
-        w: The gradient, or the transposed convolution, of three spatial axes, channels last.
-        rows_per_warp: Rows of 16 positions that a warp computes.
-        warps_x: Warps along a row of positions.
-        warps_y: Warps along the rows.
-        max_ctas: Maximum number of CTAs, which share all tiles; 0 for one CTA per tile.
-        stages: Planes of the window in shared memory; a knob only where a window has several planes.
-    """
+    """One config, or many configs as columns."""
 
     TILE_KNOBS = ("rows_per_warp", "warps_x", "warps_y")
 
-    w: InputGradient
-    rows_per_warp: Any
-    warps_x: Any
-    warps_y: Any
-    max_ctas: Any
-    stages: Any = 1
+    w: InputGradient  # the gradient, or the transposed convolution, of three spatial axes, channels last
+    rows_per_warp: Any  # rows of 16 positions that a warp computes
+    warps_x: Any  # warps along a row of positions
+    warps_y: Any  # warps along the rows
+    max_ctas: Any  # maximum number of CTAs, which share all tiles; 0 for one CTA per tile
+    stages: Any = 1  # planes of the window in shared memory; a knob only where a window has several planes
 
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
@@ -80,12 +70,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @classmethod
     def list_required(cls, w: InputGradient) -> list[Rule]:
         """Return the conditions on every config."""
-        return [
-            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-        ]
+        return list_cta_limits(MAX_ACCUMULATORS, MAX_WARPS)
 
     @classmethod
     def list_pruned(cls, w: InputGradient) -> list[Rule]:
@@ -229,9 +214,7 @@ class StemDgradConfig(EstimatedTileConfig):
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: the bottleneck of an SM, and what does not overlap."""
-        register_limit = REGISTERS_PER_SM // (self.registers * self.num_threads)
-        resident = np.minimum(SM_SHARED_BYTES // (self.smem_bytes + 1024), register_limit)
-        resident = np.clip(np.minimum(resident, 64 // self.num_warps), 1, None)
+        resident = count_resident_ctas(self.smem_bytes, self.registers, self.num_warps)
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         planes, taps_y, taps_x = self.union_taps
         tiles, slices = blocks_per_sm * self.iterations, planes * taps_x * self.k_steps

@@ -35,12 +35,7 @@ from .row_layout import MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, VECTOR_BYTES, WORD
 
 
 class StemEpilogue:
-    """The start and the end of a tile: what accumulators begin with, the epilogue, and the store to global memory.
-
-    Args:
-        cta: The CTA.
-        arguments: Argument buffers by name.
-    """
+    """The start and the end of a tile: what accumulators begin with, the epilogue, and the store to global memory."""
 
     def __init__(self, cta: StemCta, arguments: Mapping[str, Buffer]) -> None:
         self._cta, self._arguments, self._rows = cta, arguments, cta.row_layout

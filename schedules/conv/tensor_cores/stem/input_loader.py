@@ -30,12 +30,7 @@ WORDS_IN_FLIGHT = 8  # input words that a thread loads at a time
 
 
 class StemInputLoader:
-    """Copies of the input rows of tiles to shared memory.
-
-    Args:
-        cta: The CTA.
-        source: The input.
-    """
+    """Copies of the input rows of tiles to shared memory."""
 
     def __init__(self, cta: StemCta, source: Buffer) -> None:
         self._cta, self._source, self._rows, self._smem = cta, source, cta.row_layout, cta.smem_layout

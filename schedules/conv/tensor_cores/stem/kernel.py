@@ -14,12 +14,7 @@ from .weight_loader import copy_filters, spread_filters
 
 
 def emit_kernel(config: StemTileConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel.
-
-    Args:
-        config: The tile config.
-        arguments: Argument buffers by name.
-    """
+    """Emit the kernel."""
     num_buffers, num_prefetched = int(config.num_input_buffers), int(config.num_prefetched_tiles)
     num_ctas = int(config.num_pixel_ctas)
     with open_cta(config) as cta:

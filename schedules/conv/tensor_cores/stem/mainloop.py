@@ -13,11 +13,7 @@ from .row_layout import MMA_K_WORDS, QUAD_WORDS, VECTOR_BYTES, WORD_BYTES
 
 
 class StemMainloop:
-    """Accumulation of a tile by mma.
-
-    Args:
-        cta: The CTA.
-    """
+    """Accumulation of a tile by mma."""
 
     def __init__(self, cta: StemCta) -> None:
         self._cta, self._atom = cta, MmaSyncAtom(cta.config.w.dtype, cta.config.w.dtype)

@@ -29,13 +29,9 @@ ACCUMULATOR_BYTES = 4
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of a convolution in memory rows.
+    """Layout of a convolution in memory rows."""
 
-    Attributes:
-        w: The convolution, of three spatial axes.
-    """
-
-    w: Conv3d
+    w: Conv3d  # the convolution, of three spatial axes
 
     @property
     def channels_last(self) -> bool:

@@ -21,16 +21,11 @@ class RowWindow:
 
     Rows are copied in vectors that divide the elements of an image row, so that a vector is inside of the image or
     outside. Tiles begin at multiples of 16 columns, hence the first pixel of all tiles has the same place in a vector.
-
-    Attributes:
-        w: The forward convolution of three spatial axes, channels last.
-        block_p: Output rows of the tile.
-        block_q: Output columns of the tile.
     """
 
-    w: Conv
-    block_p: Any
-    block_q: Any
+    w: Conv  # the forward convolution of three spatial axes, channels last
+    block_p: Any  # output rows of the tile
+    block_q: Any  # output columns of the tile
 
     @property
     def itemsize(self) -> int:
@@ -83,12 +78,7 @@ class RowWindow:
     ) -> None:
         """Start the copies, with zeros outside of the image.
 
-        Args:
-            source: The images.
-            address: Shared-memory address of the window.
-            tile: The output plane, counted over all images, and the first output row and column of the tile.
-            thread: Index of the thread.
-            num_threads: Threads that copy.
+        `tile` is the output plane, counted over all images, and the first output row and column of the tile.
         """
         w, (output_plane, row, column), half = self.w, tile, allocate("gathered", 1, "uint32")
         (num_planes, num_rows, width), output_planes = w.input_size, w.output_size[0]

@@ -24,25 +24,15 @@ from .smem_layout import StemSmemLayout, choose_smem_layout
 
 @dataclass(frozen=True)
 class StemTileConfig(TileConfig):
-    """Tile of a block, and number of blocks.
+    """Tile of a block, and number of blocks."""
 
-    Attributes:
-        w: The convolution, of three spatial axes.
-        block_p: Output rows per tile.
-        warps: Warps per block; each computes 16 pixels of every row.
-        block_n: Output channels per tile, a multiple of 16.
-        stages: Tiles whose inputs are in shared memory at a time.
-        max_ctas: Maximum number of blocks, which share all tiles; 0 for one block per tile.
-        weights_in_registers: Whether a warp keeps the weight in registers instead of loading it for each tile.
-    """
-
-    w: Conv3d
-    block_p: Any
-    warps: Any
-    block_n: Any
-    stages: Any
-    max_ctas: Any
-    weights_in_registers: Any
+    w: Conv3d  # the convolution, of three spatial axes
+    block_p: Any  # output rows per tile
+    warps: Any  # warps per block; each computes 16 pixels of every row
+    block_n: Any  # output channels per tile, a multiple of 16
+    stages: Any  # tiles whose inputs are in shared memory at a time
+    max_ctas: Any  # maximum number of blocks, which share all tiles; 0 for one block per tile
+    weights_in_registers: Any  # whether a warp keeps the weight in registers instead of loading it for each tile
 
     @property
     def row_layout(self) -> RowLayout:

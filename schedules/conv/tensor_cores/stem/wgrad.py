@@ -16,7 +16,6 @@ import math
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
 from tvmconv.requirements import ONE_GROUP, all_of
 from tvmconv.space import Knobs
@@ -29,27 +28,26 @@ from ....tir_builder import (
     Register,
     allocate,
     emit_ptx,
-    fill_zeros,
     if_,
+    is_below,
     items_loop,
     logical_and,
-    serial_loop,
     store,
     to_uint32,
     unrolled_loop,
 )
 from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import WGRAD
-from ..gemm.atoms import MmaSyncAtom, ThreadPosition
+from ..gemm.atoms import MmaSyncAtom
 from ..gemm.cp_async import copy_elements
-from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.mma_sync_mainloop import WarpTiling, reduce_sliced_k
+from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.mn_major_operands import load_a_fragment, make_mn_major_layout
-from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import WorkTile
 from ..gemm.workspace_reduction import store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES
+from ..pixel_tiles import PixelTiles
 from ..wgrad_sums import make_wgrad_reduction
 from .cta import join_halves
 from .schedule import DTYPES, FEW_CHANNELS, MAX_CHANNELS
@@ -75,11 +73,8 @@ def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", num_parts * shape.m * shape.n, ACCUMULATOR, "global")
-        with open_cta(
-            int(config.num_blocks_m), int(config.num_threads), num_parts, splits_in_cluster=False
-        ) as position:
-            smem = allocate_smem(int(config.smem_bytes))
-            StemWgradKernel(config, arguments, position.index, position.split, position.thread, smem).emit(workspace)
+        with open_cta(int(config.num_blocks_m), int(config.num_threads), num_parts, splits_in_cluster=False) as cta:
+            StemWgradKernel(config, arguments, cta, allocate_smem(int(config.smem_bytes))).emit(workspace)
         reduction = make_wgrad_reduction(shape, num_parts)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
@@ -87,36 +82,17 @@ def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
 
 class StemWgradKernel:
-    """Emitter of the kernel that multiplies.
+    """Emitter of the kernel that multiplies."""
 
-    Args:
-        config: The config.
-        arguments: Argument buffers by name.
-        block_m: Index of the CTA along the filters.
-        part: Part of the pixels.
-        position: Position of the thread in the CTA.
-        smem: Shared-memory address of the first stage.
-    """
-
-    def __init__(
-        self,
-        config: StemWgradConfig,
-        arguments: dict[str, Buffer],
-        block_m: Expr,
-        part: Expr,
-        position: ThreadPosition,
-        smem: Expr,
-    ) -> None:
-        self._config, self._part, self._smem = config, part, smem
+    def __init__(self, config: StemWgradConfig, arguments: dict[str, Buffer], cta: Cta, smem: Expr) -> None:
+        self._config, self._window = config, config.window
         self._gradient, self._image = (arguments[name] for name in config.w.OPERANDS)
-        self._first_filter, self._window = block_m * config.block_m, config.window
-        self._layout = make_mn_major_layout(int(config.pixels_per_tile), config.block_m, config.itemsize)
+        self._first_filter = cta.index * config.block_m
+        self._layout = make_mn_major_layout(int(config.num_pixels), config.block_m, config.itemsize)
         atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
-        warps = 1, config.warps_n, config.warps_k
         mmas = int(config.mmas_m), int(config.mmas_n), 1
-        self._tiling = WarpTiling(atom, *warps, *mmas, thread=position)
-        self._pipeline = CpAsyncPipeline(config.stages)
-        self._accumulators = allocate("accumulators", self._tiling.num_accumulators, ACCUMULATOR)
+        self._tiling = WarpTiling(atom, 1, config.warps_n, config.warps_k, *mmas, thread=cta.thread)
+        self._tiles = PixelTiles.allocate(config, cta.split, smem, self._tiling)
         self._a_fragments = allocate("a_fragments", self._tiling.mmas_m * atom.a_registers, "uint32")
         self._b_fragment = allocate("b_fragment", atom.b_registers, "uint32")
         self._halves = allocate("halves", 4, "uint16")
@@ -124,42 +100,23 @@ class StemWgradKernel:
 
     def emit(self, workspace: Buffer) -> None:
         """Emit the kernel, which stores its sums to a workspace (parts, filters, columns)."""
-        config, pipeline, tiling = self._config, self._pipeline, self._tiling
-        iterations = int(config.iterations)
+        config, tiles, tiling = self._config, self._tiles, self._tiling
         with unrolled_loop(tiling.mmas_n, "j") as mma_n:  # sums of columns that do not exist are not stored
             column = T.min(tiling.first_column + mma_n * tiling.atom.n + tiling.thread.lane // 4, config.shape.n - 1)
             store(self._tap_offsets, mma_n, to_uint32(self._window.tap_offset(column)))
-        pipeline.fill(iterations, self._copy)
-        fill_zeros(self._accumulators, tiling.num_accumulators)
-        pipeline.run(iterations, self._copy, self._multiply, self._is_valid)
-        if tiling.warps_k > 1:
-            reduce_sliced_k(self._accumulators, tiling, self._smem)
+        tiles.multiply(self._copy, self._multiply)
         with if_(tiling.holds_sums):
             tile = WorkTile(self._first_filter, 0, 0)
-            store_partial_sums(workspace, self._accumulators, tiling, tile, self._part, config.shape)
-
-    def _is_valid(self, iteration: Expr) -> Expr:
-        """Return whether the CTA has a tile in an iteration."""
-        config = self._config
-        is_exact = config.num_parts * config.iterations == config.num_tiles
-        return True if is_exact else self._part * int(config.iterations) + iteration < int(config.num_tiles)
-
-    def _stage(self, index: Expr) -> Expr:
-        return self._smem + to_uint32(index * int(self._config.stage_bytes))
+            store_partial_sums(workspace, tiles.accumulators, tiling, tile, tiles.part, config.shape)
 
     def _copy(self, iteration: Expr, stage: Expr) -> None:
         """Start the copies of a tile."""
         config, thread = self._config, self._tiling.thread.thread
-        tiles_p, tiles_q = map(int, config.pixel_tiles)
-        with if_(self._is_valid(iteration)):
-            number = Register("tile", value=self._part * int(config.iterations) + iteration).value
-            row, column = number // tiles_q % tiles_p * config.block_p, number % tiles_q * config.block_q
-            tile, address = (
-                (number // (tiles_q * tiles_p), row, column),
-                Register("stage", "uint32", self._stage(stage)),
-            )
-            self._copy_gradient(address.value, tile)
-            window = address.value + to_uint32(int(config.gradient_bytes))
+        with if_(self._tiles.is_valid(iteration)):
+            tile = self._tiles.locate(iteration)
+            address = Register("stage", "uint32", self._tiles.stage(stage)).value
+            self._copy_gradient(address, tile)
+            window = address + to_uint32(int(config.gradient_bytes))
             self._window.copy(self._image, window, tile, thread, int(config.num_threads))
 
     def _copy_gradient(self, address: Expr, tile: tuple[Expr, Expr, Expr]) -> None:
@@ -176,9 +133,9 @@ class StemWgradKernel:
             destination = address + layout.swizzled_offset(pixel, chunk)
             for element in range(0, elements, contiguous):
                 is_inside = logical_and(
-                    True if rows % config.block_p == 0 else y < rows,
-                    True if columns % config.block_q == 0 else x < columns,
-                    True if filters % config.block_m == 0 else first + element < filters,
+                    is_below(y, rows, config.block_p),
+                    is_below(x, columns, config.block_q),
+                    is_below(first + element, filters, config.block_m),
                 )
                 index = ((plane * rows + y) * columns + x) * filters + first + element
                 piece = destination + to_uint32(element * config.itemsize)
@@ -186,13 +143,8 @@ class StemWgradKernel:
 
     def _multiply(self, stage: Expr) -> None:
         """Multiply the pixels of a tile, those of an mma at a time."""
-        config, tiling = self._config, self._tiling
-        steps = int(config.pixels_per_tile) // config.mma_pixels
-        rounds = ceil_div(steps, config.warps_k)
-        with serial_loop(rounds, "step") as i:
-            step = i * config.warps_k + tiling.warp_k
-            with if_(True if rounds * config.warps_k == steps else step < steps):
-                self._multiply_step(self._stage(stage), step)
+        with self._tiles.steps_loop() as step:
+            self._multiply_step(self._tiles.stage(stage), step)
 
     def _multiply_step(self, stage: Expr, step: Expr) -> None:
         config, tiling, lane, atom = self._config, self._tiling, self._tiling.thread.lane, self._tiling.atom
@@ -219,9 +171,7 @@ class StemWgradKernel:
                 store(self._b_fragment, e, join_halves(self._halves[e * 2], self._halves[e * 2 + 1]))
             b_registers = [self._b_fragment[e] for e in range(atom.b_registers)]
             for mma_m in range(tiling.mmas_m):
-                number = tiling.accumulator(mma_m, mma_n)
-                sums = [self._accumulators[number + e] for e in range(atom.num_accumulators)]
-                atom.emit(sums, self._a_registers(mma_m), b_registers)
+                tiling.multiply(self._tiles.accumulators, mma_m, mma_n, self._a_registers(mma_m), b_registers)
 
     def _a_registers(self, mma_m: int) -> list[Expr]:
         size = self._tiling.atom.a_registers

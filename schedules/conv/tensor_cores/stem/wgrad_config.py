@@ -9,15 +9,12 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.target import CLOCKS_PER_MATRIX_MULTIPLY, H200, L2_CLOCKS, SCHEDULERS, WARP_SIZE
-from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import get_itemsize
 
-from ...estimated_config import EstimatedTileConfig
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.atoms import MmaSyncAtom
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from ..wgrad_sums import make_wgrad_shape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from ..pixel_tiles import REDUCTION_CYCLES, PixelTileConfig, count_resident_ctas, list_cta_limits
 from .row_window import RowWindow
 from .volume_view import view_gradient
 
@@ -30,40 +27,21 @@ PARTS_CHOICES = (1, 2, 4, 8, 16, 33, 66, 132, 264, 396)
 MAX_WARPS = 16
 MAX_ACCUMULATORS = 128
 OVERHEAD_REGISTERS = 56
-REGISTERS_PER_SM = 65536
-SM_SHARED_BYTES = 227 << 10
 PIXEL_UNIT = 16  # widths of tiles are multiples of it
 ITEM_INSTRUCTIONS = 20  # of a copy, with its address and guards
 TILE_CYCLES, STEP_CYCLES = 200, 40  # of the barrier and the addresses of a tile, and of the loads of a step
-REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 2500, 1500  # of the second kernel
+WORKSPACE_BYTES_PER_CYCLE = 1500  # of the second kernel
 L2_BYTES_PER_CYCLE = 32  # of an SM
 
 
 @dataclasses.dataclass(frozen=True)
-class StemWgradConfig(EstimatedTileConfig):
-    """One config, or many configs as columns.
-
-    Attributes:
-        w: The gradient, of three spatial axes, channels last.
-        block_m: Filters per CTA.
-        block_p: Output rows per tile.
-        block_q: Output columns per tile.
-        warps_n: Warps along (tap, channel).
-        warps_k: Warps along the pixels of a tile.
-        stages: Tiles in shared memory.
-        parts: CTAs that share the pixels.
-    """
+class StemWgradConfig(PixelTileConfig):
+    """One config, or many configs as columns."""
 
     TILE_KNOBS = ("block_m", "block_p", "block_q", "warps_n")
 
-    w: WeightGradient
-    block_m: Any
-    block_p: Any
-    block_q: Any
-    warps_n: Any
-    warps_k: Any
-    stages: Any
-    parts: Any
+    block_m: Any  # filters per CTA
+    warps_n: Any  # warps along (tap, channel)
 
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:
@@ -83,41 +61,16 @@ class StemWgradConfig(EstimatedTileConfig):
     @classmethod
     def list_required(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on every config."""
-        return [
-            (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
-            (f"at most {SM_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= SM_SHARED_BYTES),
-            ("the registers of all threads fit", lambda t: t.registers * t.num_threads <= REGISTERS_PER_SM),
-        ]
+        return list_cta_limits(MAX_ACCUMULATORS, MAX_WARPS)
 
     @classmethod
     def list_pruned(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
         return [
             ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
-            ("warps along the pixels have steps of their own", lambda t: t.warps_k * t.mma_pixels <= t.pixels_per_tile),
+            ("warps along the pixels have steps of their own", lambda t: t.warps_k * t.mma_pixels <= t.num_pixels),
             ("warps along the columns have columns of their own", lambda t: (t.warps_n - 1) * t.mmas_n * 8 < t.shape.n),
         ]
-
-    @property
-    def forward(self) -> Conv:
-        """The forward convolution."""
-        return self.w.forward
-
-    @property
-    def shape(self) -> ImplicitGemmShape:
-        """The product."""
-        return make_wgrad_shape(self.w)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return get_itemsize(self.w.storage)
-
-    @property
-    def mma_pixels(self) -> int:
-        """Pixels of an mma."""
-        return MmaSyncAtom.k_bytes // self.itemsize
 
     @property
     def num_warps(self) -> Any:
@@ -135,11 +88,6 @@ class StemWgradConfig(EstimatedTileConfig):
         return ceil_div(ceil_div(self.shape.n, MmaSyncAtom.n), self.warps_n)
 
     @property
-    def num_accumulators(self) -> Any:
-        """Accumulator registers per thread."""
-        return self.mmas_m * self.mmas_n * MmaSyncAtom.num_accumulators
-
-    @property
     def registers(self) -> Any:
         """Estimated registers per thread."""
         return self.num_accumulators + 4 * self.mmas_m + self.mmas_n + OVERHEAD_REGISTERS
@@ -150,11 +98,6 @@ class StemWgradConfig(EstimatedTileConfig):
         return ceil_div(self.shape.m, self.block_m)
 
     @property
-    def pixels_per_tile(self) -> Any:
-        """Pixels per tile."""
-        return self.block_p * self.block_q
-
-    @property
     def window(self) -> RowWindow:
         """Rows of the image below a tile."""
         return RowWindow(self.forward, self.block_p, self.block_q)
@@ -162,7 +105,7 @@ class StemWgradConfig(EstimatedTileConfig):
     @property
     def gradient_bytes(self) -> Any:
         """Bytes of a tile of dY in shared memory."""
-        return self.pixels_per_tile * self.block_m * self.itemsize
+        return self.num_pixels * self.block_m * self.itemsize
 
     @property
     def stage_bytes(self) -> Any:
@@ -177,27 +120,6 @@ class StemWgradConfig(EstimatedTileConfig):
         return round_up(np.maximum(self.stages * self.stage_bytes, sums), VECTOR_BYTES)
 
     @property
-    def pixel_tiles(self) -> tuple[Any, Any]:
-        """Numbers of tiles of an output plane along rows and columns."""
-        _, rows, columns = self.forward.output_size
-        return ceil_div(rows, self.block_p), ceil_div(columns, self.block_q)
-
-    @property
-    def num_tiles(self) -> Any:
-        """Tiles of the batch."""
-        return self.forward.N * self.forward.output_size[0] * self.pixel_tiles[0] * self.pixel_tiles[1]
-
-    @property
-    def iterations(self) -> Any:
-        """Tiles of a CTA."""
-        return ceil_div(self.num_tiles, self.parts)
-
-    @property
-    def num_parts(self) -> Any:
-        """Parts of the pixels that are not empty."""
-        return ceil_div(self.num_tiles, self.iterations)
-
-    @property
     def num_blocks(self) -> Any:
         """CTAs of the grid."""
         return self.num_parts * self.num_blocks_m
@@ -205,12 +127,9 @@ class StemWgradConfig(EstimatedTileConfig):
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles of both kernels: the bottleneck of an SM, and what does not overlap."""
-        warps, steps = self.warps_n * self.warps_k, ceil_div(self.pixels_per_tile, self.mma_pixels)
+        warps, steps = self.num_warps, self.pixel_steps
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
-        resident = np.minimum(
-            SM_SHARED_BYTES // (self.smem_bytes + 1024), REGISTERS_PER_SM // (self.registers * 32 * warps)
-        )
-        resident = np.clip(np.minimum(resident, 64 // warps), 1, None)
+        resident = count_resident_ctas(self.smem_bytes, self.registers, warps)
         tiles = blocks_per_sm * self.iterations
         loads = VECTOR_BYTES // self.itemsize // 2  # of a fragment of B
         mmas, step_loads = self.mmas_m * self.mmas_n, 4 * self.mmas_m + (loads + 0.5) * self.mmas_n

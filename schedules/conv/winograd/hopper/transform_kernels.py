@@ -37,15 +37,7 @@ TF32_DROPPED_BITS = 13  # low bits of a float32 mantissa that TF32, with 10 bits
 
 
 def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: Buffer, U: Buffer) -> None:
-    """Emit the kernel of U = G g Gᵀ.
-
-    Args:
-        w: The workload.
-        grid: Grid of output tiles.
-        G: Filter transform (α, r).
-        K: The filters.
-        U: The transformed filters.
-    """
+    """Emit the kernel of U = G g Gᵀ."""
     vector = 2 if w.C % 2 == 0 else 1
     vectors_per_filter = w.C // vector
     with thread_per_item(w.O * vectors_per_filter, TRANSFORM_THREADS) as index:
@@ -59,16 +51,7 @@ def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: B
 
 
 def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vector: int, X: Buffer, V: Buffer) -> None:
-    """Emit the kernel of V = Bᵀ d B, with zeros outside the images.
-
-    Args:
-        w: The workload.
-        grid: Grid of output tiles.
-        B: Input transform (α, α).
-        vector: Neighbouring channels per thread.
-        X: The input.
-        V: The transformed input.
-    """
+    """Emit the kernel of V = Bᵀ d B, with zeros outside the images."""
     vectors_per_tile, (top, left) = w.C // vector, w.pad_low
     with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
         tile, channel_in = index // vectors_per_tile, index % vectors_per_tile * vector
@@ -86,16 +69,7 @@ def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vecto
 def transform_outputs(
     w: Conv2d, grid: WinogradTileGrid, A: FractionMatrix, vector: int, arguments: dict[str, Buffer], M: Buffer
 ) -> None:
-    """Emit the kernel of Y = Aᵀ M A with the epilogue.
-
-    Args:
-        w: The workload.
-        grid: Grid of output tiles.
-        A: Output transform (α, m).
-        vector: Neighbouring channels per thread.
-        arguments: Argument buffers by name.
-        M: The products.
-    """
+    """Emit the kernel of Y = Aᵀ M A with the epilogue."""
     vectors_per_tile, (num_rows, num_columns) = w.O // vector, w.output_size
     ops, registers = EpilogueOps.from_workload(w), allocate("finished", 8, "uint32")
     with thread_per_item(grid.count * vectors_per_tile, TRANSFORM_THREADS, uses_pdl=True) as index:
