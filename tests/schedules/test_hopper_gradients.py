@@ -65,6 +65,11 @@ WGRADS = [
     ("conv2d_wgrad:4x64x9x8,80x32x3x3,s1,p1,g2,f16,nhwc", {"parts": 3, "block_n": 32}),
     ("conv2d_wgrad:4x144x9x8,144x48x3x2,s2,p1,g3,bf16,nhwc,out-f32,add", {"block_n": 32, "cluster_m": 2}),
     ("conv2d_wgrad:2x240x9x8,240x80x1x1,s1,p0,g3,f16", {"block_n": 80, "cluster_n": 2, "parts": 2}),
+    # The kernel stores dK itself, and CTAs of a cluster may share the reduction.
+    ("conv2d_wgrad:4x64x9x8,72x64x3x3,s2,p1,f16,nhwc,add", {"block_n": 128, "parts": 1, "warpgroups": 2}),
+    ("conv2d_wgrad:4x64x9x8,72x64x3x3,s1,p1,bf16,nhwc,out-f32,add", {"parts": 1, "split_k": 3}),
+    ("conv2d_wgrad:4x128x7x11,64x128x1x1,s1,p0,f16", {"block_n": 96, "cluster_n": 2, "parts": 1}),
+    ("conv2d_wgrad:4x72x9x8,64x72x2x1,s1,p0,f16,nhwc", {"block_n": 32, "parts": 1, "split_k": 2}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,11 @@ class ProductFamily:
         knob: Name of the knob.
         products: Product by value of the knob, with filters of one tap.
         other_us: Estimated latency of the other launches in microseconds, by value of the knob.
-        fixed: Attributes of tile configs that are no knobs of the schedule.
     """
 
     knob: str
     products: Mapping[int, Conv]
     other_us: Mapping[int, float]
-    fixed: Mapping[str, int] = field(default_factory=dict)
 
     def estimate_us(self, config: HopperTileConfig, value: int) -> Any:
         """Return the estimated latency of all launches in microseconds."""
@@ -74,8 +72,7 @@ class ProductFamily:
         return [(value, values == value) for value in np.unique(values).tolist() or list(self.products)[:1]]
 
     def _select(self, columns: Columns, rows: np.ndarray) -> Columns:
-        fixed = {name: np.full(np.count_nonzero(rows), value) for name, value in self.fixed.items()}
-        return {**{name: column[rows] for name, column in columns.items()}, **fixed}
+        return {name: column[rows] for name, column in columns.items()}
 
 
 def _join(parts: Iterable[tuple[np.ndarray, Any]]) -> np.ndarray:

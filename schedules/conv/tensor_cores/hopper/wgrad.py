@@ -7,7 +7,8 @@ im2col mode at the tap of the box, and `wgmma` transposes them.
 Output tiles are few and the reduction is long, so the knob `parts` divides the pixels among CTAs. To the kernel the
 parts are groups: each is a product of its own, whose float32 sums TMA stores to a workspace. The parts of each group of
 the convolution follow one another. A second kernel adds the parts in order and rounds once, so that results are the
-same bits in every run.
+same bits in every run. A single part needs neither: the kernel stores dK, and CTAs of a cluster may split its reduction
+(`split_k`), which they add up in shared memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
 from .tma_requirements import can_load_by_tma, is_promising
-from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family
+from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family, stores_result
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
 REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels per thread, of the sum of parts
@@ -72,13 +73,16 @@ def hopper(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     config, parts = declare_knobs(viewed, k)
     product, columns_per_tap = make_family(viewed).products[parts], choose_columns_per_tap(viewed.forward)
     shape = ImplicitGemmShape.from_workload(product)
+    is_whole = stores_result(viewed, parts)
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        workspace = allocate("partial_sums", shape.m * shape.groups * shape.n, ACCUMULATOR, "global")
+        num_sums = shape.m * shape.groups * shape.n
+        sums = arguments[w.RESULT] if is_whole else allocate("partial_sums", num_sums, ACCUMULATOR, "global")
         problem = make_wgrad(viewed.forward, shape, columns_per_tap)
-        emit_kernel(product, config, {**arguments, "Y": workspace}, make_problem=lambda *_: problem)
-        reduction = make_reduction(w, shape, columns_per_tap)
-        reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
+        emit_kernel(product, config, {**arguments, "Y": sums}, make_problem=lambda *_: problem)
+        if not is_whole:
+            reduction = make_reduction(w, shape, columns_per_tap)
+            reduction.emit(sums, EpilogueOps.from_workload(w), arguments, w.RESULT)
 
     return build_channels_last_gradient(w, emit)
 

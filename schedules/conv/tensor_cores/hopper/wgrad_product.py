@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,15 +21,13 @@ from .candidates import list_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .knobs import MAX_LATENCY_RATIO, STARTING_TILES
 from .product_family import ProductFamily
-from .tile_config import KNOB_OPTIONS, STAGES_CHOICES, HopperTileConfig
+from .tile_config import KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
 
 PART_PIXELS = 128  # parts are whole K tiles of any size
 PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
 REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
-TILE_OPTIONS = {name: options for name, options in KNOB_OPTIONS.items() if name != "split_k"}
-UNSPLIT = {"split_k": 1}  # the parts are not split again within clusters
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,14 @@ def make_product(w: WeightGradient, num_parts: int) -> Conv:
     n = math.prod(forward.kernel) * columns
     filters, groups = forward.O // forward.groups, forward.groups * parts
     product = PartialProduct((filters,), n * groups, part * groups, groups, forward.storage, w.min_bytes)
+    if stores_result(w, parts):
+        product = replace(product, epilogue=w.epilogue, argument_dtypes=w.argument_dtypes[-1:])
     return cast("Conv", product)
+
+
+def stores_result(w: WeightGradient, num_parts: int) -> bool:
+    """Return whether the kernel stores dK itself: the reduction is whole, and columns are those of dK."""
+    return num_parts * w.groups == 1 and choose_columns_per_tap(w.forward) == w.C
 
 
 def choose_columns_per_tap(w: Conv) -> int:
@@ -88,10 +93,12 @@ def make_family(w: WeightGradient) -> ProductFamily:
     products = {product.groups // w.groups: product for product in (make_product(w, parts) for parts in PARTS_CHOICES)}
     shapes = {parts: ImplicitGemmShape.from_workload(product) for parts, product in sorted(products.items())}
     other_us = {
-        parts: REDUCTION_LAUNCH_US + 2 * shape.groups * shape.m * shape.n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
+        parts: 0.0
+        if stores_result(w, parts)
+        else REDUCTION_LAUNCH_US + 2 * shape.groups * shape.m * shape.n * ACCUMULATOR_BYTES / WORKSPACE_BYTES_PER_US
         for parts, shape in shapes.items()
     }
-    return ProductFamily("parts", {parts: products[parts] for parts in shapes}, other_us, UNSPLIT)
+    return ProductFamily("parts", {parts: products[parts] for parts in shapes}, other_us)
 
 
 def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
@@ -103,6 +110,7 @@ def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
         *resource_constraints(product),
         require_whole_slices(product.storage, a_is_mn_major=True),
         ("boxes are at least a narrow swizzle wide", lambda t: np.gcd(t.block_n, box) >= COLUMN_UNITS[-1]),
+        ("CTAs of a cluster split the reduction if it has one part", lambda t: (t.split_k == 1) | (num_parts == 1)),
     ]
 
 
@@ -111,6 +119,10 @@ def pruning_constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
     family, (_, best_us) = make_family(w), select_default(w)
     gemm = ImplicitGemmShape.from_workload(family.products[num_parts])
     return [
+        (
+            "a reduction is split within clusters only if tiles are few",
+            lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= NUM_MULTIPROCESSORS),
+        ),
         ("tiles are less than twice as high as the product", lambda t: t.block_m < 2 * max(gemm.m, 64)),
         ("tiles are less than twice as wide as the product", lambda t: t.block_n < 2 * max(gemm.n, 16)),
         (
@@ -128,9 +140,16 @@ def pruning_constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
 def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
     """Return the knob values with the best estimates of several tiles, and these estimates, the best first.
 
-    Each tile has the number of parts that suits it.
+    Each tile has one part, and the number of parts that suits it. If a tile that does not fill wide boxes has the best
+    estimate of all, it is the last one, because the estimate does not know the cost of narrow boxes.
     """
-    family, best = make_family(w), dict[tuple[int, int], tuple[dict[str, int], float]]()
+    wide = _list_best_tiles(w, prefers_wide_boxes=True)[: STARTING_TILES + 1]
+    narrow = _list_best_tiles(w, prefers_wide_boxes=False)[0]
+    return [*wide, narrow] if narrow[1] < wide[0][1] else wide
+
+
+def _list_best_tiles(w: WeightGradient, *, prefers_wide_boxes: bool) -> list[tuple[dict[str, int], float]]:
+    family, best = make_family(w), dict[tuple[int, int, bool], tuple[dict[str, int], float]]()
     for parts in family.products:
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
@@ -138,12 +157,12 @@ def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
 
         rules = constraints(w, parts)
         for config, latency_us in list_best(
-            TILE_OPTIONS, rules, estimate, STARTING_TILES + 1, prefers_wide_boxes=True, **UNSPLIT
+            KNOB_OPTIONS, rules, estimate, STARTING_TILES + 1, prefers_wide_boxes=prefers_wide_boxes
         ):
-            tile = config.block_m, config.block_n
+            tile = config.block_m, config.block_n, parts > 1
             if tile not in best or latency_us < best[tile][1]:
-                best[tile] = {**{name: getattr(config, name) for name in TILE_OPTIONS}, "parts": parts}, latency_us
-    return sorted(best.values(), key=lambda entry: entry[1])[: STARTING_TILES + 1]
+                best[tile] = {**{name: getattr(config, name) for name in KNOB_OPTIONS}, "parts": parts}, latency_us
+    return sorted(best.values(), key=lambda entry: entry[1])
 
 
 def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
@@ -154,7 +173,9 @@ def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
 def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
     """Declare the knobs, with defaults that suit the workload, and return the tile config and the number of parts."""
     family, (default, _) = make_family(w), select_default(w)
-    values = declare_choices(k, TILE_OPTIONS | {"parts": list(family.products)}, default)
+    options = {**KNOB_OPTIONS, "parts": list(family.products)}
+    split_k = k.choice("split_k", options.pop("split_k"), default["split_k"], missing=1)
+    values = declare_choices(k, options, default) | {"split_k": split_k}
     parts = values.pop("parts")
     family.add_rules(k, functools.partial(constraints, w), functools.partial(pruning_constraints, w))
-    return HopperTileConfig(**values, **UNSPLIT), parts
+    return HopperTileConfig(**values), parts
