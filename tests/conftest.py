@@ -124,6 +124,15 @@ def shared_processes(_stood, monkeypatch):
     monkeypatch.setattr(pool, "shared", _stood)
 
 
+@pytest.fixture(autouse=True)
+def late_fork_server(monkeypatch):
+    """A search starts its fork server when it builds: most searches of tests build nothing, and to load TVM takes long.
+
+    In tests of the processes it starts ahead of time, as it does for users.
+    """
+    monkeypatch.setattr(pool.WorkerPool, "prestart_fork_server", lambda _: None)
+
+
 @pytest.fixture
 def schedule_registry(monkeypatch):
     """A copy of the schedules' schedule_registry, so that a test's schedules do not outlive it."""

@@ -9,7 +9,6 @@ few samples of the halo.
 Tensor expressions cannot express three statements that fill one array. The kernel is written as TIR.
 """
 
-from tvm import s_tir
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -19,8 +18,20 @@ from tvmconv.space import Knobs
 from tvmconv.workloads import Filter1d
 from tvmconv.workloads.filters_te import apply_epilogue
 
-from .. import tvm_script
 from ..primitives import set_memory_scope
+from ..tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    build_schedule,
+    if_,
+    items_loop,
+    serial_loop,
+    store,
+    thread_axis,
+    unrolled_loop,
+)
 from .output_tiling import MAX_UNROLLED_TAPS, can_stage_halo, declare_tile_knobs
 
 
@@ -29,35 +40,31 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     """Compute as many outputs per block as it has threads."""
     (threads,) = declare_tile_knobs(k, w)
     radius = w.k // 2
-    tap_loop = T.unroll if w.k <= MAX_UNROLLED_TAPS else T.serial
+    tap_loop = unrolled_loop if w.k <= MAX_UNROLLED_TAPS else serial_loop
 
-    # fmt: off
-    @tvm_script.prim_func(s_tir=True)
-    def main(X: T.Buffer((w.n,)), K: T.Buffer((w.k,)), Y: T.Buffer((w.n,))):  # type: ignore[valid-type]
-        tile = T.sblock_alloc_buffer((radius + threads + radius,), scope="shared")
-        total = T.sblock_alloc_buffer((1,), scope="local")
+    def emit_kernel(arguments: dict[str, Buffer]) -> None:
+        X, K, Y = arguments.values()
+        tile = allocate("tile", radius + threads + radius, "float32", "shared")
+        total = Register("total", "float32")
 
-        @T.inline
-        def copy_element(place, sample):
-            tile[place] = T.if_then_else(sample >= 0 and sample < w.n, X[sample], T.float32(0))
+        def emit_copy(first: Expr, count: int, start: Expr, thread: Expr) -> None:
+            with items_loop(count, thread, threads, is_unrolled=True) as i:  # several if the halo exceeds the block
+                sample = start + i
+                store(tile, first + i, T.if_then_else(T.And(sample >= 0, sample < w.n), X[sample], T.float32(0)))
 
-        @T.inline
-        def copy(first, count, start, t):
-            for step in T.unroll(ceil_div(count, threads)):  # more than one if the halo is larger than the block
-                if step * threads + t < count:
-                    copy_element(first + step * threads + t, start + step * threads + t)
+        with (
+            thread_axis(ceil_div(w.n, threads), "blockIdx.x") as block,
+            thread_axis(threads, "threadIdx.x") as thread,
+        ):
+            emit_copy(0, radius, block * threads - radius, thread)
+            emit_copy(radius, threads, block * threads, thread)
+            emit_copy(radius + threads, radius, block * threads + threads, thread)
+            total.set(T.float32(0))
+            with tap_loop(w.k, "tap") as tap:
+                total.set(total.value + tile[thread + tap] * K[tap])
+            with if_(block * threads + thread < w.n):
+                store(Y, block * threads + thread, apply_epilogue(w, total.value))
 
-        for block in T.thread_binding(ceil_div(w.n, threads), thread="blockIdx.x"):
-            for t in T.thread_binding(threads, thread="threadIdx.x"):
-                copy(0, radius, block * threads - radius, t)
-                copy(radius, threads, block * threads, t)
-                copy(radius + threads, radius, block * threads + threads, t)
-                total[0] = T.float32(0)
-                for j in tap_loop(w.k):
-                    total[0] += tile[t + j] * K[j]
-                if block * threads + t < w.n:
-                    Y[block * threads + t] = apply_epilogue(w, total[0])
-    # fmt: on
-    s = s_tir.Schedule(main)
+    s = build_schedule(w, emit_kernel)
     set_memory_scope(s, K="constant")
     return s

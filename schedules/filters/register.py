@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+from tvm.tirx.script.builder import ir
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
@@ -36,8 +37,21 @@ from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import apply_epilogue
 
-from .. import tvm_script
 from ..primitives import set_memory_scope
+from ..tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    build_schedule,
+    if_,
+    logical_and,
+    serial_loop,
+    store,
+    store_element,
+    thread_axis,
+    unrolled_loop,
+    vectorized_loop,
+)
 from .output_tiling import can_place_mask_in_constant_memory
 
 VECTOR_CHOICES = (1, 2, 4)  # floats per load
@@ -167,80 +181,83 @@ def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
     blocks_across = ceil_div(row_elements, vector * vectors_per_thread * threads_x)
     blocks = blocks_across * ceil_div(height, rows_per_thread * threads_y)
 
-    # fmt: off
-    @tvm_script.prim_func(s_tir=True)
-    def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
-        sums = T.sblock_alloc_buffer((rows_per_thread, vectors_per_thread * vector), scope="local")
-        window = T.sblock_alloc_buffer((window_vectors * vector,), scope="local")
+    def emit_kernel(arguments: dict[str, Buffer]) -> None:
+        X, K, Y = arguments.values()
+        sums = allocate("sums", (rows_per_thread, vectors_per_thread * vector), "float32")
+        window = allocate("window", window_vectors * vector, "float32")
 
-        @T.inline
-        def load(line, first_vector):
-            for g in T.unroll(window_vectors):
-                if (
-                    line >= 0
-                    and line < height
-                    and first_vector + g >= halo_vectors
-                    and first_vector + g < halo_vectors + whole_vectors
-                ):
-                    for lane in T.vectorized(vector):
-                        window[g * vector + lane] = X[
-                            w.element_index(line, (first_vector + g - halo_vectors) * vector + lane)
-                        ]
-                else:
-                    for lane in T.vectorized(vector):
-                        window[g * vector + lane] = T.float32(0)
-                if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line >= 0 and line < height and first_vector + g == halo_vectors + whole_vectors:
-                        for lane in T.unroll(remaining_elements):
-                            window[g * vector + lane] = X[w.element_index(line, whole_vectors * vector + lane)]
+        def emit_load(line: Expr, first_vector: Expr) -> None:
+            with unrolled_loop(window_vectors, "g") as g:
+                index, is_row = first_vector + g, logical_and(line >= 0, line < height)
+                is_whole = logical_and(is_row, index >= halo_vectors, index < halo_vectors + whole_vectors)
+                with ir.If(is_whole):
+                    with ir.Then(), vectorized_loop(vector) as lane:
+                        element = (index - halo_vectors) * vector + lane
+                        store(window, g * vector + lane, X[w.element_index(line, element)])
+                    with ir.Else(), vectorized_loop(vector) as lane:
+                        store(window, g * vector + lane, T.float32(0))
+                if remaining_elements:
+                    with (
+                        if_(logical_and(is_row, index == halo_vectors + whole_vectors)),
+                        unrolled_loop(remaining_elements, "lane") as lane,
+                    ):
+                        store(window, g * vector + lane, X[w.element_index(line, whole_vectors * vector + lane)])
 
-        @T.inline
-        def add(i, r):
-            for s in T.unroll(mask_columns):
-                for lane in T.unroll(vectors_per_thread * vector):
-                    sums[i, lane] += window[first_element + s * channels + lane] * K[w.mask_index(r, s)]
+        def emit_row_products(i: Expr, r: Expr) -> None:
+            with (
+                unrolled_loop(mask_columns, "s") as s,
+                unrolled_loop(vectors_per_thread * vector, "lane") as lane,
+            ):
+                product = window[first_element + s * channels + lane] * K[w.mask_index(r, s)]
+                store_element(sums, (i, lane), sums[i, lane] + product)
 
-        @T.inline
-        def store(line, first_vector, i):
-            for g in T.unroll(vectors_per_thread):
-                for lane in T.unroll(vector):
-                    sums[i, g * vector + lane] = apply_epilogue(w, sums[i, g * vector + lane])
-                if line < height and first_vector + g < whole_vectors:
-                    for lane in T.vectorized(vector):
-                        Y[w.element_index(line, (first_vector + g) * vector + lane)] = sums[i, g * vector + lane]
-                if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line < height and first_vector + g == whole_vectors:
-                        for lane in T.unroll(remaining_elements):
-                            Y[w.element_index(line, whole_vectors * vector + lane)] = sums[i, g * vector + lane]
+        def emit_store(line: Expr, first_vector: Expr, i: Expr) -> None:
+            with unrolled_loop(vectors_per_thread, "g") as g:
+                with unrolled_loop(vector, "lane") as lane:
+                    store_element(sums, (i, g * vector + lane), apply_epilogue(w, sums[i, g * vector + lane]))
+                index, is_row = first_vector + g, line < height
+                with if_(logical_and(is_row, index < whole_vectors)), vectorized_loop(vector) as lane:
+                    store_element(Y, w.element_index(line, index * vector + lane), sums[i, g * vector + lane])
+                if remaining_elements:
+                    with (
+                        if_(logical_and(is_row, index == whole_vectors)),
+                        unrolled_loop(remaining_elements, "lane") as lane,
+                    ):
+                        element = whole_vectors * vector + lane
+                        store_element(Y, w.element_index(line, element), sums[i, g * vector + lane])
 
-        @T.inline
-        def compute(top, left):
-            for i in T.unroll(rows_per_thread):
-                for lane in T.unroll(vectors_per_thread * vector):
-                    sums[i, lane] = T.float32(0)
+        def emit_strip(top: Expr, left: Expr) -> None:
+            with (
+                unrolled_loop(rows_per_thread, "i") as i,
+                unrolled_loop(vectors_per_thread * vector, "lane") as lane,
+            ):
+                store_element(sums, (i, lane), T.float32(0))
             if thread_tile.load_rows_once:
-                for line in T.unroll(rows_per_thread + mask_rows - 1):
-                    load(top + line - mask_rows // 2, left)
-                    for i in T.unroll(rows_per_thread):
-                        if line - i >= 0 and line - i < mask_rows:
-                            add(i, line - i)
+                with unrolled_loop(rows_per_thread + mask_rows - 1, "line") as line:
+                    emit_load(top + line - mask_rows // 2, left)
+                    with (
+                        unrolled_loop(rows_per_thread, "i") as i,
+                        if_(logical_and(line - i >= 0, line - i < mask_rows)),
+                    ):
+                        emit_row_products(i, line - i)
             else:
-                for r in T.serial(mask_rows):
-                    for i in T.unroll(rows_per_thread):
-                        load(top + i + r - mask_rows // 2, left)
-                        add(i, r)
-            for i in T.unroll(rows_per_thread):
-                store(top + i, left, i)
+                with serial_loop(mask_rows, "r") as r, unrolled_loop(rows_per_thread, "i") as i:
+                    emit_load(top + i + r - mask_rows // 2, left)
+                    emit_row_products(i, r)
+            with unrolled_loop(rows_per_thread, "i") as i:
+                emit_store(top + i, left, i)
 
-        for block in T.thread_binding(blocks, thread="blockIdx.x"):
-            for ty in T.thread_binding(threads_y, thread="threadIdx.y"):
-                for tx in T.thread_binding(threads_x, thread="threadIdx.x"):
-                    compute(
-                        (block // blocks_across * threads_y + ty) * rows_per_thread,
-                        (block % blocks_across * threads_x + tx) * vectors_per_thread,
-                    )
-    # fmt: on
-    s = Schedule(main)
+        with (
+            thread_axis(blocks, "blockIdx.x") as block,
+            thread_axis(threads_y, "threadIdx.y") as ty,
+            thread_axis(threads_x, "threadIdx.x") as tx,
+        ):
+            emit_strip(
+                (block // blocks_across * threads_y + ty) * rows_per_thread,
+                (block % blocks_across * threads_x + tx) * vectors_per_thread,
+            )
+
+    s = build_schedule(w, emit_kernel)
     set_memory_scope(s, K="constant")
     return s
 

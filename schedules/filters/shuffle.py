@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+from tvm.tirx.script.builder import ir
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
@@ -25,8 +26,21 @@ from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Filter, Filter1d
 from tvmconv.workloads.filters_te import apply_epilogue
 
-from .. import tvm_script
 from ..primitives import set_memory_scope
+from ..tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    build_schedule,
+    if_,
+    logical_and,
+    serial_loop,
+    store,
+    store_element,
+    thread_axis,
+    unrolled_loop,
+)
 from .output_tiling import can_place_mask_in_constant_memory
 
 ALL_LANES = 0xFFFFFFFF
@@ -61,63 +75,49 @@ def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
     elements_per_warp = _count_warp_elements(w)
     blocks_along = ceil_div(row_elements, WARP_SIZE * warps_x)
     blocks = blocks_along * ceil_div(height, warps_y)
-    mask_row_loop = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED_TAPS else T.serial
+    mask_row_loop = unrolled_loop if mask_rows * mask_columns <= MAX_UNROLLED_TAPS else serial_loop
 
-    # fmt: off
-    @tvm_script.prim_func(s_tir=True)
-    def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
-        part = T.sblock_alloc_buffer((elements_per_lane + 1,), scope="local")
-        total = T.sblock_alloc_buffer((1,), scope="local")
+    def emit_kernel(arguments: dict[str, Buffer]) -> None:
+        X, K, Y = arguments.values()
+        part = allocate("part", elements_per_lane + 1, "float32")
+        total = Register("total", "float32")
 
-        @T.inline
-        def load(line, first, lane):
-            for p in T.unroll(elements_per_lane):
-                if (
-                    (line >= 0 and line < height)
-                    and (first + p * WARP_SIZE >= 0 and first + p * WARP_SIZE < row_elements)
-                    and lane + p * WARP_SIZE < elements_per_warp
-                ):
-                    part[p] = X[w.element_index(line, first + p * WARP_SIZE)]
-                else:
-                    part[p] = T.float32(0)
+        def emit_load(row: Expr, first_element: Expr, lane: Expr) -> None:
+            with unrolled_loop(elements_per_lane, "i") as i:
+                element = first_element + i * WARP_SIZE
+                is_inside = logical_and(row >= 0, row < height, element >= 0, element < row_elements)
+                with ir.If(logical_and(is_inside, lane + i * WARP_SIZE < elements_per_warp)):
+                    with ir.Then():
+                        store(part, i, X[w.element_index(row, element)])
+                    with ir.Else():
+                        store(part, i, T.float32(0))
 
-        @T.inline
-        def add(r, s, lane):
-            if s * channels % WARP_SIZE == 0:
-                total[0] += part[s * channels // WARP_SIZE] * K[w.mask_index(r, s)]
-            else:
-                total[0] += T.tvm_warp_shuffle(
-                    T.uint32(ALL_LANES),
-                    T.Select(
-                        lane >= s * channels % WARP_SIZE,
-                        part[s * channels // WARP_SIZE],
-                        part[s * channels // WARP_SIZE + 1],
-                    ),
-                    lane + s * channels % WARP_SIZE,
-                    WARP_SIZE,
-                    WARP_SIZE,
-                ) * K[w.mask_index(r, s)]
+        def emit_tap(r: Expr, s: Expr, lane: Expr) -> None:
+            provider, index = s * channels % WARP_SIZE, s * channels // WARP_SIZE
+            tap = K[w.mask_index(r, s)]
+            with ir.If(provider == 0):
+                with ir.Then():
+                    total.set(total.value + part[index] * tap)
+                with ir.Else():
+                    provided = T.Select(lane >= provider, part[index], part[index + 1])
+                    shuffled = T.tvm_warp_shuffle(T.uint32(ALL_LANES), provided, lane + provider, WARP_SIZE, WARP_SIZE)
+                    total.set(total.value + shuffled * tap)
 
-        @T.inline
-        def compute(line, element, lane):
-            total[0] = T.float32(0)
-            for r in mask_row_loop(mask_rows):
-                load(line + r - mask_rows // 2, element - mask_columns // 2 * channels, lane)
-                for s in T.unroll(mask_columns):
-                    add(r, s, lane)
-            if line < height and element < row_elements:
-                Y[w.element_index(line, element)] = apply_epilogue(w, total[0])
+        with (
+            thread_axis(blocks, "blockIdx.x") as block,
+            thread_axis(warps_y, "threadIdx.y") as ty,
+            thread_axis(warps_x * WARP_SIZE, "threadIdx.x") as tx,
+        ):
+            row, element = block // blocks_along * warps_y + ty, block % blocks_along * warps_x * WARP_SIZE + tx
+            total.set(T.float32(0))
+            with mask_row_loop(mask_rows, "r") as r:
+                emit_load(row + r - mask_rows // 2, element - mask_columns // 2 * channels, tx % WARP_SIZE)
+                with unrolled_loop(mask_columns, "s") as s:
+                    emit_tap(r, s, tx % WARP_SIZE)
+            with if_(logical_and(row < height, element < row_elements)):
+                store_element(Y, w.element_index(row, element), apply_epilogue(w, total.value))
 
-        for block in T.thread_binding(blocks, thread="blockIdx.x"):
-            for ty in T.thread_binding(warps_y, thread="threadIdx.y"):
-                for tx in T.thread_binding(warps_x * WARP_SIZE, thread="threadIdx.x"):
-                    compute(
-                        block // blocks_along * warps_y + ty,
-                        block % blocks_along * warps_x * WARP_SIZE + tx,
-                        tx % WARP_SIZE,
-                    )
-    # fmt: on
-    s = Schedule(main)
+    s = build_schedule(w, emit_kernel)
     set_memory_scope(s, K="constant")
     return s
 

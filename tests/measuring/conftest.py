@@ -9,3 +9,8 @@ def tracker():
     tracker = Tracker()
     yield tracker
     tracker.close()
+
+
+@pytest.fixture(autouse=True)
+def late_fork_server():
+    """The fork server starts ahead of time."""
