@@ -2,7 +2,8 @@
 
 import bulk
 import emulate
-import golden_kernels
+import golden_barriers
+import golden_matrices
 import numpy as np
 import pytest
 
@@ -83,13 +84,13 @@ def test_what_a_bulk_store_lacks_is_found(faults, message):
     ],
 )
 def test_what_a_cluster_lacks_is_found(faults, message):
-    kernel = golden_kernels.multicast(2, **({"mask": 3} | faults))
+    kernel = golden_barriers.multicast(2, **({"mask": 3} | faults))
     with pytest.raises(ExecutionError, match=message):
         emulate.run(kernel.lower(), kernel.inputs)
 
 
 def test_wgmma_needs_a_fence_behind_stores_of_threads():
-    kernel = golden_kernels.wgmma("f16", 24, 32, fence=False)
+    kernel = golden_matrices.wgmma("f16", 24, 32, fence=False)
     with pytest.raises(RaceError, match=r"no fence.proxy.async after it"):
         emulate.run(kernel.lower(), kernel.inputs)
 

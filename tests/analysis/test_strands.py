@@ -3,7 +3,7 @@
 import emulate
 import numpy as np
 import pytest
-from golden_kernels import Block, lower_arrays
+from golden_parts import Block, lower_arrays
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv.builtin import tir_builder as p

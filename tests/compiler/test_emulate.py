@@ -1,7 +1,7 @@
 """Lowered kernels are executed as GPUs execute them, and what they must not do is found."""
 
 import emulate
-import golden_kernels
+import golden_barriers
 import numpy as np
 import pytest
 import steps
@@ -67,7 +67,7 @@ def test_what_nobody_has_written_shows(dtype):
     ],
 )
 def test_a_missing_barrier_of_the_cluster_is_found(direction, missing, message):
-    kernel = golden_kernels.cluster_exchange(2, direction, **{missing: False})
+    kernel = golden_barriers.cluster_exchange(2, direction, **{missing: False})
     with pytest.raises(ExecutionError, match=message):
         emulate.run(kernel.lower(), kernel.inputs)
 

@@ -1,7 +1,7 @@
 """Small kernels of what Hopper has: TMA, mbarriers, wgmma; written in the words of programs, each fault on request."""
 
 import numpy as np
-from golden_kernels import LOAD, STORE, Block, lower_arrays
+from golden_parts import LOAD, STORE, Block, lower_arrays
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv.builtin import tir_builder as p

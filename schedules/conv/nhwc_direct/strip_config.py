@@ -304,42 +304,51 @@ class StripConfig(ABC):
         memory, and transfers the tiles of its blocks. The estimate is the longest of these times, plus a fraction of
         the others.
         """
-        itemsize, shape, traffic = get_itemsize(self.w.storage), self.shape, self.traffic
-        strides, planes, fit = shape.strides, shape.kernel_size[0], H200_FIT.strips
+        traffic, fit = self.traffic, H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
+        shared_elements = self.shared_bytes / get_itemsize(self.w.storage)
         issued_instructions = self.count_issued_instructions(traffic) + np.where(
-            self.is_weight_shared, 3 * self.shared_bytes / itemsize / self.num_threads, traffic.scattered_instructions
+            self.is_weight_shared, 3 * shared_elements / self.num_threads, traffic.scattered_instructions
         )
         issue_cycles = (issued_instructions + fit.overhead_instructions) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        read_cycles = warps * self._count_read_cycles(traffic)
+        memory_cycles = blocks_per_sm * self._count_block_bytes(traffic) / fit.l2_bytes_per_cycle
+        return combine_overlapping(issue_cycles, read_cycles, memory_cycles)
+
+    def _count_read_cycles(self, traffic: OperandTraffic) -> Any:
+        """Return the clock cycles in which the L1 cache and shared memory serve the loads of a warp."""
+        itemsize, lines_per_cycle = get_itemsize(self.w.storage), H200_FIT.strips.l1_lines_per_cycle
         lanes = np.minimum(WARP_SIZE, self.channels.thread)
         wavefronts = np.maximum(1, self.vector * itemsize * WARP_SIZE / LINE_BYTES)
-        l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / fit.l1_lines_per_cycle)
+        l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / lines_per_cycle)
         if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
-            l1_lines = np.maximum(1, self.columns.local * strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
+            l1_lines = np.maximum(1, self.columns.local * self.shape.strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
         if self.has_column_vectors:
             l1_lines = self._count_lines_of_columns(itemsize)
-        read_cycles = warps * (
+        return (
             self.loaded_vectors * l1_lines
             + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
             + np.where(self.is_weight_shared, 0, traffic.scattered_vectors)
-            * np.maximum(wavefronts, lanes / fit.l1_lines_per_cycle)
+            * np.maximum(wavefronts, lanes / lines_per_cycle)
         )
-        input_spacing = math.prod(shape.upsampling)
+
+    def _count_block_bytes(self, traffic: OperandTraffic) -> Any:
+        """Return the bytes that a block transfers: inputs, outputs and filters."""
+        itemsize, shape = get_itemsize(self.w.storage), self.shape
         contiguous_bytes = np.maximum(self.channels.thread * self.vector * itemsize, SECTOR_BYTES)
         if self.w.layout == CHANNELS_FIRST:
             contiguous_bytes = itemsize
         if self.has_column_vectors:  # a tile reads whole sectors, and whole rows are contiguous
             row_bytes = self.columns.size * itemsize
             contiguous_bytes = itemsize * (1 + np.where(self.columns.block > 1, SECTOR_BYTES / row_bytes, 0))
+        input_spacing, planes = math.prod(shape.upsampling), shape.kernel_size[0]
         num_elements = (
             self.rows.size
             * self.columns.size
-            * (1 + self.halo_ratio * planes * math.prod(strides[1:]) * self.w.C / self.w.O / input_spacing)
+            * (1 + self.halo_ratio * planes * math.prod(shape.strides[1:]) * self.w.C / self.w.O / input_spacing)
         )
-        filter_bytes = traffic.reads_per_filter_byte * self.shared_bytes
-        memory_cycles = blocks_per_sm * (num_elements * contiguous_bytes + filter_bytes) / fit.l2_bytes_per_cycle
-        return combine_overlapping(issue_cycles, read_cycles, memory_cycles)
+        return num_elements * contiguous_bytes + traffic.reads_per_filter_byte * self.shared_bytes
 
     def _count_lines_of_columns(self, itemsize: int) -> Any:
         """Return the lines of the L1 cache that a load of a warp touches, whose lanes are columns and then rows."""

@@ -227,7 +227,7 @@ class WgradConfig(TileConfig):
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles of both kernels, by the terms of `StripConfig.estimated_cycles`."""
-        itemsize, shape, fit = get_itemsize(self.w.storage), self.shape, H200_FIT.strips
+        shape, fit = self.shape, H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
         resident_warps = np.minimum(
@@ -240,35 +240,44 @@ class WgradConfig(TileConfig):
             inside * self.iterations * self.issued_instructions + 4 * self.num_sums + fit.overhead_instructions
         )
         issue_cycles = instructions * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        read_cycles = warps * self.iterations * self._count_tile_read_cycles(inside)
+        latency_cycles = self.iterations * 2 * L2_CLOCKS * ceil_div(warps, resident_warps)
+        memory_cycles = blocks_per_sm * self.iterations * self._tile_bytes / fit.l2_bytes_per_cycle
+        cycles = combine_overlapping(issue_cycles, read_cycles, memory_cycles, latency_cycles)
+        workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
+        reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
+        return cycles + reduction_cycles
+
+    def _count_tile_read_cycles(self, inside: Any) -> Any:
+        """Return the clock cycles in which the L1 cache serves the loads of a warp for a tile, of whose rows of X a
+        share is inside of the image.
+        """
+        itemsize, shape = get_itemsize(self.w.storage), self.shape
         rows, columns = self.window
         lines_of_gradient, lines_of_inputs = (
-            count_l1_lines(threads, vector * itemsize, fit.l1_lines_per_cycle)
-            for threads, vector in ((self.threads_c, self.vector), (self.threads_c, self.loaded_inputs))
+            count_l1_lines(self.threads_c, vector * itemsize, H200_FIT.strips.l1_lines_per_cycle)
+            for vector in (self.vector, self.loaded_inputs)
         )
         if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
             lines_of_gradient = np.maximum(1, self.pixels_x * itemsize * WARP_SIZE / LINE_BYTES)
             lines_of_inputs = np.maximum(1, self.pixels_x * shape.strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
-        loads = self.pixels_y * self.pixels_x * lines_of_gradient + inside * rows * columns * lines_of_inputs
-        read_cycles = warps * self.iterations * loads
-        latency_cycles = self.iterations * 2 * L2_CLOCKS * ceil_div(warps, resident_warps)
+        return self.pixels_y * self.pixels_x * lines_of_gradient + inside * rows * columns * lines_of_inputs
+
+    @property
+    def _tile_bytes(self) -> Any:
+        """Bytes of dY and X that a CTA transfers for its tiles of an iteration."""
+        itemsize, shape = get_itemsize(self.w.storage), self.shape
         # Tiles of a CTA are neighbours along the columns, then along the rows.
         tiles_x = np.minimum(self.threads_pixels, self.pixel_tiles[1])
         sizes = ceil_div(self.threads_pixels, tiles_x) * self.pixels_y, tiles_x * self.pixels_x
-        extents = [(taps - 1) * step + 1 for taps, step in zip(shape.kernel_size[1:], shape.dilations[1:], strict=True)]
-        inputs = math.prod(
-            (size - 1) * stride + extent for size, stride, extent in zip(sizes, shape.strides[1:], extents, strict=True)
-        )
+        axes = zip(sizes, shape.strides[1:], shape.window_extent[1:], strict=True)
+        inputs = math.prod((size - 1) * stride + extent for size, stride, extent in axes)
         gradient_bytes, input_bytes = (
             np.maximum(SECTOR_BYTES, self.threads_c * vector * itemsize) for vector in (self.vector, self.loaded_inputs)
         )
         if self.w.layout == CHANNELS_FIRST:
             gradient_bytes = input_bytes = itemsize
-        tile_bytes = math.prod(sizes) * gradient_bytes + inputs * input_bytes
-        memory_cycles = blocks_per_sm * self.iterations * tile_bytes / fit.l2_bytes_per_cycle
-        cycles = combine_overlapping(issue_cycles, read_cycles, memory_cycles, latency_cycles)
-        workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
-        reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
-        return cycles + reduction_cycles
+        return math.prod(sizes) * gradient_bytes + inputs * input_bytes
 
 
 def count_positions(num_pixels: Any, num_taps: Any, stride: int, dilation: int) -> Any:

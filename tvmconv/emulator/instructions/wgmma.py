@@ -7,7 +7,7 @@ and Shared Memory Matrix Layouts".
 
 from __future__ import annotations
 
-import functools
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,108 +87,126 @@ def _collect_accumulators(registers: NDArray[np.float32]) -> NDArray[np.float32]
     return fragments.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, TILE_M, n)
 
 
-@translates("wgmma_f16_ss", "wgmma_bf16_ss", "wgmma_tf32_ss", "wgmma_fp8_ss")
-def _translate_multiply(op: Instruction) -> StatementCode:
+class _Operand(NamedTuple):
+    """An operand in shared memory."""
+
+    descriptor_index: int  # index of its descriptor among the operands of the instruction
+    num_rows: int  # elements along M or N
+    dtype_name: str
+    is_mn_major: bool
+
+
+class _Multiply:
     """wgmma.mma_async.sync.aligned.m64nNkK.f32.A.B d, descriptors of A and B, scale-d, signs{, transposed}."""
-    size, accum_type, *dtype_names = op.modifiers[3:7]
-    n = int(size.removeprefix("m64n").partition("k")[0])
-    if accum_type != "f32" or len(dtype_names) != 2 or not set(dtype_names) <= set(_DTYPES):
-        raise op.unsupported()
-    buffers, index_codes = zip(*(op.registers(index) for index in range(n // 2)), strict=True)
-    registers: RegisterBuffer = buffers[0]
-    if any(buffer is not registers for buffer in buffers):
-        raise AnalysisError(f"{op} has accumulators in several register buffers, which is not supported")
-    signs = [op.constant(index) for index in (n // 2 + 3, n // 2 + 4)]
-    mn_majors = [bool(op.constant(index)) for index in range(n // 2 + 5, op.num_operands)] or [False, False]
-    state, sign = op.state, np.float32(signs[0] * signs[1])
-    k = K_BYTES // get_numpy_dtype(_DTYPES[dtype_names[0]]).itemsize
-    operands = (
-        (n // 2, TILE_M, dtype_names[0], mn_majors[0]),
-        (n // 2 + 1, n, dtype_names[1], mn_majors[1]),
-    )
 
-    @functools.cache
-    def check_rows(rows: tuple[int, ...]) -> NDArray[np.intp]:
-        if min(rows) < 0 or max(rows) >= len(registers.data):
-            raise ExecutionError(f"out of bounds: accumulators of {registers.name}")
-        return np.array(rows)
+    def __init__(self, op: Instruction) -> None:
+        size, accum_type, *dtype_names = op.modifiers[3:7]
+        n = int(size.removeprefix("m64n").partition("k")[0])
+        if accum_type != "f32" or len(dtype_names) != 2 or not set(dtype_names) <= set(_DTYPES):
+            raise op.unsupported()
+        buffers, self._index_codes = zip(*(op.registers(index) for index in range(n // 2)), strict=True)
+        registers: RegisterBuffer = buffers[0]
+        if any(buffer is not registers for buffer in buffers):
+            raise AnalysisError(f"{op} has accumulators in several register buffers, which is not supported")
+        signs = [op.constant(index) for index in (n // 2 + 3, n // 2 + 4)]
+        mn_majors = [bool(op.constant(index)) for index in range(n // 2 + 5, op.num_operands)] or [False, False]
+        self._op, self._state, self._registers, self._n = op, op.state, registers, n
+        self._sign = np.float32(signs[0] * signs[1])
+        self._k = K_BYTES // get_numpy_dtype(_DTYPES[dtype_names[0]]).itemsize
+        self._operands = (
+            _Operand(n // 2, TILE_M, dtype_names[0], mn_majors[0]),
+            _Operand(n // 2 + 1, n, dtype_names[1], mn_majors[1]),
+        )
+        self._rows: dict[tuple[int, ...], NDArray[np.intp]] = {}  # accumulators that were found to be in bounds
+        self._warpgroups: dict[bytes, NDArray[np.intp]] = {}  # by the mask
+        if self._state.is_checked:
+            self._accumulators = self._state.wgmma_groups.track_accumulators(registers)
 
-    def mark_accumulators(lanes: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the elements of the register buffer that are written, and mark them."""
-        rows = check_rows(tuple([require_uniform(index(None), lanes) for index in index_codes]))
-        registers.is_written[rows[:, None], lanes] = True
-        registers.depends_on_memory[rows] = True
-        return rows
+    def note_accesses(self, mask: Mask) -> None:
+        """Notify of the accesses without computing the result."""
+        key = b"" if mask is None else mask.tobytes()
+        if key not in self._warpgroups:
+            self._warpgroups[key] = self._state.require_whole_warpgroups(mask)
+        warpgroups = self._warpgroups[key]
+        self._mark_accumulators(warpgroups.reshape(-1))
+        if self._state.observes_async_proxy:
+            for operand in self._operands:
+                self._locate_operand(operand, mask, warpgroups)
+        self._notify_arithmetic(warpgroups.reshape(-1))
 
-    def notify_arithmetic(lanes: NDArray[np.intp]) -> None:
-        if state.observer is not None:
-            for name in ("Mul", "Add"):
-                state.observer.on_operation(name, lanes, TILE_M * n * k // WARPGROUP_SIZE, 4)
+    def execute(self, mask: Mask) -> None:
+        """Compute the result, with checks for races."""
+        op, state, data = self._op, self._state, self._registers.data
+        warpgroups = state.require_whole_warpgroups(mask)
+        lanes = warpgroups.reshape(-1)
+        if self._accumulators.needs_fence[lanes // WARP_SIZE].any():
+            raise RaceError(f"race: {op} into {self._accumulators.name} with no wgmma.fence after their last access")
+        chunks, factors = zip(*(self._load_operand(each, mask, warpgroups) for each in self._operands), strict=True)
+        sums = np.matmul(factors[0], factors[1].transpose(0, 2, 1)) * self._sign
+        keeps = state.select_lane_values(op.code(self._n // 2 + 2)(mask), lanes).astype(bool).reshape(warpgroups.shape)
+        if (keeps != keeps[:, :1]).any():
+            raise ExecutionError(f"{op} has a scale-d predicate that differs within a warpgroup")
+        rows = self._mark_accumulators(lanes)
+        if keeps.any():
+            previous = _collect_accumulators(data[rows[:, None], lanes])
+            sums = sums + np.where(keeps[:, :1, None], previous, np.float32(0))
+        data[rows[:, None], lanes] = _distribute_accumulators(sums)
+        state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (self._accumulators, rows))
+        self._notify_arithmetic(lanes)
 
-    def locate_operand(
-        index: int, count: int, kind: str, is_mn_major: bool, mask: Mask, warpgroups: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
-        """Return the addresses of an operand's chunks, for `count` elements along M or N."""
-        descriptors = op.values(index, mask).astype(np.uint64).reshape(warpgroups.shape)
+    def _load_operand(
+        self, operand: _Operand, mask: Mask, warpgroups: NDArray[np.intp]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the chunks of an operand, and its elements, of shape (warpgroups, rows, k)."""
+        addresses = self._locate_operand(operand, mask, warpgroups)
+        blocks = warpgroups[:, 0] // self._state.threads.lanes_per_block
+        chunks = self._state.shared.find_chunks(addresses.reshape(len(warpgroups), -1), blocks)
+        loaded = self._state.shared.read_async(chunks, warpgroups, "wgmma")
+        if not operand.is_mn_major:
+            rows = loaded.reshape(len(warpgroups), operand.num_rows, K_BYTES)
+            return chunks, _decode_elements(rows, operand.dtype_name)
+        rows = loaded.reshape(len(warpgroups), operand.num_rows // 8 * self._k, CHUNK_BYTES)
+        elements = _decode_elements(rows, operand.dtype_name).reshape(-1, operand.num_rows // 8, self._k, 8)
+        return chunks, elements.transpose(0, 1, 3, 2).reshape(len(warpgroups), operand.num_rows, self._k)
+
+    def _locate_operand(self, operand: _Operand, mask: Mask, warpgroups: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the addresses of an operand's chunks."""
+        op, state = self._op, self._state
+        descriptors = op.values(operand.descriptor_index, mask).astype(np.uint64).reshape(warpgroups.shape)
         if (descriptors != descriptors[:, :1]).any():
             raise ExecutionError(f"{op} has descriptors that differ within a warpgroup")
-        addresses, swizzle = _find_chunks(descriptors[:, 0], count, is_mn_major, str(op))
+        addresses, swizzle = _find_chunks(descriptors[:, 0], operand.num_rows, operand.is_mn_major, str(op))
         if state.observer is not None:
-            itemsize, flat = get_numpy_dtype(_DTYPES[kind]).itemsize, addresses.reshape(len(warpgroups), -1)
+            itemsize = get_numpy_dtype(_DTYPES[operand.dtype_name]).itemsize
+            flat = addresses.reshape(len(warpgroups), -1)
             name, lanes = state.find_buffer_name(int(flat[0, 0])), np.repeat(warpgroups[:, 0], flat.shape[1])
             access = lanes, flat.reshape(-1), itemsize
             event = MemoryAccess(state.site, "shared", "load", name, CHUNK_BYTES, *access, swizzle_bytes=swizzle)
             state.observer.on_async_proxy_access(event)
         return addresses
 
-    warpgroup_cache: dict[bytes, NDArray[np.intp]] = {}
+    def _mark_accumulators(self, lanes: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the elements of the register buffer that are written, and mark them."""
+        key = tuple([require_uniform(index(None), lanes) for index in self._index_codes])
+        if key not in self._rows:
+            if min(key) < 0 or max(key) >= len(self._registers.data):
+                raise ExecutionError(f"out of bounds: accumulators of {self._registers.name}")
+            self._rows[key] = np.array(key)
+        rows = self._rows[key]
+        self._registers.is_written[rows[:, None], lanes] = True
+        self._registers.depends_on_memory[rows] = True
+        return rows
 
-    def note_multiply(mask: Mask) -> None:
-        """Notify of the accesses without computing the result."""
-        key = b"" if mask is None else mask.tobytes()
-        if key not in warpgroup_cache:
-            warpgroup_cache[key] = state.require_whole_warpgroups(mask)
-        warpgroups = warpgroup_cache[key]
-        mark_accumulators(warpgroups.reshape(-1))
-        if state.observes_async_proxy:
-            for operand in operands:
-                locate_operand(*operand, mask, warpgroups)
-        notify_arithmetic(warpgroups.reshape(-1))
+    def _notify_arithmetic(self, lanes: NDArray[np.intp]) -> None:
+        if self._state.observer is not None:
+            for name in ("Mul", "Add"):
+                self._state.observer.on_operation(name, lanes, TILE_M * self._n * self._k // WARPGROUP_SIZE, 4)
 
-    if not state.is_checked:
-        return note_multiply
-    accumulators, data = state.wgmma_groups.track_accumulators(registers), registers.data
 
-    def multiply(mask: Mask) -> None:
-        warpgroups = state.require_whole_warpgroups(mask)
-        lanes = warpgroups.reshape(-1)
-        if accumulators.needs_fence[lanes // WARP_SIZE].any():
-            raise RaceError(f"race: {op} into {accumulators.name} with no wgmma.fence after their last access")
-        blocks = warpgroups[:, 0] // state.threads.lanes_per_block
-        chunks, factors = [], []
-        for index, count, kind, is_mn_major in operands:
-            addresses = locate_operand(index, count, kind, is_mn_major, mask, warpgroups)
-            chunks.append(state.shared.find_chunks(addresses.reshape(len(warpgroups), -1), blocks))
-            loaded = state.shared.read_async(chunks[-1], warpgroups, "wgmma")
-            if is_mn_major:
-                elements = _decode_elements(loaded.reshape(len(warpgroups), count // 8 * k, CHUNK_BYTES), kind)
-                columns = elements.reshape(-1, count // 8, k, 8).transpose(0, 1, 3, 2)
-                factors.append(columns.reshape(len(warpgroups), count, k))
-            else:
-                factors.append(_decode_elements(loaded.reshape(len(warpgroups), count, K_BYTES), kind))
-        sums = np.matmul(factors[0], factors[1].transpose(0, 2, 1)) * sign
-        keeps = state.select_lane_values(op.code(n // 2 + 2)(mask), lanes).astype(bool).reshape(warpgroups.shape)
-        if (keeps != keeps[:, :1]).any():
-            raise ExecutionError(f"{op} has a scale-d predicate that differs within a warpgroup")
-        rows = mark_accumulators(lanes)
-        if keeps.any():
-            previous = _collect_accumulators(data[rows[:, None], lanes])
-            sums = sums + np.where(keeps[:, :1, None], previous, np.float32(0))
-        data[rows[:, None], lanes] = _distribute_accumulators(sums)
-        state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (accumulators, rows))
-        notify_arithmetic(lanes)
-
-    return multiply
+@translates("wgmma_f16_ss", "wgmma_bf16_ss", "wgmma_tf32_ss", "wgmma_fp8_ss")
+def _translate_multiply(op: Instruction) -> StatementCode:
+    multiply = _Multiply(op)
+    return multiply.execute if op.state.is_checked else multiply.note_accesses
 
 
 @executes("wgmma_fence")

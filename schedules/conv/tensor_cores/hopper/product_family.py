@@ -26,17 +26,11 @@ ListRules = Callable[[int], list[Rule]]  # the rules of a value of the knob; the
 
 @dataclass(frozen=True)
 class ProductFamily:
-    """The products of a schedule, of which a knob selects one.
+    """The products of a schedule, of which a knob selects one."""
 
-    Attributes:
-        knob: Name of the knob.
-        products: Product by value of the knob, with filters of one tap.
-        other_us: Estimated latency of the other launches in microseconds, by value of the knob.
-    """
-
-    knob: str
-    products: Mapping[int, Conv]
-    other_us: Mapping[int, float]
+    knob: str  # name of the knob
+    products: Mapping[int, Conv]  # product by value of the knob, with filters of one tap
+    other_us: Mapping[int, float]  # estimated latency of the other launches in microseconds, by value of the knob
 
     def estimate_us(self, config: HopperTileConfig, value: int) -> Any:
         """Return the estimated latency of all launches in microseconds."""

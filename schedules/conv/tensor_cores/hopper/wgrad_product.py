@@ -35,22 +35,15 @@ class PartialProduct:
     """The product of a wgrad in parts, with the attributes of a convolution that `hopper` reads.
 
     It is a convolution of one line of filters as pixels, and each part of the reduction of each group is a group.
-
-    Attributes:
-        output_size: Number of filters of a group.
-        O: Columns of all parts and groups.
-        C: Pixels of all parts, once for each group.
-        groups: Number of parts × groups.
-        storage: Storage dtype of the operands.
-        min_bytes: Minimum number of bytes moved from and to memory.
     """
 
-    output_size: tuple[int]
+    output_size: tuple[int]  # number of filters of a group
+    # Columns of all parts and groups.
     O: int  # noqa: E741  the field's own letter
-    C: int
-    groups: int
-    storage: str
-    min_bytes: int
+    C: int  # pixels of all parts, once for each group
+    groups: int  # number of parts × groups
+    storage: str  # storage dtype of the operands
+    min_bytes: int  # minimum number of bytes moved from and to memory
     N: int = 1
     spatial_ndim: int = 1
     kernel: tuple[int] = (1,)

@@ -23,7 +23,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import Buffer, Expr, Register, allocate, logical_and, store, unrolled_loop
 from ...tile_config import add_rules, declare_choices
-from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
+from ..gemm.cp_async import CopyThreads, ImageGather, TransposedFilterGather
 from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling
 from ..gemm.residue_classes import ResidueClasses
@@ -164,7 +164,7 @@ class ResidueGather(ImageGather):
         return [-number * axis.offset_step for axis, number in zip(axes, self._taps.split(tap), strict=True)]
 
 
-class ResidueFilterGather(FilterGather):
+class ResidueFilterGather(TransposedFilterGather):
     """The filters of a class from a transposed weight (taps, channels of a group, filters of all groups)."""
 
     def __init__(
@@ -173,9 +173,6 @@ class ResidueFilterGather(FilterGather):
         super().__init__(product.shape, product.storage, source, block_k, None, copy)
         self._taps, self._kernel = taps, product.forward.kernel
         self._k_end = Register("filter_k_end", value=taps.count * self._channels).value
-
-    def _row_offset(self, row: Expr, group: Expr) -> Expr:
-        return row * (self._shape.groups * self._channels) + group * self._channels
 
     def _is_valid_k(self, k: Expr) -> Expr:
         return k < self._k_end
