@@ -226,6 +226,10 @@ class MmaSyncMainloop:
 
         An `ldmatrix` of four matrices reads 16 rows × 32 bytes: the fragment of A of one mma, or those of B of two.
         """
+        self._load_a_fragments(stage, mma_k, fragment_set)
+        self._load_b_fragments(stage, mma_k, fragment_set)
+
+    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
         row_bytes, first_chunk = self.a_layout.row_bytes, (tiling.warp_k * tiling.mmas_k + mma_k) * 2
         mask = self.a_layout.swizzle_mask(lane % 8)  # rows of lanes start at multiples of 8
@@ -233,6 +237,11 @@ class MmaSyncMainloop:
         address = self._stage(stage) + to_uint32(row * row_bytes) + to_uint32((chunk ^ mask) * VECTOR_BYTES)
         with unrolled_loop(tiling.mmas_m, "i") as mma_m:
             ldmatrix_x4(self._a_fragment(fragment_set, mma_m), address + to_uint32(mma_m * (atom.m * row_bytes)))
+
+    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        row_bytes, first_chunk = self.b_layout.row_bytes, (tiling.warp_k * tiling.mmas_k + mma_k) * 2
+        mask = self.b_layout.swizzle_mask(lane % 8)
         row, chunk = tiling.first_column + lane % 8 + lane // 16 * 8, first_chunk + lane // 8 % 2
         address = self._stage(stage) + to_uint32(self.a_layout.nbytes) + to_uint32(row * row_bytes)
         address = address + to_uint32((chunk ^ mask) * VECTOR_BYTES)
