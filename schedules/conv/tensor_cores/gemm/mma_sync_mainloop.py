@@ -186,6 +186,8 @@ class MmaSyncMainloop:
         """
         pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
         ahead = pipeline.prefetch_distance
+        # Stages that are never filled may have no memory.
+        fills_all_stages = next_tile is not None or (isinstance(num_k_tiles, int) and num_k_tiles >= pipeline.stages)
 
         def prefetch(k_tile: Expr, load: Callable[[Expr, Expr], None]) -> None:
             with if_(k_tile + ahead < num_k_tiles):
@@ -202,7 +204,8 @@ class MmaSyncMainloop:
                 if mma_k == last_mma:
                     pipeline.advance_read()
                     pipeline.wait()
-                    self.load_fragments(pipeline.read_index, 0, 0)
+                    with if_(True if fills_all_stages else k_tile + 1 < num_k_tiles):
+                        self.load_fragments(pipeline.read_index, 0, 0)
                 else:
                     self.load_fragments(pipeline.read_index, mma_k + 1, (mma_k + 1) % 2)
                 if mma_k == 0:
@@ -226,6 +229,10 @@ class MmaSyncMainloop:
 
         An `ldmatrix` of four matrices reads 16 rows × 32 bytes: the fragment of A of one mma, or those of B of two.
         """
+        self._load_a_fragments(stage, mma_k, fragment_set)
+        self._load_b_fragments(stage, mma_k, fragment_set)
+
+    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
         row_bytes, first_chunk = self.a_layout.row_bytes, (tiling.warp_k * tiling.mmas_k + mma_k) * 2
         mask = self.a_layout.swizzle_mask(lane % 8)  # rows of lanes start at multiples of 8
@@ -233,6 +240,11 @@ class MmaSyncMainloop:
         address = self._stage(stage) + to_uint32(row * row_bytes) + to_uint32((chunk ^ mask) * VECTOR_BYTES)
         with unrolled_loop(tiling.mmas_m, "i") as mma_m:
             ldmatrix_x4(self._a_fragment(fragment_set, mma_m), address + to_uint32(mma_m * (atom.m * row_bytes)))
+
+    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        row_bytes, first_chunk = self.b_layout.row_bytes, (tiling.warp_k * tiling.mmas_k + mma_k) * 2
+        mask = self.b_layout.swizzle_mask(lane % 8)
         row, chunk = tiling.first_column + lane % 8 + lane // 16 * 8, first_chunk + lane // 8 % 2
         address = self._stage(stage) + to_uint32(self.a_layout.nbytes) + to_uint32(row * row_bytes)
         address = address + to_uint32((chunk ^ mask) * VECTOR_BYTES)

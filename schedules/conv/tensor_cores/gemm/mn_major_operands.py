@@ -19,7 +19,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer, Expr, Register, allocate, emit_ptx, logical_and, store, to_uint32, unrolled_loop
-from ..implicit_gemm_shape import VECTOR_BYTES
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .atoms import MmaSyncAtom, ldmatrix_x4
 from .cp_async import CopyThreads, copy_elements
 from .mma_sync_mainloop import MmaSyncMainloop
@@ -180,23 +180,67 @@ class _Pieces:
                 advance()
 
 
-@dataclass(frozen=True)
-class MnMajorMainloop(MmaSyncMainloop):
-    """The mainloop of operands whose rows in shared memory are K."""
+class FilterRows:
+    """Operand of (flipped tap, filter) × channels: the weight of a dgrad of stride 1, as it is in memory.
 
-    def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        """Load this warp's operands of one step along K into one of two register sets."""
+    The arguments are those of `FilterGather`; columns of the product are channels, and the last K tile may overhang.
+    """
+
+    def __init__(
+        self,
+        shape: ImplicitGemmShape,
+        dtype: str,
+        source: Buffer,
+        _block_k: int,
+        k_extent: int | None,
+        copy: CopyThreads,
+    ) -> None:
+        self._shape, self._source, self._k_extent, self._copy = shape, source, k_extent, copy
+        self._pieces = _Pieces(dtype, shape.n, copy)
+        self._column, self._group = allocate("k_column", 1, "int32"), allocate("k_group", 1, "int32")
+
+    def locate(self, first_column: Expr, group: Expr) -> None:
+        """Compute the channels of a work tile that this thread copies."""
+        store(self._column, 0, first_column + self._copy.chunk * self._pieces.elements_per_chunk)
+        store(self._group, 0, group)
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of a K tile to an offset in a stage."""
+        shape, filters = self._shape, self._shape.channels_per_group
+        taps = shape.k // filters
+
+        def locate_piece(k: Expr, element: int) -> tuple[Expr, Expr]:
+            filter_idx, column = self._group[0] * filters + k % filters, self._column[0] + element
+            index = (filter_idx * taps + (taps - 1 - k // filters)) * shape.n + column
+            is_filter = True if self._k_extent is None else k < self._k_extent
+            return index, logical_and(is_filter, column < shape.n)
+
+        self._pieces.load(self._source, self._copy.destination(stage, offset), first_k, locate_piece)
+
+
+@dataclass(frozen=True)
+class MnMajorFilterMainloop(MmaSyncMainloop):
+    """The mainloop of an operand B whose rows in shared memory are K."""
+
+    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
-        atom_k = atom.k_bytes // atom.itemsize
-        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * atom_k
-        a_operand = self._stage(stage)
-        b_operand = a_operand + to_uint32(self.a_layout.nbytes)
-        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
-            registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
-            load_a_fragment(registers, atom, self.a_layout, a_operand, first_k, column, lane)
+        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * (atom.k_bytes // atom.itemsize)
+        b_operand = self._stage(stage) + to_uint32(self.a_layout.nbytes)
         with unrolled_loop(tiling.mmas_n // 2, "j") as pair:
             registers, column = self._b_fragment(fragment_set, pair * 2, 2), tiling.first_column + pair * (2 * atom.n)
             load_b_fragments(registers, atom, self.b_layout, b_operand, first_k, column, lane)
+
+
+@dataclass(frozen=True)
+class MnMajorMainloop(MnMajorFilterMainloop):
+    """The mainloop of operands whose rows in shared memory are K."""
+
+    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * (atom.k_bytes // atom.itemsize)
+        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
+            registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
+            load_a_fragment(registers, atom, self.a_layout, self._stage(stage), first_k, column, lane)
 
 
 def load_a_fragment(

@@ -38,7 +38,7 @@ from .knobs import compute_usage, declare_knobs, list_starting_configs, require_
 from .latency import select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import HopperTileConfig
-from .tma_requirements import can_load_by_tma, is_promising
+from .tma_requirements import can_load_by_tma, has_narrow_rows, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -60,9 +60,11 @@ def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
 
 
 def is_gradient_promising(w: InputGradient) -> bool:
-    """Return whether each group has enough input and output channels for wgmma."""
+    """Return whether each group has enough input and output channels for wgmma, and rows are not narrow."""
     conv = view_channels_last(w).direct_convolution
-    return is_promising(conv) if conv else strided_dgrad.is_promising(w)
+    if conv is None:
+        return strided_dgrad.is_promising(w)
+    return is_promising(conv) and not has_narrow_rows(w.forward)
 
 
 def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:

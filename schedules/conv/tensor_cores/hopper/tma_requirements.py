@@ -16,6 +16,7 @@ WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
 BOX_PIXELS = (64, 32, 16)  # widths of a box of 16-bit pixels: 128, 64 or 32 bytes, those of a swizzle
 WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
+NARROW_ROW_BYTES = 64  # rows of fewer bytes fill less than half of the widest swizzle
 
 
 def can_load_by_tma(w: Conv) -> bool:
@@ -42,6 +43,15 @@ def is_promising(w: Conv) -> bool:
     """Return whether each group has enough input and output channels for wgmma."""
     gemm = ImplicitGemmShape.from_workload(w)
     return can_load_by_tma(w) and gemm.channels_per_group * gemm.itemsize >= WGMMA_K_BYTES and gemm.n >= 16
+
+
+def has_narrow_rows(w: Conv) -> bool:
+    """Return whether the gradients of a convolution with one tap read or write rows of less than half a swizzle.
+
+    They are bound by memory, and `mma_sync` was faster on an H100, as more of its CTAs are resident.
+    """
+    is_matrix = math.prod((*w.kernel, *w.stride)) == 1
+    return is_matrix and min(w.C, w.O) // w.groups * get_itemsize(w.storage) < NARROW_ROW_BYTES
 
 
 def can_share_taps(w: Conv) -> bool:

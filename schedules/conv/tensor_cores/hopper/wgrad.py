@@ -31,7 +31,7 @@ from ..gemm.problem import make_wgrad
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
-from .tma_requirements import can_load_by_tma, is_promising
+from .tma_requirements import can_load_by_tma, has_narrow_rows, is_promising
 from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family, stores_result
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
@@ -46,9 +46,10 @@ def can_load_wgrad_by_tma(w: WeightGradient) -> bool:
 
 
 def is_wgrad_promising(w: WeightGradient) -> bool:
-    """Return whether there is one group, or each group has enough channels for wgmma."""
+    """Return whether there is one group, or each group has enough channels for wgmma, and rows are not narrow."""
     forward = view_channels_last(w).forward
-    return can_load_wgrad_by_tma(w) and (w.groups == 1 or is_promising(forward))
+    has_channels = w.groups == 1 or is_promising(forward)
+    return can_load_wgrad_by_tma(w) and has_channels and not has_narrow_rows(forward)
 
 
 def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:

@@ -1,10 +1,12 @@
 """Gradients of inputs, and transposed convolutions, by mma.sync: the kernel of `mma_sync` on dY.
 
 The gradient of stride 1 is a convolution of dY with other filters: its input channels are the weight's filters, its
-output channels are the weight's channels, and taps are flipped. A small launch transposes the weight, so that the
-reduction of the product is contiguous. The loader of the filters flips the taps. All else is that of `mma_sync`.
+output channels are the weight's channels, and taps are flipped. The rows of the weight in shared memory are the
+reduction, as in a wgrad. All else is that of `mma_sync`. If the weight's channels are too narrow for cp.async, a small
+launch transposes the weight first.
 
-The gradients of other strides are several such convolutions, which `strided_dgrad` computes in one launch.
+The gradients of other strides are several such convolutions of a transposed weight, which `strided_dgrad` computes in
+one launch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....primitives import keep_allocated_sizes
@@ -21,7 +24,9 @@ from ....tir_builder import Buffer
 from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
 from ..filter_transposition import emit_transposed_filters
-from ..gemm.cp_async import TransposedFilterGather
+from ..gemm.cp_async import MIN_COPY_BYTES, TransposedFilterGather
+from ..gemm.mn_major_operands import FilterRows
+from ..implicit_gemm_shape import ImplicitGemmShape
 from . import strided_dgrad
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
@@ -42,6 +47,12 @@ def is_gradient_promising(w: InputGradient) -> bool:
     return is_promising(conv) if conv else strided_dgrad.is_promising(w)
 
 
+def has_copies_along_channels(conv: Conv) -> bool:
+    """Return whether cp.async can copy neighbouring channels of dX from the weight."""
+    shape = ImplicitGemmShape.from_workload(conv)
+    return shape.n * shape.itemsize % MIN_COPY_BYTES == 0
+
+
 @schedule(
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
@@ -52,7 +63,10 @@ def is_gradient_promising(w: InputGradient) -> bool:
     min_arch=80,
 )
 def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
-    """Transpose the weight, and emit the kernel of the convolution of dY, or of one for each residue class."""
+    """Emit the kernel of the convolution of dY, or of one for each residue class, which reads a transposed weight.
+
+    Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async.
+    """
     (dy, filters), viewed = w.OPERANDS, view_channels_last(w)
     conv = viewed.direct_convolution
     config = declare_knobs(conv, k) if conv else strided_dgrad.declare_strided_knobs(viewed, k)
@@ -60,6 +74,9 @@ def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     def emit(arguments: dict[str, Buffer]) -> None:
         roles = {dy: "X", filters: "K", w.RESULT: "Y"}
         arguments = {roles.get(name, name): each for name, each in arguments.items()}
+        if conv and has_copies_along_channels(conv):
+            emit_kernels(conv, config, arguments, FilterRows)
+            return
         arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
         if conv:
             emit_kernels(conv, config, arguments, TransposedFilterGather)

@@ -20,6 +20,7 @@ from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
+from ..gemm.mn_major_operands import FilterRows, MnMajorFilterMainloop, make_mn_major_layout
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
@@ -37,15 +38,15 @@ def emit_kernels(
     w: Conv,
     config: MmaSyncTileConfig,
     arguments: dict[str, Buffer],
-    filter_gather: type[FilterGather] = FilterGather,
+    filter_loader: type[FilterGather | FilterRows] = FilterGather,
 ) -> None:
     """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
     if not config.uses_workspace_reduction:
-        emit_kernel(w, config, arguments, None, filter_gather)
+        emit_kernel(w, config, arguments, None, filter_loader)
         return
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
-    emit_kernel(w, config, arguments, workspace, filter_gather)
+    emit_kernel(w, config, arguments, workspace, filter_loader)
     output = ChannelsFirstOutput.from_workload(w) if config.stores_channels_first else None
     vector = output.vector if output else math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
 
@@ -69,7 +70,7 @@ def emit_kernel(
     config: MmaSyncTileConfig,
     arguments: dict[str, Buffer],
     workspace: Buffer | None,
-    filter_gather: type[FilterGather] = FilterGather,
+    filter_loader: type[FilterGather | FilterRows] = FilterGather,
 ) -> None:
     """Emit the kernel that multiplies; `workspace` receives the partial sums of a split reduction, if there is one."""
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
@@ -79,7 +80,7 @@ def emit_kernel(
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w.dtype, config, position.thread)
-        mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_gather)
+        mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_loader)
         epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
 
@@ -169,7 +170,7 @@ def make_conv_mainloop(
     arguments: Mapping[str, Buffer],
     split: Expr,
     smem: Expr,
-    filter_gather: type[FilterGather],
+    filter_loader: type[FilterGather | FilterRows],
 ) -> MmaSyncMainloop:
     """Return the mainloop of a convolution's image and filters."""
     shape = ImplicitGemmShape.from_workload(w)
@@ -178,9 +179,14 @@ def make_conv_mainloop(
     k_extent = shape.k if overhangs else None
     make_loaders = (
         lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy),
-        lambda copy: filter_gather(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
+        lambda copy: filter_loader(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
     )
-    return make_mainloop(config, tiling, make_loaders, k_range, smem)
+    if filter_loader is not FilterRows:
+        return make_mainloop(config, tiling, make_loaders, k_range, smem)
+    image_layout = SmemLayout(config.block_m, config.block_k * shape.itemsize)
+    filter_layout = make_mn_major_layout(config.block_k, config.block_n, shape.itemsize)
+    layouts = image_layout, filter_layout
+    return make_mainloop(config, tiling, make_loaders, k_range, smem, layouts, MnMajorFilterMainloop)
 
 
 def make_epilogue(

@@ -43,6 +43,7 @@ from ....tir_builder import (
     store_global,
     thread_axis,
     to_uint32,
+    unrolled_loop,
 )
 from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import DGRAD, TRANSPOSE
@@ -50,6 +51,7 @@ from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cp_async import copy_elements
 from ..gemm.cta import allocate_smem
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
+from ..gemm.residue_classes import divide
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .dgrad_config import StemDgradConfig, can_merge_classes
 from .schedule import DTYPES, MAX_CHANNELS
@@ -104,6 +106,7 @@ class StemDgradKernel:
         num_filters = config.union_taps[1] * config.mmas_n * self._atom.b_registers
         self._b_fragments = allocate("b_fragments", num_filters, "uint32")
         self._column_offsets = allocate("column_offset", config.mmas_n * 2, "uint32")
+        self._union_tap, self._column = Register("union_tap"), Register("column")
         self._origin = [Register(name) for name in ("image", "depth", "row", "column")]
 
     def emit(self) -> None:
@@ -168,15 +171,19 @@ class StemDgradKernel:
                 element = row * int(config.result_row_elements) + x * self._forward.C + channel
                 store(self._column_offsets, mma_n * 2 + e, to_uint32(element * ACCUMULATOR_BYTES))
 
-    def _locate_weight(self, item: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the index of an element of the filters in K, whether it is no zero, and its shared-memory address."""
+    def _locate_weight(self, row: Expr, filter_idx: Expr) -> tuple[Expr, Expr]:
+        """Return the index in K of an element of the filters in shared memory, and whether it is no zero.
+
+        Registers hold what several expressions need, as TVM would take seconds to simplify these otherwise.
+        """
         config, forward = self._config, self._forward
-        elements, (_, taps_y, taps_x) = config.k_steps * self._atom.k_bytes // config.itemsize, config.union_taps
-        row, filter_idx = item // elements, item % elements
-        union_tap, column = row // config.columns, row % config.columns
-        parts, channel = self._split_column(column)
-        offsets = union_tap // (taps_y * taps_x), union_tap // taps_x % taps_y, union_tap % taps_x
-        checks, tap_idx = [row < math.prod(config.union_taps) * config.columns, filter_idx < forward.O], 0
+        self._union_tap.set(divide(row, config.columns))
+        self._column.set(row - self._union_tap.value * config.columns)
+        parts, channel = self._split_column(self._column.value)
+        (_, taps_y, taps_x), rows = config.union_taps, divide(self._union_tap.value, config.union_taps[-1])
+        planes = divide(rows, taps_y)
+        offsets = planes, rows - planes * taps_y, self._union_tap.value - rows * taps_x
+        checks, tap_idx = [self._union_tap.value < math.prod(config.union_taps), filter_idx < forward.O], 0
         for axis, part, offset in zip(self._axes, parts, offsets, strict=True):
             distance = axis.first_offset(part) - offset
             number = distance // axis.offset_step
@@ -185,8 +192,7 @@ class StemDgradKernel:
                 checks.append(distance % axis.offset_step == 0)
             tap_idx = tap_idx * axis.taps + axis.first_tap(part) + number * axis.tap_step
         index = (filter_idx * math.prod(forward.kernel) + tap_idx) * forward.C + channel
-        address = self._filters + to_uint32(row * config.pixel_bytes) + to_uint32(filter_idx * config.itemsize)
-        return index, logical_and(*checks), address
+        return index, logical_and(*checks)
 
     def _load_filters(self) -> None:
         """Arrange the filters of all classes in shared memory: elements of dY × columns × channels of dY."""
@@ -196,17 +202,18 @@ class StemDgradKernel:
         suffix, dtype = ("b16", "uint16") if config.itemsize == 2 else ("b32", "uint32")
         values = allocate("filter_values", FILTERS_IN_FLIGHT, dtype)
         with serial_loop(ceil_div(total, num_threads * FILTERS_IN_FLIGHT), "batch") as batch:
-            items = [
-                (batch * FILTERS_IN_FLIGHT + i) * num_threads + self._position.thread for i in range(FILTERS_IN_FLIGHT)
-            ]
-            for i, item in enumerate(items):
-                index, is_weight, _ = self._locate_weight(item)
+            first = batch * FILTERS_IN_FLIGHT
+            with unrolled_loop(FILTERS_IN_FLIGHT, "i") as i:
+                item = (first + i) * num_threads + self._position.thread
+                index, is_weight = self._locate_weight(item // elements, item % elements)
                 store(values, i, T.Cast(dtype, T.uint32(0)))
                 with if_(logical_and(item < total, is_weight)):
                     emit_ptx(f"ld.global.nc.{suffix}", values[i], self._weight.access_ptr("r", offset=index))
-            for i, item in enumerate(items):
+            with unrolled_loop(FILTERS_IN_FLIGHT, "i") as i:
+                item = (first + i) * num_threads + self._position.thread
+                address = self._filters + to_uint32(item // elements * config.pixel_bytes)
                 with if_(item < total):
-                    emit_ptx(f"st.shared.{suffix}", self._locate_weight(item)[2], values[i])
+                    emit_ptx(f"st.shared.{suffix}", address + to_uint32(item % elements * config.itemsize), values[i])
 
     def _copy_plane(self, plane: Expr) -> None:
         """Start the copies of a plane of the window of dY, with zeros outside of dY and beyond its channels."""
