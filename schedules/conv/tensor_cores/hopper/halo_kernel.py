@@ -1,12 +1,14 @@
 """Kernel of `hopper` for a channels-first X whose filter taps share a tile of halo rows.
 
 The roles of a CTA are consumer warpgroups, which multiply and store, a warp whose first thread loads filters by TMA,
-and three warps that load pixels of X and transpose them in registers. No array is converted in global memory.
+and three warps for pixels of X. These load vectors and transpose them in registers, or one thread copies boxes by TMA,
+which two warps transpose in shared memory. No array is converted in global memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -35,6 +37,7 @@ from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
+from ..gemm.halo_transpose import NUM_TRANSPOSE_THREADS, NUM_TRANSPOSE_WARPS, HaloTranspose
 from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
@@ -42,7 +45,7 @@ from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import EpilogueTile
 from ..gemm.wgmma_mainloop import OperandTile
-from .halo_tile import HALO_STAGES, NUM_LOADER_WARPS, HaloTile
+from .halo_tile import BOX_STAGES, HALO_STAGES, NUM_LOADER_WARPS, HaloTile
 from .tile_config import MAX_EPILOGUE_ROW_BYTES, HopperTileConfig
 
 
@@ -67,27 +70,24 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
     halo = HaloTile(w, config)
     mainloop, filter_warp = make_halo_mainloop(halo), config.warpgroups * WARPGROUP_SIZE // WARP_SIZE
     filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
+    pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.uses_tma else None
     num_ctas, split_k, num_threads = int(halo.num_ctas), int(config.split_k), int(halo.num_threads)
     with open_cta(num_ctas, num_threads, split_k, splits_in_cluster=split_k > 1) as cta:
         thread, smem = cta.thread, allocate_smem(int(halo.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
         a_pipeline, b_pipeline = make_halo_pipelines(halo, mainloop, smem)
-        tiles = make_halo_tiles(halo)
+        box_pipeline, tiles = make_box_pipeline(halo, smem) if halo.uses_tma else None, make_halo_tiles(halo)
         k_range = KRange(cta.split, int(halo.blocks_per_cta), int(halo.num_channel_blocks))
         a_state, b_state = PipelineState("halo", HALO_STAGES), PipelineState("filter", config.stages)
-        emit_halo_prologue(a_pipeline, b_pipeline, filter_map, thread, filter_warp)
+        pipelines = [pipeline for pipeline in (a_pipeline, b_pipeline, box_pipeline) if pipeline]
+        emit_halo_prologue(pipelines, [filter_map, *([pixel_map] if box_pipeline else [])], thread, filter_warp)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
         epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, smem, thread)
-        loader = HaloLoader(
-            *(halo.image, mainloop.a_layout, config.block_m, arguments["X"]),
-            halo.shape.channels_per_group,
-            NUM_LOADER_WARPS,
-        )
 
         def emit_consumer() -> None:
             with tiles.work_tiles(cta.index) as tile:
                 epilogue.channels.prefetch(select_columns(tile, halo, cta.split), thread)
-                pipelines, states = (a_pipeline, b_pipeline), (a_state, b_state)
-                mainloop.consume(accumulators, k_range, pipelines, states, thread, thread.warpgroup)
+                states = a_state, b_state
+                mainloop.consume(accumulators, k_range, (a_pipeline, b_pipeline), states, thread, thread.warpgroup)
                 if split_k == 1:
                     sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
                     epilogue.store(sums, tile, a_state, thread, thread.warpgroup)
@@ -97,17 +97,38 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
                 mainloop.produce_filters(tile, k_range, filter_map, b_pipeline, b_state)
 
         def emit_input_loader() -> None:
+            loader = HaloLoader(
+                *(halo.image, mainloop.a_layout, config.block_m, arguments["X"]),
+                halo.shape.channels_per_group,
+                NUM_LOADER_WARPS,
+            )
             index = thread.thread - (filter_warp + 1) * WARP_SIZE
             with tiles.work_tiles(cta.index) as tile:
                 mainloop.produce_input(loader, tile, k_range, index, a_pipeline, a_state)
 
-        emit_alternatives(
-            [
-                (thread.warp < filter_warp, emit_consumer),
-                (thread.warp == filter_warp, emit_filter_loader),
-                (thread.warp > filter_warp, emit_input_loader),
+        branches = [(thread.warp < filter_warp, emit_consumer), (thread.warp == filter_warp, emit_filter_loader)]
+        if box_pipeline:
+            transpose = HaloTranspose(halo.boxes, mainloop.a_layout, halo.shape.channels_per_group, mainloop.block_k)
+            box_state = PipelineState("box", BOX_STAGES)
+            unused = smem + to_uint32(int(halo.unused_offset_bytes))
+
+            def emit_pixel_loader() -> None:
+                with if_(thread.lane == 0), tiles.work_tiles(cta.index) as tile:
+                    transpose.produce_pixels(tile, k_range, pixel_map, box_pipeline, box_state)
+
+            def emit_transpose() -> None:
+                pipelines, states = (box_pipeline, a_pipeline), (box_state, a_state)
+                index = thread.thread % NUM_TRANSPOSE_THREADS  # they are the last threads of a warpgroup
+                with tiles.work_tiles(cta.index) as tile:
+                    transpose.produce_rows(tile, k_range, index, pipelines, states, unused)
+
+            branches += [
+                (thread.warp == filter_warp + 1, emit_pixel_loader),
+                (thread.warp > filter_warp + 1, emit_transpose),
             ]
-        )
+        else:
+            branches.append((thread.warp > filter_warp, emit_input_loader))
+        emit_alternatives(branches)
         if split_k > 1:
             reduction = ColumnReduction(mainloop.atom, mainloop.m_atoms, split_k, filter_warp * WARP_SIZE)
             sums = reduction.reduce(accumulators, cta.split, thread, smem)
@@ -117,14 +138,14 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
 
 
 def emit_halo_prologue(
-    a_pipeline: AsyncPipeline, b_pipeline: TmaPipeline, filter_map: Expr, thread: ThreadPosition, filter_warp: int
+    pipelines: Sequence[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, filter_warp: int
 ) -> None:
     """Initialize the barriers and wait for the results of the previous launch."""
     with if_(thread.is_first_of_warp(filter_warp)):
-        prefetch_tensor_maps([filter_map])
+        prefetch_tensor_maps(tensor_maps)
     with if_(thread.thread == 0):
-        a_pipeline.init_barriers()
-        b_pipeline.init_barriers()
+        for pipeline in pipelines:
+            pipeline.init_barriers()
         fence_barrier_init()
     emit_call(T.cuda.cta_sync())
     emit_ptx("griddepcontrol.wait")
@@ -177,7 +198,7 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         HALO_STAGES,
         0,
         config.warpgroups,
-        num_producers=NUM_LOADER_WARPS * WARP_SIZE,
+        num_producers=NUM_TRANSPOSE_THREADS if halo.uses_tma else NUM_LOADER_WARPS * WARP_SIZE,
     )
     b_pipeline = TmaPipeline(
         smem + to_uint32(int(halo.input_bytes)),
@@ -189,3 +210,16 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         first_barrier=2 * HALO_STAGES,
     )
     return a_pipeline, b_pipeline
+
+
+def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
+    """Return the pipeline of channels-first pixels."""
+    return TmaPipeline(
+        smem + to_uint32(int(halo.boxes_offset_bytes)),
+        halo.boxes.nbytes,
+        smem + to_uint32(int(halo.barrier_offset_bytes)),
+        BOX_STAGES,
+        halo.boxes.nbytes,
+        NUM_TRANSPOSE_WARPS,
+        first_barrier=2 * (HALO_STAGES + halo.config.stages),
+    )
