@@ -49,6 +49,8 @@ BOX_CHANNELS = 16  # channels per copy
 MATRICES = 4  # matrices that an instruction moves
 NUM_TRANSPOSE_WARPS = 2
 NUM_TRANSPOSE_THREADS = NUM_TRANSPOSE_WARPS * WARP_SIZE
+MAX_SETS_IN_FLIGHT = 6  # sets of four matrices that a warp loads before it stores them
+ROW_COST_BYTES = 32  # cost of a row of a TMA copy besides that of its bytes, an assumption
 UNUSED_BYTES = (
     NUM_TRANSPOSE_THREADS * CHUNK_BYTES
 )  # shared memory to which lanes store pixels that the tile does not need
@@ -125,13 +127,13 @@ class PixelBoxes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
-    """Return the boxes with the fewest pixels for tiles of a size."""
+    """Return the boxes for tiles of a size: those that TMA copies fastest by the number and length of rows."""
     image = HaloImage(w)
     options = []
     for chunks in range(3, maps.MAX_BOX_ELEMENTS // GROUP, 2):
         box_pixels = chunks * GROUP
         options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
-    return min(options, key=lambda boxes: (boxes.count * boxes.box_pixels, boxes.count))
+    return min(options, key=lambda boxes: boxes.count * (boxes.box_pixels * ITEMSIZE + ROW_COST_BYTES))
 
 
 def _count_boxes(image: HaloImage, block_m: int, box_pixels: int) -> int:
@@ -228,7 +230,8 @@ class HaloTranspose:
         """
         (boxes, rows), (boxes_state, rows_state) = pipelines, states
         halo_rows = self._locate_rows(tile.m, thread)
-        registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(self._sets_per_warp)]
+        num_registers = min(MAX_SETS_IN_FLIGHT, self._sets_per_warp)
+        registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(num_registers)]
         with serial_loop(k_range.count, "k_block") as k_block:
             rows.producer_acquire(rows_state.index, rows_state.phase)
             address = rows.stage_address(rows_state.index)
@@ -311,12 +314,14 @@ class HaloTranspose:
         """Move eight channels of all pixels of this warp."""
         boxes, groups_per_box = self.boxes, self.boxes.box_pixels // GROUP
         lane_unused = unused + to_uint32(thread * CHUNK_BYTES)
-        for set_idx, matrices in enumerate(registers):
-            group = T.min(self._group(set_idx, thread), boxes.num_groups - 1)
-            offset = group // groups_per_box * boxes.box_bytes + group % groups_per_box * CHUNK_BYTES
-            words = [matrices[e] for e in range(MATRICES)]
-            ldmatrix_x4(words, source + to_uint32(offset + thread % GROUP * self._pitch_bytes), transposed=True)
-        for row, matrices in zip(halo_rows, registers, strict=True):
-            destination = address + self.layout.swizzled_offset(row, chunk_idx)
-            destination = T.Select(row < self.layout.rows, destination, lane_unused)
-            stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
+        for first in range(0, self._sets_per_warp, len(registers)):
+            rows = halo_rows[first : first + len(registers)]
+            for i, matrices in enumerate(registers[: len(rows)]):
+                group = T.min(self._group(first + i, thread), boxes.num_groups - 1)
+                offset = group // groups_per_box * boxes.box_bytes + group % groups_per_box * CHUNK_BYTES
+                words = [matrices[e] for e in range(MATRICES)]
+                ldmatrix_x4(words, source + to_uint32(offset + thread % GROUP * self._pitch_bytes), transposed=True)
+            for row, matrices in zip(rows, registers, strict=False):
+                destination = address + self.layout.swizzled_offset(row, chunk_idx)
+                destination = T.Select(row < self.layout.rows, destination, lane_unused)
+                stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
