@@ -1,9 +1,10 @@
-"""Halo rows that warps transpose in shared memory, from channels-first pixels that TMA copied there as they lie.
+"""Halo rows that warps transpose in shared memory, from channels-first pixels that were copied there as they lie.
 
 The pixels of a plane are contiguous in memory, whatever its lines. They are divided into boxes of a fixed number of
-pixels. TMA copies the boxes that a tile needs, 16 channels at a time, to the stages of a pipeline. `ldmatrix` loads 8
-channels × 8 pixels, transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has
-the same pixels of all channels, so their rows are computed once per tile.
+pixels. The boxes that a tile needs are copied to the stages of a pipeline, 16 channels at a time: by TMA if planes are
+multiples of 16 bytes, and else by the lanes of a warp, each a vector of pixels. `ldmatrix` loads 8 channels × 8 pixels,
+transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has the same pixels of all
+channels, so their rows are computed once per tile.
 
 A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks.
 """
@@ -37,8 +38,10 @@ from ....tir_builder import (
     to_uint32,
 )
 from .atoms import ldmatrix_x4, stmatrix_x4
+from .cp_async import cp_async
 from .halo_image import HaloImage
 from .pipelines import AsyncPipeline, PipelineState, TmaPipeline
+from .plane_gather import PendingArrivals, count_vector_pixels
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import KRange, WorkTile
 from .tma import tma_load
@@ -57,8 +60,8 @@ UNUSED_BYTES = (
 
 
 def can_transpose(w: Conv) -> bool:
-    """Return whether TMA can copy boxes of a channels-first X: 16-bit elements, and planes of whole 16-byte chunks."""
-    return HaloImage(w).itemsize == ITEMSIZE and math.prod(w.input_size) % GROUP == 0
+    """Return whether boxes of a channels-first X can be copied: 16-bit elements, and an even number of pixels."""
+    return HaloImage(w).itemsize == ITEMSIZE and count_vector_pixels(math.prod(w.input_size), ITEMSIZE) > 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,16 @@ class PixelBoxes:
     def pixels(self) -> int:
         """Pixels of a plane."""
         return math.prod(self.image.w.input_size)
+
+    @property
+    def vector(self) -> int:
+        """Pixels of the widest vector that does not cross the end of a plane."""
+        return count_vector_pixels(self.pixels, ITEMSIZE)
+
+    @property
+    def uses_tma(self) -> bool:
+        """Whether TMA can copy boxes."""
+        return self.vector == GROUP
 
     @property
     def per_plane(self) -> int:
@@ -127,11 +140,11 @@ class PixelBoxes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
-    """Return the boxes for tiles of a size: those that TMA copies fastest by the number and length of rows."""
-    image = HaloImage(w)
-    options = []
-    for chunks in range(3, maps.MAX_BOX_ELEMENTS // GROUP, 2):
-        box_pixels = chunks * GROUP
+    """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
+    image, options = HaloImage(w), []
+    vector = count_vector_pixels(math.prod(w.input_size), ITEMSIZE)
+    max_pixels = maps.MAX_BOX_ELEMENTS if vector == GROUP else vector * WARP_SIZE
+    for box_pixels in range(3 * GROUP, max_pixels, 2 * GROUP):
         options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
     return min(options, key=lambda boxes: boxes.count * (boxes.box_pixels * ITEMSIZE + ROW_COST_BYTES))
 
@@ -207,6 +220,41 @@ class HaloTranspose:
                 image, box = (first_box + i) // boxes.per_plane, (first_box + i) % boxes.per_plane
                 coordinates = box * boxes.box_pixels, first_channel + copy * BOX_CHANNELS, image
                 tma_load(address + to_uint32(i * boxes.box_bytes), tensor_map, coordinates, barrier)
+            state.advance()
+
+    def gather_pixels(
+        self,
+        tile: WorkTile,
+        k_range: KRange,
+        source: Buffer,
+        lane: Expr,
+        pipeline: AsyncPipeline,
+        state: PipelineState,
+        arrivals: PendingArrivals,
+    ) -> None:
+        """Start the copies of the boxes of a work tile for all of its channels; run by the lanes of a warp."""
+        boxes, w = self.boxes, self._image.w
+        first_box = Register("first_box", value=boxes.first_box(tile.m)).value
+        first_channel = tile.group * self.channels_per_group + k_range.first * self.block_k
+        vectors_per_row, nbytes = boxes.box_pixels // boxes.vector, boxes.vector * ITEMSIZE
+        with serial_loop(k_range.count * (self.block_k // BOX_CHANNELS), "copy") as copy:
+            pipeline.producer_acquire(state.index, state.phase)
+            address = pipeline.stage_address(state.index) + to_uint32(lane * nbytes)
+            channel = first_channel + copy * BOX_CHANNELS
+            for i in range(boxes.count):
+                image, box = (first_box + i) // boxes.per_plane, (first_box + i) % boxes.per_plane
+                pixel = box * boxes.box_pixels + lane * boxes.vector
+                is_inside = logical_and(pixel < boxes.pixels, image < w.N)
+                index = (image * w.C + channel) * boxes.pixels + pixel
+                with if_(lane < vectors_per_row):
+                    for c in range(BOX_CHANNELS):
+                        exists = is_inside
+                        if self.channels_per_group % BOX_CHANNELS:
+                            exists = logical_and(is_inside, channel + c < w.C)
+                        element = T.Select(exists, index + c * boxes.pixels, 0)
+                        offset = to_uint32(i * boxes.box_bytes + c * self._pitch_bytes)
+                        cp_async(address + offset, source, element, nbytes, exists)
+            arrivals.commit()
             state.advance()
 
     def produce_rows(

@@ -1,8 +1,8 @@
 """Kernel of `hopper` for a channels-first X whose filter taps share a tile of halo rows.
 
 The roles of a CTA are consumer warpgroups, which multiply and store, a warp whose first thread loads filters by TMA,
-and three warps for pixels of X. These load vectors and transpose them in registers, or one thread copies boxes by TMA,
-which two warps transpose in shared memory. No array is converted in global memory.
+and three warps for pixels of X. These load vectors and transpose them in registers, or one warp copies boxes, which the
+others transpose in shared memory. No array is converted in global memory.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
 from ..gemm.halo_transpose import NUM_TRANSPOSE_THREADS, NUM_TRANSPOSE_WARPS, HaloTranspose
 from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.plane_gather import PendingArrivals
 from ..gemm.problem import make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
@@ -70,16 +71,16 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
     halo = HaloTile(w, config)
     mainloop, filter_warp = make_halo_mainloop(halo), config.warpgroups * WARPGROUP_SIZE // WARP_SIZE
     filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
-    pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.uses_tma else None
+    pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.copies_by_tma else None
     num_ctas, split_k, num_threads = int(halo.num_ctas), int(config.split_k), int(halo.num_threads)
     with open_cta(num_ctas, num_threads, split_k, splits_in_cluster=split_k > 1) as cta:
         thread, smem = cta.thread, allocate_smem(int(halo.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
         a_pipeline, b_pipeline = make_halo_pipelines(halo, mainloop, smem)
-        box_pipeline, tiles = make_box_pipeline(halo, smem) if halo.uses_tma else None, make_halo_tiles(halo)
+        box_pipeline, tiles = make_box_pipeline(halo, smem) if halo.uses_boxes else None, make_halo_tiles(halo)
         k_range = KRange(cta.split, int(halo.blocks_per_cta), int(halo.num_channel_blocks))
         a_state, b_state = PipelineState("halo", HALO_STAGES), PipelineState("filter", config.stages)
         pipelines = [pipeline for pipeline in (a_pipeline, b_pipeline, box_pipeline) if pipeline]
-        emit_halo_prologue(pipelines, [filter_map, *([pixel_map] if box_pipeline else [])], thread, filter_warp)
+        emit_halo_prologue(pipelines, [filter_map, *([pixel_map] if halo.copies_by_tma else [])], thread, filter_warp)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
         epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, smem, thread)
 
@@ -113,8 +114,14 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
             unused = smem + to_uint32(int(halo.unused_offset_bytes))
 
             def emit_pixel_loader() -> None:
-                with if_(thread.lane == 0), tiles.work_tiles(cta.index) as tile:
-                    transpose.produce_pixels(tile, k_range, pixel_map, box_pipeline, box_state)
+                if not isinstance(box_pipeline, AsyncPipeline):
+                    with if_(thread.lane == 0), tiles.work_tiles(cta.index) as tile:
+                        transpose.produce_pixels(tile, k_range, pixel_map, box_pipeline, box_state)
+                    return
+                arrivals, source = PendingArrivals(box_pipeline, 1), arguments["X"]
+                with tiles.work_tiles(cta.index) as tile:
+                    transpose.gather_pixels(tile, k_range, source, thread.lane, box_pipeline, box_state, arrivals)
+                arrivals.drain()
 
             def emit_transpose() -> None:
                 pipelines, states = (box_pipeline, a_pipeline), (box_state, a_state)
@@ -198,7 +205,7 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         HALO_STAGES,
         0,
         config.warpgroups,
-        num_producers=NUM_TRANSPOSE_THREADS if halo.uses_tma else NUM_LOADER_WARPS * WARP_SIZE,
+        num_producers=NUM_TRANSPOSE_THREADS if halo.uses_boxes else NUM_LOADER_WARPS * WARP_SIZE,
     )
     b_pipeline = TmaPipeline(
         smem + to_uint32(int(halo.input_bytes)),
@@ -213,13 +220,14 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
 
 
 def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
-    """Return the pipeline of channels-first pixels."""
-    return TmaPipeline(
+    """Return the pipeline of channels-first pixels, which TMA copies, or else a warp."""
+    stages = (
         smem + to_uint32(int(halo.boxes_offset_bytes)),
         halo.boxes.nbytes,
         smem + to_uint32(int(halo.barrier_offset_bytes)),
         BOX_STAGES,
-        halo.boxes.nbytes,
-        NUM_TRANSPOSE_WARPS,
-        first_barrier=2 * (HALO_STAGES + halo.config.stages),
     )
+    nbytes, first_barrier = halo.boxes.nbytes, 2 * (HALO_STAGES + halo.config.stages)
+    if halo.copies_by_tma:
+        return TmaPipeline(*stages, nbytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
+    return AsyncPipeline(*stages, 0, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier, num_producers=WARP_SIZE)

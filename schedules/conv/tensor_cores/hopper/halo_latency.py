@@ -53,8 +53,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     vector_bytes = image.input_vector * image.itemsize
     copy_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
     transpose_us = _estimate_transpose_us(halo)
-    loader_us = LOADER_WAIT_US + np.where(halo.uses_tma, transpose_us, copy_us)
-    exposed_us = np.where(halo.uses_tma, ctas_per_sm * transpose_us, loader_us)  # TMA copies ahead of the transpose
+    loader_us = LOADER_WAIT_US + np.where(halo.uses_boxes, transpose_us, copy_us)
+    exposed_us = np.where(halo.uses_boxes, ctas_per_sm * transpose_us, loader_us)  # copies are ahead of the transpose
     block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), exposed_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
     epilogue_us = ctas_per_sm * epilogue_us * (1 + STORE_RATIO / image.output_vector)
@@ -70,7 +70,7 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
 
 def _estimate_transpose_us(halo: HaloTile) -> Any:
     """Return the time of the transpose of a channel block in shared memory."""
-    if not np.any(halo.uses_tma):
+    if not np.any(halo.uses_boxes):
         return 0.0
     matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
     return BLOCK_TRANSPOSE_US + matrices / MATRICES_PER_US

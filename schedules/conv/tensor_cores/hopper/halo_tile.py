@@ -23,7 +23,7 @@ from .tile_config import (
     BARRIER_BYTES,
     COOPERATIVE,
     HALO_LOADERS,
-    HALO_TMA,
+    HALO_SMEM,
     MAX_EPILOGUE_ROW_BYTES,
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -77,9 +77,14 @@ class HaloTile:
         return round_up(self.config.block_n * self.config.block_k_bytes, SWIZZLE_ALIGNMENT_BYTES)
 
     @property
-    def uses_tma(self) -> Any:
-        """Whether TMA copies pixels to shared memory, where warps transpose them."""
-        return np.equal(self.config.input_loader, HALO_TMA)
+    def copies_by_tma(self) -> bool:
+        """Whether TMA copies boxes of pixels for one config."""
+        return bool(self.uses_boxes) and self.boxes.uses_tma
+
+    @property
+    def uses_boxes(self) -> Any:
+        """Whether boxes of pixels are copied to shared memory, where warps transpose them."""
+        return np.equal(self.config.input_loader, HALO_SMEM)
 
     @property
     def boxes(self) -> PixelBoxes:
@@ -94,10 +99,10 @@ class HaloTile:
     @property
     def boxes_bytes(self) -> Any:
         """Shared memory of channels-first pixels in bytes, and for those that a tile does not need."""
-        if not np.any(self.uses_tma):
+        if not np.any(self.uses_boxes):
             return 0
         box_bytes = round_up(BOX_STAGES * self.box_stage_bytes + UNUSED_BYTES, SWIZZLE_ALIGNMENT_BYTES)
-        return np.where(self.uses_tma, box_bytes, 0)
+        return np.where(self.uses_boxes, box_bytes, 0)
 
     @property
     def boxes_offset_bytes(self) -> Any:

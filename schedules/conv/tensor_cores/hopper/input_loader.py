@@ -5,7 +5,7 @@
 | "converted" | a launch of its own transposes X to channels last |
 | "tma" | TMA copies boxes of 16 or 32 pixels to an MN-major tile, for filters of one tap |
 | "halo" | threads load halo rows, which all taps of a filter share, and transpose them in registers |
-| "halo_tma" | TMA copies pixels, and warps transpose them to halo rows in shared memory |
+| "halo_smem" | pixels are copied to shared memory as they lie, where warps transpose them to halo rows |
 | "cp_async" | threads copy vectors of pixels to an MN-major tile, for filters of one tap |
 """
 
@@ -41,7 +41,7 @@ from .tile_config import (
     CP_ASYNC,
     HALO,
     HALO_LOADERS,
-    HALO_TMA,
+    HALO_SMEM,
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
     PINGPONG,
@@ -68,7 +68,7 @@ def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
         return ()
     loaders = [TMA if box_pixels else CONVERTED]
     if not box_pixels and can_use_halo(viewed_workload):
-        loaders += [HALO, HALO_TMA] if can_transpose(viewed_workload) else [HALO]
+        loaders += [HALO, HALO_SMEM] if can_transpose(viewed_workload) else [HALO]
     if can_gather(viewed_workload):
         loaders.append(CP_ASYNC)
     return tuple(loaders) if len(loaders) > 1 else ()
@@ -146,10 +146,10 @@ def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[d
         schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
         for kernel_schedule in schedules:
             tiles += list_gather_tiles(viewed_workload, NUM_STARTING_TILES, kernel_schedule)
-    if HALO_TMA in loaders:
-        tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_TMA)
+    if HALO_SMEM in loaders:
+        tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_SMEM)
     if HALO in loaders:
-        has_others = CP_ASYNC in loaders or HALO_TMA in loaders
+        has_others = CP_ASYNC in loaders or HALO_SMEM in loaders
         tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
         if not has_others:  # fewer barriers than the estimate counts
             tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
