@@ -6,8 +6,8 @@ pixels, of 4 to 16 bytes, that do not cross the end of a plane. Each thread copi
 so that addresses differ by constants.
 
 cp.async completes in the order of commit groups. A thread waits for the group of an earlier K tile after it has started
-the copies of the next ones, makes it visible to wgmma, and arrives at the full barrier. (Sources: PTX ISA, "cp.async",
-"Async proxy"; CUTLASS, `include/cutlass/gemm/collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp`.)
+the copies of the next ones, and arrives at the full barrier. (Sources: PTX ISA, "cp.async"; CUTLASS,
+`include/cutlass/gemm/collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp`.)
 """
 
 from __future__ import annotations

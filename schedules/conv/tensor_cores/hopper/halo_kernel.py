@@ -287,4 +287,9 @@ def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
     nbytes, first_barrier = halo.boxes.nbytes, 2 * (HALO_STAGES + halo.config.stages)
     if halo.copies_by_tma:
         return TmaPipeline(*stages, nbytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
-    return AsyncPipeline(*stages, 0, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier, num_producers=WARP_SIZE)
+    return AsyncPipeline(
+        *(*stages, 0, NUM_TRANSPOSE_WARPS),
+        first_barrier=first_barrier,
+        num_producers=WARP_SIZE,
+        fenced_by="none",
+    )
