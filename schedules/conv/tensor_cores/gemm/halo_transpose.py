@@ -6,7 +6,9 @@ multiples of 16 bytes, and else by the lanes of a warp, each a vector of pixels.
 transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has the same pixels of all
 channels, so their rows are computed once per tile.
 
-A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks.
+A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A plane
+of an odd number of pixels is a box of its own, which TMA copies as contiguous bytes: those of eight channels are whole
+chunks. No row of it is aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
-from tvmconv.arithmetic import ceil_div
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 
@@ -50,9 +52,11 @@ ITEMSIZE = 2  # bytes per element, as of the matrices of ldmatrix
 GROUP = 8  # pixels, or channels, of a matrix
 BOX_CHANNELS = 16  # channels per copy
 MATRICES = 4  # matrices that an instruction moves
+MAX_ODD_PLANE = 256  # pixels of the largest plane that is a box of its own
 NUM_TRANSPOSE_WARPS = 2
 NUM_TRANSPOSE_THREADS = NUM_TRANSPOSE_WARPS * WARP_SIZE
 MAX_SETS_IN_FLIGHT = 6  # sets of four matrices that a warp loads before it stores them
+TMA_ALIGNMENT_BYTES = 128  # alignment of a box in shared memory
 ROW_COST_BYTES = 32  # cost of a row of a TMA copy besides that of its bytes, an assumption
 UNUSED_BYTES = (
     NUM_TRANSPOSE_THREADS * CHUNK_BYTES
@@ -60,8 +64,10 @@ UNUSED_BYTES = (
 
 
 def can_transpose(w: Conv) -> bool:
-    """Return whether boxes of a channels-first X can be copied: 16-bit elements, and an even number of pixels."""
-    return HaloImage(w).itemsize == ITEMSIZE and count_vector_pixels(math.prod(w.input_size), ITEMSIZE) > 0
+    """Return whether boxes of a channels-first X can be copied: 16-bit elements, and pixels or channels in pairs."""
+    pixels = math.prod(w.input_size)
+    has_whole_copies = pixels % 2 == 0 or (pixels <= MAX_ODD_PLANE and w.C // w.groups % BOX_CHANNELS == 0)
+    return HaloImage(w).itemsize == ITEMSIZE and has_whole_copies
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class PixelBoxes:
     Attributes:
         image: The halo rows.
         block_m: Rows of the product per work tile.
-        box_pixels: Pixels per box, an odd number of 16-byte chunks.
+        box_pixels: Pixels per box: an odd number of 16-byte chunks, or a whole plane.
         count: Boxes per tile.
     """
 
@@ -91,9 +97,14 @@ class PixelBoxes:
         return count_vector_pixels(self.pixels, ITEMSIZE)
 
     @property
+    def are_planes(self) -> bool:
+        """Whether boxes are planes of an odd number of pixels."""
+        return self.vector == 0
+
+    @property
     def uses_tma(self) -> bool:
         """Whether TMA can copy boxes."""
-        return self.vector == GROUP
+        return self.are_planes or self.vector == GROUP
 
     @property
     def per_plane(self) -> int:
@@ -102,8 +113,8 @@ class PixelBoxes:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of a box in shared memory."""
-        return BOX_CHANNELS * self.box_pixels * ITEMSIZE
+        """Bytes from a box in shared memory to the next."""
+        return round_up(BOX_CHANNELS * self.box_pixels * ITEMSIZE, TMA_ALIGNMENT_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -113,13 +124,30 @@ class PixelBoxes:
     @property
     def num_groups(self) -> int:
         """Groups of eight pixels in the boxes of a tile."""
-        return self.count * self.box_pixels // GROUP
+        return ceil_div(self.count * self.box_pixels, GROUP)
+
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes that TMA copies for a tile."""
+        return self.count * BOX_CHANNELS * self.box_pixels * ITEMSIZE
 
     def tensor_map(self) -> maps.TensorMap:
-        """Return the tensor map of X for boxes of channels × pixels."""
+        """Return the tensor map of X for boxes of channels × pixels, or of rows of chunks of eight channels."""
         w = self.image.w
+        if self.are_planes:
+            pixels = max(d for d in range(1, maps.MAX_BOX_ELEMENTS // GROUP + 1) if self.pixels % d == 0)
+            box = (GROUP * pixels, self.pixels // pixels, BOX_CHANNELS // GROUP)
+            extents, strides = (*box[:2], w.N * w.C // GROUP), (GROUP * pixels, GROUP * self.pixels)
+            return maps.make_tiled_map(w.storage, ITEMSIZE, extents, strides, box, 0)
         extents, strides = (self.pixels, w.C, w.N), (self.pixels, self.pixels * w.C)
         return maps.make_tiled_map(w.storage, ITEMSIZE, extents, strides, (self.box_pixels, BOX_CHANNELS, 1), 0)
+
+    def locate(self, box: Expr, channel: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the coordinates of a box in the tensor map."""
+        image, box_idx = box // self.per_plane, box % self.per_plane
+        if self.are_planes:
+            return 0, 0, image * (self.image.w.C // GROUP) + channel // GROUP
+        return box_idx * self.box_pixels, channel, image
 
     def first_box(self, first_row: Expr) -> Expr:
         """Return the number of the first box of a tile."""
@@ -142,7 +170,10 @@ class PixelBoxes:
 def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
     """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
     image, options = HaloImage(w), []
-    vector = count_vector_pixels(math.prod(w.input_size), ITEMSIZE)
+    pixels = math.prod(w.input_size)
+    vector = count_vector_pixels(pixels, ITEMSIZE)
+    if vector == 0:
+        return PixelBoxes(image, block_m, pixels, _count_boxes(image, block_m, pixels))
     max_pixels = maps.MAX_BOX_ELEMENTS if vector == GROUP else vector * WARP_SIZE
     for box_pixels in range(3 * GROUP, max_pixels, 2 * GROUP):
         options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
@@ -217,8 +248,7 @@ class HaloTranspose:
             pipeline.producer_acquire(state.index, state.phase)
             address, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             for i in range(boxes.count):
-                image, box = (first_box + i) // boxes.per_plane, (first_box + i) % boxes.per_plane
-                coordinates = box * boxes.box_pixels, first_channel + copy * BOX_CHANNELS, image
+                coordinates = boxes.locate(first_box + i, first_channel + copy * BOX_CHANNELS)
                 tma_load(address + to_uint32(i * boxes.box_bytes), tensor_map, coordinates, barrier)
             state.advance()
 
@@ -312,11 +342,11 @@ class HaloTranspose:
         first_box = Register("first_box", value=boxes.first_box(first_row)).value
         rows = []
         for set_idx in range(self._sets_per_warp):
-            group = self._group(set_idx, thread)
-            pixel_in_tile = group * GROUP + thread % GROUP
+            pixel_in_tile = self._group(set_idx, thread) * GROUP + thread % GROUP
             box = first_box + pixel_in_tile // boxes.box_pixels
             pixel = box % boxes.per_plane * boxes.box_pixels + pixel_in_tile % boxes.box_pixels
-            conditions = [group < boxes.num_groups, pixel < boxes.pixels, box < w.N * boxes.per_plane]
+            conditions = [pixel_in_tile < boxes.count * boxes.box_pixels, pixel < boxes.pixels]
+            conditions.append(box < w.N * boxes.per_plane)
             row, plane = box // boxes.per_plane, 0
             for axis, size in enumerate(w.input_size):
                 padded = pixel // math.prod(w.input_size[axis + 1 :]) % size + w.pad_low[axis]
@@ -365,6 +395,9 @@ class HaloTranspose:
         for first in range(0, self._sets_per_warp, len(registers)):
             rows = halo_rows[first : first + len(registers)]
             for i, matrices in enumerate(registers[: len(rows)]):
+                if boxes.are_planes:
+                    self._load_elements(matrices, self._group(first + i, thread) * GROUP + thread % GROUP, source)
+                    continue
                 group = T.min(self._group(first + i, thread), boxes.num_groups - 1)
                 offset = group // groups_per_box * boxes.box_bytes + group % groups_per_box * CHUNK_BYTES
                 words = [matrices[e] for e in range(MATRICES)]
@@ -372,4 +405,18 @@ class HaloTranspose:
             for row, matrices in zip(rows, registers, strict=False):
                 destination = address + self.layout.swizzled_offset(row, chunk_idx)
                 destination = T.Select(row < self.layout.rows, destination, lane_unused)
-                stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
+                if boxes.are_planes:
+                    store_shared(destination, matrices, CHUNK_BYTES)
+                else:
+                    stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
+
+    def _load_elements(self, chunk: Buffer, pixel: Expr, source: Expr) -> None:
+        """Load a chunk of eight channels of a pixel of the boxes, element by element."""
+        boxes, halves = self.boxes, allocate("halves", GROUP, "uint16")
+        pixel = T.min(pixel, boxes.count * boxes.box_pixels - 1)
+        offset = pixel // boxes.box_pixels * boxes.box_bytes + pixel % boxes.box_pixels * ITEMSIZE
+        for c in range(GROUP):
+            emit_ptx("ld.shared.b16", halves[c], source + to_uint32(offset + c * self._pitch_bytes))
+        for word in range(MATRICES):
+            low, high = (T.Cast("uint32", halves[2 * word + e]) for e in range(2))
+            store(chunk, word, low | T.shift_left(high, T.uint32(16)))

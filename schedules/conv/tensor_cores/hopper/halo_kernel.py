@@ -284,9 +284,9 @@ def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
         smem + to_uint32(int(halo.barrier_offset_bytes)),
         BOX_STAGES,
     )
-    nbytes, first_barrier = halo.boxes.nbytes, 2 * (HALO_STAGES + halo.config.stages)
+    first_barrier = 2 * (HALO_STAGES + halo.config.stages)
     if halo.copies_by_tma:
-        return TmaPipeline(*stages, nbytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
+        return TmaPipeline(*stages, halo.boxes.tx_bytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
     return AsyncPipeline(
         *(*stages, 0, NUM_TRANSPOSE_WARPS),
         first_barrier=first_barrier,

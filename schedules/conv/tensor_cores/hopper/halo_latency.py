@@ -27,6 +27,7 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
 LOADER_VECTOR_BYTES = 8
 MATRICES_PER_US = 520.0  # matrices of 8 × 8 that the transposing warps of a CTA move, an assumption
+ELEMENTS_RATIO = 2.5  # cost of a matrix whose elements are loaded one by one, an assumption
 BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
 MATRIX_BYTES = 128
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
@@ -73,7 +74,8 @@ def _estimate_transpose_us(halo: HaloTile) -> Any:
     if not np.any(halo.uses_boxes):
         return 0.0
     matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
-    return BLOCK_TRANSPOSE_US + matrices / MATRICES_PER_US
+    rate = MATRICES_PER_US / (1 if math.prod(halo.w.input_size) % 2 == 0 else ELEMENTS_RATIO)
+    return BLOCK_TRANSPOSE_US + matrices / rate
 
 
 @functools.lru_cache(maxsize=256)
