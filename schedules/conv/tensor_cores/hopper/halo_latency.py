@@ -31,6 +31,7 @@ ELEMENTS_RATIO = 2.5  # cost of a matrix whose elements are loaded one by one, a
 BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
 MATRIX_BYTES = 128
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
+BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
 
 
@@ -58,7 +59,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     exposed_us = np.where(halo.uses_boxes, ctas_per_sm * transpose_us, loader_us)  # copies are ahead of the transpose
     block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), exposed_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
-    epilogue_us = ctas_per_sm * epilogue_us * (1 + STORE_RATIO / image.output_vector)
+    store_ratio = np.where(halo.uses_boxes, BOX_STORE_RATIO, STORE_RATIO)
+    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / image.output_vector)
     mainloop_us = halo.blocks_per_cta * block_us
     overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
     tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
