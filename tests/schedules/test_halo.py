@@ -49,6 +49,9 @@ TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of 
     ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels
     ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"warpgroups": 2, "block_k_bytes": 32}),
     ("conv2d:2x64x9x5,24x32x3x3,s2,p1,g2,f16", {"block_n": 48}),
+    ("conv2d:1x40x10x12,72x40x3x3,s1,p1,tf32,add", {"block_k_bytes": 128}),  # elements of 32 bits
+    ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
+    ("conv2d:3x16x6x9,16x16x1x1,s1,p0,tf32,bias", {"warpgroups": 2}),
 )
 
 

@@ -7,8 +7,9 @@ transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each 
 channels, so their rows are computed once per tile.
 
 A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A plane
-of an odd number of pixels is a box of its own, which TMA copies as contiguous bytes: those of eight channels are whole
-chunks. No row of it is aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one.
+of an odd number of 16-bit pixels is a box of its own, which TMA copies as contiguous bytes: those of eight channels are
+whole chunks. No row of it is aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and likewise
+elements of 32 bits.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import KRange, WorkTile
 from .tma import tma_load
 
-ITEMSIZE = 2  # bytes per element, as of the matrices of ldmatrix
-GROUP = 8  # pixels, or channels, of a matrix
+GROUP = 8  # pixels, or channels, of a matrix of 16 bits
 BOX_CHANNELS = 16  # channels per copy
+MATRIX_ITEMSIZE = 2  # bytes per element of a matrix
 MATRICES = 4  # matrices that an instruction moves
 MAX_ODD_PLANE = 256  # pixels of the largest plane that is a box of its own
 NUM_TRANSPOSE_WARPS = 2
@@ -64,10 +65,10 @@ UNUSED_BYTES = (
 
 
 def can_transpose(w: Conv) -> bool:
-    """Return whether boxes of a channels-first X can be copied: 16-bit elements, and pixels or channels in pairs."""
+    """Return whether boxes of a channels-first X can be copied: vectors of 4 bytes, or planes that are boxes."""
     pixels = math.prod(w.input_size)
-    has_whole_copies = pixels % 2 == 0 or (pixels <= MAX_ODD_PLANE and w.C // w.groups % BOX_CHANNELS == 0)
-    return HaloImage(w).itemsize == ITEMSIZE and has_whole_copies
+    has_vectors = count_vector_pixels(pixels, HaloImage(w).itemsize) > 0
+    return has_vectors or (pixels <= MAX_ODD_PLANE and w.C // w.groups % BOX_CHANNELS == 0)
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,34 @@ class PixelBoxes:
         return math.prod(self.image.w.input_size)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.image.itemsize
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Bytes from a channel of a box to the next."""
+        return self.box_pixels * self.itemsize
+
+    @property
     def vector(self) -> int:
-        """Pixels of the widest vector that does not cross the end of a plane."""
-        return count_vector_pixels(self.pixels, ITEMSIZE)
+        """Pixels of the widest vector that does not cross the end of a plane; 0 if it is too small to copy."""
+        return count_vector_pixels(self.pixels, self.itemsize)
 
     @property
     def are_planes(self) -> bool:
-        """Whether boxes are planes of an odd number of pixels."""
+        """Whether boxes are planes of an odd number of 16-bit pixels."""
         return self.vector == 0
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether `ldmatrix` can load from boxes."""
+        return self.itemsize == MATRIX_ITEMSIZE and not self.are_planes
 
     @property
     def uses_tma(self) -> bool:
         """Whether TMA can copy boxes."""
-        return self.are_planes or self.vector == GROUP
+        return self.are_planes or self.vector * self.itemsize == CHUNK_BYTES
 
     @property
     def per_plane(self) -> int:
@@ -114,7 +130,7 @@ class PixelBoxes:
     @property
     def box_bytes(self) -> int:
         """Bytes from a box in shared memory to the next."""
-        return round_up(BOX_CHANNELS * self.box_pixels * ITEMSIZE, TMA_ALIGNMENT_BYTES)
+        return round_up(BOX_CHANNELS * self.pitch_bytes, TMA_ALIGNMENT_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +145,7 @@ class PixelBoxes:
     @property
     def tx_bytes(self) -> int:
         """Bytes that TMA copies for a tile."""
-        return self.count * BOX_CHANNELS * self.box_pixels * ITEMSIZE
+        return self.count * BOX_CHANNELS * self.pitch_bytes
 
     def tensor_map(self) -> maps.TensorMap:
         """Return the tensor map of X for boxes of channels × pixels, or of rows of chunks of eight channels."""
@@ -138,9 +154,10 @@ class PixelBoxes:
             pixels = max(d for d in range(1, maps.MAX_BOX_ELEMENTS // GROUP + 1) if self.pixels % d == 0)
             box = (GROUP * pixels, self.pixels // pixels, BOX_CHANNELS // GROUP)
             extents, strides = (*box[:2], w.N * w.C // GROUP), (GROUP * pixels, GROUP * self.pixels)
-            return maps.make_tiled_map(w.storage, ITEMSIZE, extents, strides, box, 0)
+            return maps.make_tiled_map(w.storage, self.itemsize, extents, strides, box, 0)
         extents, strides = (self.pixels, w.C, w.N), (self.pixels, self.pixels * w.C)
-        return maps.make_tiled_map(w.storage, ITEMSIZE, extents, strides, (self.box_pixels, BOX_CHANNELS, 1), 0)
+        box = (self.box_pixels, BOX_CHANNELS, 1)
+        return maps.make_tiled_map(w.storage, self.itemsize, extents, strides, box, 0)
 
     def locate(self, box: Expr, channel: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the coordinates of a box in the tensor map."""
@@ -171,13 +188,14 @@ def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
     """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
     image, options = HaloImage(w), []
     pixels = math.prod(w.input_size)
-    vector = count_vector_pixels(pixels, ITEMSIZE)
+    vector = count_vector_pixels(pixels, image.itemsize)
     if vector == 0:
         return PixelBoxes(image, block_m, pixels, _count_boxes(image, block_m, pixels))
-    max_pixels = maps.MAX_BOX_ELEMENTS if vector == GROUP else vector * WARP_SIZE
+    uses_tma = vector * image.itemsize == CHUNK_BYTES
+    max_pixels = maps.MAX_BOX_ELEMENTS if uses_tma else vector * WARP_SIZE
     for box_pixels in range(3 * GROUP, max_pixels, 2 * GROUP):
         options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
-    return min(options, key=lambda boxes: boxes.count * (boxes.box_pixels * ITEMSIZE + ROW_COST_BYTES))
+    return min(options, key=lambda boxes: boxes.count * (boxes.pitch_bytes + ROW_COST_BYTES))
 
 
 def _count_boxes(image: HaloImage, block_m: int, box_pixels: int) -> int:
@@ -266,7 +284,7 @@ class HaloTranspose:
         boxes, w = self.boxes, self._image.w
         first_box = Register("first_box", value=boxes.first_box(tile.m)).value
         first_channel = tile.group * self.channels_per_group + k_range.first * self.block_k
-        vectors_per_row, nbytes = boxes.box_pixels // boxes.vector, boxes.vector * ITEMSIZE
+        vectors_per_row, nbytes = boxes.box_pixels // boxes.vector, boxes.vector * boxes.itemsize
         with serial_loop(k_range.count * (self.block_k // BOX_CHANNELS), "copy") as copy:
             pipeline.producer_acquire(state.index, state.phase)
             address = pipeline.stage_address(state.index) + to_uint32(lane * nbytes)
@@ -282,7 +300,7 @@ class HaloTranspose:
                         if self.channels_per_group % BOX_CHANNELS:
                             exists = logical_and(is_inside, channel + c < w.C)
                         element = T.Select(exists, index + c * boxes.pixels, 0)
-                        offset = to_uint32(i * boxes.box_bytes + c * self._pitch_bytes)
+                        offset = to_uint32(i * boxes.box_bytes + c * boxes.pitch_bytes)
                         cp_async(address + offset, source, element, nbytes, exists)
             arrivals.commit()
             state.advance()
@@ -317,9 +335,10 @@ class HaloTranspose:
                 self._clear_rows(tile.m, thread, address)
             with serial_loop(self.block_k // BOX_CHANNELS, "copy") as copy:
                 boxes.consumer_wait(boxes_state.index, boxes_state.phase)
-                for chunk in range(BOX_CHANNELS // GROUP):
-                    source = boxes.stage_address(boxes_state.index) + to_uint32(chunk * GROUP * self._pitch_bytes)
-                    chunk_idx = copy * (BOX_CHANNELS // GROUP) + chunk
+                for chunk in range(BOX_CHANNELS // self._chunk):
+                    offset = chunk * self._chunk * self.boxes.pitch_bytes
+                    source = boxes.stage_address(boxes_state.index) + to_uint32(offset)
+                    chunk_idx = copy * (BOX_CHANNELS // self._chunk) + chunk
                     self._transpose(registers, halo_rows, thread, source, address, chunk_idx, unused)
                 emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
                 with if_(thread % WARP_SIZE == 0):
@@ -329,8 +348,9 @@ class HaloTranspose:
             rows_state.advance()
 
     @property
-    def _pitch_bytes(self) -> int:
-        return self.boxes.box_pixels * ITEMSIZE
+    def _chunk(self) -> int:
+        """Channels per chunk of a halo row."""
+        return CHUNK_BYTES // self.boxes.itemsize
 
     def _group(self, set_idx: int, thread: Expr) -> Expr:
         """Return the group of pixels of the matrix whose row this lane addresses."""
@@ -395,28 +415,34 @@ class HaloTranspose:
         for first in range(0, self._sets_per_warp, len(registers)):
             rows = halo_rows[first : first + len(registers)]
             for i, matrices in enumerate(registers[: len(rows)]):
-                if boxes.are_planes:
+                if not boxes.has_matrices:
                     self._load_elements(matrices, self._group(first + i, thread) * GROUP + thread % GROUP, source)
                     continue
                 group = T.min(self._group(first + i, thread), boxes.num_groups - 1)
                 offset = group // groups_per_box * boxes.box_bytes + group % groups_per_box * CHUNK_BYTES
                 words = [matrices[e] for e in range(MATRICES)]
-                ldmatrix_x4(words, source + to_uint32(offset + thread % GROUP * self._pitch_bytes), transposed=True)
+                ldmatrix_x4(words, source + to_uint32(offset + thread % GROUP * boxes.pitch_bytes), transposed=True)
             for row, matrices in zip(rows, registers, strict=False):
                 destination = address + self.layout.swizzled_offset(row, chunk_idx)
                 destination = T.Select(row < self.layout.rows, destination, lane_unused)
-                if boxes.are_planes:
+                if not boxes.has_matrices:
                     store_shared(destination, matrices, CHUNK_BYTES)
                 else:
                     stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
 
     def _load_elements(self, chunk: Buffer, pixel: Expr, source: Expr) -> None:
-        """Load a chunk of eight channels of a pixel of the boxes, element by element."""
-        boxes, halves = self.boxes, allocate("halves", GROUP, "uint16")
+        """Load a chunk of channels of a pixel of the boxes, element by element."""
+        boxes = self.boxes
         pixel = T.min(pixel, boxes.count * boxes.box_pixels - 1)
-        offset = pixel // boxes.box_pixels * boxes.box_bytes + pixel % boxes.box_pixels * ITEMSIZE
-        for c in range(GROUP):
-            emit_ptx("ld.shared.b16", halves[c], source + to_uint32(offset + c * self._pitch_bytes))
+        offset = pixel // boxes.box_pixels * boxes.box_bytes + pixel % boxes.box_pixels * boxes.itemsize
+        addresses = [source + to_uint32(offset + c * boxes.pitch_bytes) for c in range(self._chunk)]
+        if boxes.itemsize > MATRIX_ITEMSIZE:
+            for c, address in enumerate(addresses):
+                emit_ptx("ld.shared.b32", chunk[c], address)
+            return
+        halves = allocate("halves", GROUP, "uint16")
+        for c, address in enumerate(addresses):
+            emit_ptx("ld.shared.b16", halves[c], address)
         for word in range(MATRICES):
             low, high = (T.Cast("uint32", halves[2 * word + e]) for e in range(2))
             store(chunk, word, low | T.shift_left(high, T.uint32(16)))

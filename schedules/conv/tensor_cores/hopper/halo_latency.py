@@ -16,7 +16,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
-from ..gemm.halo_transpose import BOX_CHANNELS
+from ..gemm.halo_transpose import BOX_CHANNELS, MATRIX_ITEMSIZE
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
@@ -76,7 +76,8 @@ def _estimate_transpose_us(halo: HaloTile) -> Any:
     if not np.any(halo.uses_boxes):
         return 0.0
     matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
-    rate = MATRICES_PER_US / (1 if math.prod(halo.w.input_size) % 2 == 0 else ELEMENTS_RATIO)
+    has_matrices = halo.shape.itemsize == MATRIX_ITEMSIZE and math.prod(halo.w.input_size) % 2 == 0
+    rate = MATRICES_PER_US / (1 if has_matrices else ELEMENTS_RATIO)
     return BLOCK_TRANSPOSE_US + matrices / rate
 
 

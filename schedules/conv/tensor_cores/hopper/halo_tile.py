@@ -15,7 +15,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule
 from ..gemm.halo_image import HaloImage, flatten_pixels
-from ..gemm.halo_transpose import UNUSED_BYTES, PixelBoxes, choose_pixel_boxes
+from ..gemm.halo_transpose import BOX_CHANNELS, UNUSED_BYTES, PixelBoxes, choose_pixel_boxes
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import count_ctas_per_sm
 from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES
@@ -239,6 +239,10 @@ def halo_constraints(w: Conv) -> list[Rule]:
                 (t.num_accumulators <= MAX_ACCUMULATORS)
                 & (t.num_accumulators + other_registers <= HaloTile(w, t).registers)
             ),
+        ),
+        (
+            "copies of channels-first pixels fill whole channel blocks",
+            lambda t: (t.input_loader != HALO_SMEM) | (t.block_k(get_itemsize(w.storage)) % BOX_CHANNELS == 0),
         ),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory with halo rows", fits),
     ]
