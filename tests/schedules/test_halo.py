@@ -46,8 +46,9 @@ TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of 
     ("conv2d:1x96x9x8,13x96x3x3,s1,p1,f16,add", {"block_n": 48, "split_k": 3}),
     ("conv2d:2x64x14x14,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2, "block_k_bytes": 128}),
     ("conv3d:2x40x2x7x7,24x40x3x3x3,s1,p1,bf16", {}),
+    ("conv2d:2x48x3x6,24x48x1x2,s2x1,p1,d2,bf16", {"block_k_bytes": 128}),  # fewer channels than a block
     ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels
-    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"warpgroups": 2, "block_k_bytes": 32}),
+    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"warpgroups": 2, "block_k_bytes": 128}),
     ("conv2d:2x64x9x5,24x32x3x3,s2,p1,g2,f16", {"block_n": 48}),
     ("conv2d:1x40x10x12,72x40x3x3,s1,p1,tf32,add", {"block_k_bytes": 128}),  # elements of 32 bits
     ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),

@@ -160,10 +160,11 @@ class PixelBoxes:
         return maps.make_tiled_map(w.storage, self.itemsize, extents, strides, box, 0)
 
     def locate(self, box: Expr, channel: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the coordinates of a box in the tensor map."""
-        image, box_idx = box // self.per_plane, box % self.per_plane
+        """Return the coordinates of a box in the tensor map; channels beyond the last one become zeros."""
+        image, box_idx, w = box // self.per_plane, box % self.per_plane, self.image.w
         if self.are_planes:
-            return 0, 0, image * (self.image.w.C // GROUP) + channel // GROUP
+            chunk = image * (w.C // GROUP) + channel // GROUP
+            return 0, 0, T.Select(channel < w.C, chunk, w.N * w.C // GROUP)
         return box_idx * self.box_pixels, channel, image
 
     def first_box(self, first_row: Expr) -> Expr:
@@ -297,7 +298,7 @@ class HaloTranspose:
                 with if_(lane < vectors_per_row):
                     for c in range(BOX_CHANNELS):
                         exists = is_inside
-                        if self.channels_per_group % BOX_CHANNELS:
+                        if self.channels_per_group % self.block_k:
                             exists = logical_and(is_inside, channel + c < w.C)
                         element = T.Select(exists, index + c * boxes.pixels, 0)
                         offset = to_uint32(i * boxes.box_bytes + c * boxes.pitch_bytes)

@@ -48,7 +48,7 @@ from .tile_config import (
     TMA,
     HopperTileConfig,
 )
-from .tma_requirements import WGMMA_M, choose_box_pixels, is_pixel_matrix
+from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_pixel_matrix
 
 INPUT_LOADER = "input_loader"
 NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
@@ -62,14 +62,14 @@ def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
         w: The workload.
         viewed_workload: The same arrays as TMA views them, channels last.
     """
-    has_same_axes = w.layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
-    box_pixels = choose_box_pixels(viewed_workload)
+    has_same_axes = w.input_layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
+    box_pixels, is_uniform = choose_box_pixels(viewed_workload), w.output_layout == CHANNELS_FIRST
     if not has_same_axes or box_pixels == WGMMA_M:
         return ()
     loaders = [TMA if box_pixels else CONVERTED]
-    if not box_pixels and can_use_halo(viewed_workload):
+    if is_uniform and not box_pixels and can_use_halo(viewed_workload):
         loaders += [HALO, HALO_SMEM] if can_transpose(viewed_workload) else [HALO]
-    if can_gather(viewed_workload):
+    if can_gather(viewed_workload) and (is_uniform or not find_tma_residual(viewed_workload)):
         loaders.append(CP_ASYNC)
     return tuple(loaders) if len(loaders) > 1 else ()
 
@@ -85,14 +85,17 @@ def gather_constraints(w: Conv) -> list[Rule]:
 
     Those on resources are repeated, because the knob that adds threads is declared after the others.
     """
-    shares_no_pixels: Rule = ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1)
+    own_rules: list[Rule] = [
+        ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1),
+        ("CTAs compute whole tiles", lambda t: np.logical_not(t.splits_last_wave)),
+    ]
 
     def limit_to_gather(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:
         return lambda t: np.not_equal(t.input_loader, CP_ASYNC) | predicate(t)
 
     return [
         (f"{description}, with threads that copy pixels", limit_to_gather(predicate))
-        for description, predicate in (shares_no_pixels, *resource_constraints(w))
+        for description, predicate in (*own_rules, *resource_constraints(w))
     ]
 
 
