@@ -31,8 +31,9 @@ DESCRIPTIONS = {
     "decomposition": 'How CTAs divide the work: in "data_parallel" a CTA computes whole tiles; in "split_last_wave" '
     "several CTAs also divide each tile of the last wave along the reduction, and a second kernel adds the parts.",
     "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
-    "input_loader": 'How a channels-first input of wider filters is loaded: "converted" transposes it by a launch of '
-    'its own; with "halo", warps of the kernel transpose tiles that all taps of the filter share.',
+    "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
+    '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '
+    "transpose tiles that all taps of the filter share, in shared memory or in registers.",
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
     "warpgroup stores while the other multiplies.",

@@ -1,10 +1,13 @@
 """Channels-first convolutions whose filter taps share tiles of halo rows, emulated with checks for races."""
 
 import emulate
+import numpy as np
 import pytest
+import tvm
 from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.gemm.halo_image import HaloImage
+from tvmconv.builtin.conv.tensor_cores.gemm.halo_transpose import choose_pixel_boxes
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.schedule import view_for_tma
 
@@ -12,7 +15,7 @@ import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_conflicts
 from tvmconv.analysis.races import find_races
 
-HALO = {**SMALL, "input_loader": "halo"}
+HALO, HALO_SMEM = ({**SMALL, "input_loader": loader} for loader in ("halo", "halo_smem"))
 WORKLOADS = (
     ("conv2d:1x64x16x16,32x64x3x3,s1,p1,f16", {}),
     ("conv2d:2x64x7x7,40x64x3x3,s1,p1,f16,bias,add,relu", {"warpgroups": 2, "wgmma_m_tiles": 2, "block_k_bytes": 128}),
@@ -32,10 +35,34 @@ WORKLOADS = (
 )
 
 
-@pytest.mark.parametrize(("text", "config"), WORKLOADS)
+TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of four or two
+    ("conv2d:2x64x12x10,40x64x3x3,s1,p1,f16,bias,add,relu", {"warpgroups": 2, "wgmma_m_tiles": 2, "stages": 2}),
+    ("conv2d:1x40x16x16,24x40x3x3,s1,p1,bf16,silu", {"block_k_bytes": 128}),
+    ("conv2d:2x24x16x17,32x24x3x3,s2,p1,f16,bias", {"block_k_bytes": 32}),
+    ("conv2d:2x64x9x8,64x32x3x3,s1,p1,g2,f16,bias", {"block_n": 64}),
+    ("conv2d:1x32x9x8,40x32x3x2,s1x2,p1x0x2x1,d2,f16", {}),
+    ("conv1d:2x32x40,32x32x5,s1,p2,bf16,bias", {}),
+    ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
+    ("conv2d:1x96x9x8,13x96x3x3,s1,p1,f16,add", {"block_n": 48, "split_k": 3}),
+    ("conv2d:2x64x14x14,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2, "block_k_bytes": 128}),
+    ("conv3d:2x40x2x7x7,24x40x3x3x3,s1,p1,bf16", {}),
+    ("conv2d:2x48x3x6,24x48x1x2,s2x1,p1,d2,bf16", {"block_k_bytes": 128}),  # fewer channels than a block
+    ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels
+    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"warpgroups": 2, "block_k_bytes": 128}),
+    ("conv2d:2x64x9x5,24x32x3x3,s2,p1,g2,f16", {"block_n": 48}),
+    ("conv2d:1x40x10x12,72x40x3x3,s1,p1,tf32,add", {"block_k_bytes": 128}),  # elements of 32 bits
+    ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
+    ("conv2d:3x16x6x9,16x16x1x1,s1,p0,tf32,bias", {"warpgroups": 2}),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [(text, HALO | config) for text, config in WORKLOADS] + [(text, HALO_SMEM | config) for text, config in TRANSPOSED],
+)
 def test_taps_share_halo_rows(text, config):
     w = tc.parse(text)
-    kernel = built(w, HALO | config)
+    kernel = built(w, config)
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance
     assert find_races(kernel) == []
     assert len(kernel.kernels) == 1 + (max(w.kernel) > 1)  # the weight is converted once
@@ -55,6 +82,12 @@ def test_loading_warps_access_each_bank_once():
     assert count_conflicts(kernel, "store") == count_conflicts(kernel, "load") == 0
 
 
+def test_transposing_warps_access_each_bank_once_within_lines():
+    kernel = built(tc.parse("conv2d:1x64x16x16,32x64x3x3,s1,p1,f16"), HALO_SMEM | {"block_k_bytes": 128})
+    assert count_conflicts(kernel, "load") == 0
+    assert count_conflicts(kernel, "store") < 8  # the pixels of a matrix are neighbours, except at ends of lines
+
+
 @pytest.mark.parametrize(
     ("text", "extents", "vectors"),
     [
@@ -71,9 +104,30 @@ def test_lines_of_an_image_share_zeros(text, extents, vectors):
     assert (image.input_vector, image.output_vector) == vectors
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["conv2d:3x8x11x8,8x8x3x3,s2,p1,f16", "conv3d:2x8x3x5x8,8x8x1x3x2,s1,p0x2x1,f16", "conv1d:2x8x96,8x8x9,s1,p4,f16"],
+)
+def test_boxes_contain_the_pixels_of_each_tile(text):
+    w, block_m = tc.parse(text).to_channels_last(), 64
+    image, boxes = HaloImage(w), choose_pixel_boxes(w, block_m)
+    positions = np.stack(np.meshgrid(*(np.arange(size) for size in (w.N, *w.input_size)), indexing="ij")).reshape(
+        w.spatial_ndim + 1, -1
+    )
+    rows = positions[0]
+    for position, extent, pad, stride in zip(positions[1:], image.extents, w.pad_low, w.stride, strict=True):
+        rows = rows * extent + (position + pad) // stride
+    box = positions[0] * boxes.per_plane + np.arange(rows.size) % boxes.pixels // boxes.box_pixels
+    for first_row in range(0, image.num_rows, block_m):
+        needed = box[(rows >= first_row) & (rows < first_row + image.rows_per_plane(block_m))]
+        first_box = int(tvm.sym.Analyzer().simplify(boxes.first_box(tvm.tirx.const(first_row, "int32"))))
+        assert not needed.size or (first_box <= needed.min() and needed.max() < first_box + boxes.count)
+
+
 @needs_nvrtc
-def test_wgmmas_of_taps_are_not_serialized():
-    config = HALO | {"warpgroups": 2, "wgmma_m_tiles": 2, "block_n": 128, "block_k_bytes": 128}
+@pytest.mark.parametrize("loader", ["halo", "halo_smem"])
+def test_wgmmas_of_taps_are_not_serialized(loader):
+    config = HALO | {"input_loader": loader, "warpgroups": 2, "wgmma_m_tiles": 2, "block_n": 128, "block_k_bytes": 128}
     kernel = built(tc.parse("conv2d:2x128x28x28,128x128x3x3,s1,p1,f16,bias,add,relu"), config)
     assert kernel.resources.spills == 0
     assert 0 < kernel.sass.count("WARPGROUP.DEPBAR") < kernel.sass.count("HGMMA")

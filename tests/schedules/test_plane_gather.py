@@ -17,6 +17,7 @@ WORKLOADS = (
     ("conv1d:3x72x22,48x72x1,s1,p0,f16,silu", {"split_k": 2}),  # of two pixels
     ("conv2d:2x128x4x6,64x64x1x1,s1,p0,g2,f16", {"stages": 8, "wgmma_m_tiles": 2}),  # of eight pixels
     ("conv2d:3x72x4x12,40x72x1x1,s1,p0,bf16,bias", {}),  # TMA could copy boxes of 16 pixels
+    ("conv2d:3x40x6x6,24x40x1x1,s1,p0,f16,nchw-nhwc,bias,relu", {}),
 )
 
 

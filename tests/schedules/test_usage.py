@@ -97,10 +97,10 @@ SOME = [pytest.param(pair, marks=[pytest.mark.slow] if number % 2 else []) for n
 
 
 def apply_without_conversion(schedule, text, config):
-    """A schedule without the launches that convert a layout, which kernels with halo rows do not need."""
+    """A schedule without the launches that convert a layout, which kernels that read it need not."""
     workload = tc.parse(text)
     loader = config.get("input_loader")
-    if schedule.name in ("hopper", "mma_sync", "winograd_hopper") and loader != "halo":
+    if schedule.name in ("hopper", "mma_sync", "winograd_hopper") and loader in (None, "converted", "tma"):
         stores_pixels = workload.output_layout == "nchw" and schedule.name != "winograd_hopper"
         workload = dataclasses.replace(workload, layout="nhwc-nchw" if stores_pixels else "nhwc")
         config = {knob: value for knob, value in config.items() if knob != "input_loader"}

@@ -139,13 +139,15 @@ class TmaPipeline:
 
 @dataclass(frozen=True)
 class AsyncPipeline(TmaPipeline):
-    """Stages that threads fill by stores to shared memory (cutlass::PipelineAsync).
+    """Stages that threads fill by stores or cp.async to shared memory (cutlass::PipelineAsync).
 
     A phase of a stage's full barrier completes with one arrival of each of these threads, and one more by
-    `producer_expect` if TMA also writes to the stage.
+    `producer_expect` if TMA also writes to the stage. A fence makes what they stored visible to wgmma. A producer that
+    copies by cp.async leaves the fence to the consumers, because it would wait for the copies of all later stages.
     """
 
     num_producers: int = 1  # arrivals per stage
+    fenced_by: str = "producer"  # or "consumer"; "none" if wgmma does not read stages
 
     def init_barriers(self) -> None:
         """Initialize the barriers; called by one thread before the CTAs synchronize."""
@@ -159,9 +161,16 @@ class AsyncPipeline(TmaPipeline):
         emit_call(T.cuda.mbarrier_wait(self.empty_barrier(index), phase ^ 1))
 
     def producer_commit(self, index: Expr) -> None:
-        """Arrive at the full barrier of a stage, after stores that wgmma reads; run by each thread that fills it."""
-        emit_call(T.ptx.fence.proxy.async_.shared__cta())
+        """Arrive at the full barrier of a stage; run by each thread that fills it."""
+        if self.fenced_by == "producer":
+            emit_call(T.ptx.fence.proxy.async_.shared__cta())
         emit_ptx("mbarrier.arrive.shared.b64", self.full_barrier(index), T.uint32(1))
+
+    def consumer_wait(self, index: Expr, phase: Expr) -> None:
+        """Wait until a stage is full; run by all threads that issue wgmma."""
+        super().consumer_wait(index, phase)
+        if self.fenced_by == "consumer":
+            emit_call(T.ptx.fence.proxy.async_.shared__cta())
 
 
 class OrderedSequenceBarrier:

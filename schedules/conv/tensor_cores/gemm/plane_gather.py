@@ -6,8 +6,8 @@ pixels, of 4 to 16 bytes, that do not cross the end of a plane. Each thread copi
 so that addresses differ by constants.
 
 cp.async completes in the order of commit groups. A thread waits for the group of an earlier K tile after it has started
-the copies of the next ones, makes it visible to wgmma, and arrives at the full barrier. (Sources: PTX ISA, "cp.async",
-"Async proxy"; CUTLASS, `include/cutlass/gemm/collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp`.)
+the copies of the next ones, and arrives at the full barrier. (Sources: PTX ISA, "cp.async"; CUTLASS,
+`include/cutlass/gemm/collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp`.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .wgmma_mainloop import MnMajorTile, WgmmaMainloop
 
 NUM_GATHER_WARPS = 4
 NUM_GATHER_THREADS = NUM_GATHER_WARPS * WARP_SIZE
-MAX_PENDING_K_TILES = 4  # K tiles whose copies are in flight at a time
+MAX_PENDING_STAGES = 4  # stages whose copies are in flight at a time
 
 
 def count_vector_pixels(pixels: int, itemsize: int) -> int:
@@ -112,11 +112,11 @@ class PendingArrivals:
 
     Args:
         pipeline: The stages.
+        num_held_stages: Stages that have to be full before the first of them is released.
     """
 
-    def __init__(self, pipeline: AsyncPipeline) -> None:
-        # A warpgroup releases a stage when it has seen the next one full, so one more stage has to be full.
-        self._max_pending = max(0, min(pipeline.stages - 2, MAX_PENDING_K_TILES))
+    def __init__(self, pipeline: AsyncPipeline, num_held_stages: int) -> None:
+        self._max_pending = max(0, min(pipeline.stages - num_held_stages, MAX_PENDING_STAGES))
         self._pipeline = pipeline
         self._state, self._pending = PipelineState("arrival", pipeline.stages), Register("pending", value=0)
 

@@ -1,13 +1,15 @@
 """Kernel of `hopper` for a channels-first X whose filter taps share a tile of halo rows.
 
 The roles of a CTA are consumer warpgroups, which multiply and store, a warp whose first thread loads filters by TMA,
-and three warps that load pixels of X and transpose them in registers. No array is converted in global memory.
+and three warps for pixels of X. These load vectors and transpose them in registers, or one warp copies boxes, which the
+others transpose in shared memory. No array is converted in global memory.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -30,19 +32,21 @@ from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.column_reduction import ColumnReduction
-from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
+from ..gemm.halo_transpose import NUM_TRANSPOSE_THREADS, NUM_TRANSPOSE_WARPS, HaloTranspose
 from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.plane_gather import PendingArrivals
 from ..gemm.problem import make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import EpilogueTile
 from ..gemm.wgmma_mainloop import OperandTile
-from .halo_tile import HALO_STAGES, NUM_LOADER_WARPS, HaloTile
+from .halo_tile import BOX_STAGES, HALO_STAGES, NUM_LOADER_WARPS, HaloTile
 from .tile_config import MAX_EPILOGUE_ROW_BYTES, HopperTileConfig
 
 
@@ -56,6 +60,36 @@ def make_halo_mainloop(tile: HaloTile) -> HaloMainloop:
     return HaloMainloop(atom, config.wgmma_m_tiles, tile.image, SmemLayout(tile.rows, row_bytes), b, block_k)
 
 
+@dataclass(frozen=True)
+class HaloCta:
+    """What the warps of a CTA share, whatever their roles.
+
+    Attributes:
+        halo: Formulas of the config.
+        cta: Position in the grid.
+        tiles: Work tiles.
+        k_range: Channel blocks.
+        smem: Address of the dynamic shared memory.
+        rows: Stages of halo rows.
+        filters: Stages of filters.
+        states: Stages of both that a thread fills or reads next.
+    """
+
+    halo: HaloTile
+    cta: Cta
+    tiles: TileScheduler
+    k_range: KRange
+    smem: Expr
+    rows: AsyncPipeline
+    filters: TmaPipeline
+    states: tuple[PipelineState, PipelineState]
+
+    @property
+    def filter_warp(self) -> int:
+        """Warp that loads filters; those behind it load pixels."""
+        return self.halo.config.warpgroups * WARPGROUP_SIZE // WARP_SIZE
+
+
 def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel.
 
@@ -65,66 +99,117 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
         arguments: Argument buffers by name; X, residuals and Y are channels first.
     """
     halo = HaloTile(w, config)
-    mainloop, filter_warp = make_halo_mainloop(halo), config.warpgroups * WARPGROUP_SIZE // WARP_SIZE
+    mainloop, split_k = make_halo_mainloop(halo), int(config.split_k)
     filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
-    num_ctas, split_k, num_threads = int(halo.num_ctas), int(config.split_k), int(halo.num_threads)
-    with open_cta(num_ctas, num_threads, split_k, splits_in_cluster=split_k > 1) as cta:
-        thread, smem = cta.thread, allocate_smem(int(halo.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
-        a_pipeline, b_pipeline = make_halo_pipelines(halo, mainloop, smem)
-        tiles = make_halo_tiles(halo)
-        k_range = KRange(cta.split, int(halo.blocks_per_cta), int(halo.num_channel_blocks))
-        a_state, b_state = PipelineState("halo", HALO_STAGES), PipelineState("filter", config.stages)
-        emit_halo_prologue(a_pipeline, b_pipeline, filter_map, thread, filter_warp)
+    pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.copies_by_tma else None
+    with open_cta(int(halo.num_ctas), int(halo.num_threads), split_k, splits_in_cluster=split_k > 1) as cta:
+        thread, state = cta.thread, allocate_halo_state(halo, cta, mainloop)
+        boxes = make_box_pipeline(halo, state.smem) if halo.uses_boxes else None
+        pipelines = [state.rows, state.filters, *([boxes] if boxes else [])]
+        tensor_maps = [filter_map, *([pixel_map] if halo.copies_by_tma else [])]
+        emit_halo_prologue(pipelines, tensor_maps, thread, state.filter_warp)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-        epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, smem, thread)
-        loader = HaloLoader(
-            *(halo.image, mainloop.a_layout, config.block_m, arguments["X"]),
-            halo.shape.channels_per_group,
-            NUM_LOADER_WARPS,
-        )
-
-        def emit_consumer() -> None:
-            with tiles.work_tiles(cta.index) as tile:
-                epilogue.channels.prefetch(select_columns(tile, halo, cta.split), thread)
-                pipelines, states = (a_pipeline, b_pipeline), (a_state, b_state)
-                mainloop.consume(accumulators, k_range, pipelines, states, thread, thread.warpgroup)
-                if split_k == 1:
-                    sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
-                    epilogue.store(sums, tile, a_state, thread, thread.warpgroup)
-
-        def emit_filter_loader() -> None:
-            with if_(thread.lane == 0), tiles.work_tiles(cta.index) as tile:
-                mainloop.produce_filters(tile, k_range, filter_map, b_pipeline, b_state)
-
-        def emit_input_loader() -> None:
-            index = thread.thread - (filter_warp + 1) * WARP_SIZE
-            with tiles.work_tiles(cta.index) as tile:
-                mainloop.produce_input(loader, tile, k_range, index, a_pipeline, a_state)
-
+        epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, state.smem, thread)
+        pixel_loaders = list_pixel_loaders(state, mainloop, arguments["X"], boxes, pixel_map)
         emit_alternatives(
             [
-                (thread.warp < filter_warp, emit_consumer),
-                (thread.warp == filter_warp, emit_filter_loader),
-                (thread.warp > filter_warp, emit_input_loader),
+                (thread.warp < state.filter_warp, lambda: emit_halo_consumer(state, mainloop, accumulators, epilogue)),
+                (thread.warp == state.filter_warp, lambda: emit_filter_loader(state, mainloop, filter_map)),
+                *pixel_loaders,
             ]
         )
         if split_k > 1:
-            reduction = ColumnReduction(mainloop.atom, mainloop.m_atoms, split_k, filter_warp * WARP_SIZE)
-            sums = reduction.reduce(accumulators, cta.split, thread, smem)
-            with if_(thread.warp < filter_warp):
-                tile = select_columns(tiles.tile_at(cta.index), halo, cta.split)
-                epilogue.store(sums, tile, a_state, thread, thread.warpgroup)
+            num_threads = state.filter_warp * WARP_SIZE
+            reduction = ColumnReduction(mainloop.atom, mainloop.m_atoms, split_k, num_threads)
+            sums = reduction.reduce(accumulators, cta.split, thread, state.smem)
+            with if_(thread.warp < state.filter_warp):
+                tile = select_columns(state.tiles.tile_at(cta.index), halo, cta.split)
+                epilogue.store(sums, tile, state.states[0], thread, thread.warpgroup)
+
+
+def allocate_halo_state(halo: HaloTile, cta: Cta, mainloop: HaloMainloop) -> HaloCta:
+    """Allocate shared memory, and the registers that say where a thread is in the pipelines."""
+    smem = allocate_smem(int(halo.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
+    k_range = KRange(cta.split, int(halo.blocks_per_cta), int(halo.num_channel_blocks))
+    states = PipelineState("halo", HALO_STAGES), PipelineState("filter", halo.config.stages)
+    return HaloCta(halo, cta, make_halo_tiles(halo), k_range, smem, *make_halo_pipelines(halo, mainloop, smem), states)
+
+
+def emit_halo_consumer(
+    state: HaloCta, mainloop: HaloMainloop, accumulators: Buffer, epilogue: ChannelsFirstEpilogue
+) -> None:
+    """Multiply work tiles, and store them unless the CTAs of a cluster have to add partial sums."""
+    cta, thread = state.cta, state.cta.thread
+    with state.tiles.work_tiles(cta.index) as tile:
+        epilogue.channels.prefetch(select_columns(tile, state.halo, cta.split), thread)
+        pipelines = state.rows, state.filters
+        mainloop.consume(accumulators, state.k_range, pipelines, state.states, thread, thread.warpgroup)
+        if state.halo.config.split_k == 1:
+            sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
+            epilogue.store(sums, tile, state.states[0], thread, thread.warpgroup)
+
+
+def emit_filter_loader(state: HaloCta, mainloop: HaloMainloop, filter_map: Expr) -> None:
+    """Load the filters of work tiles; run by a warp."""
+    with if_(state.cta.thread.lane == 0), state.tiles.work_tiles(state.cta.index) as tile:
+        mainloop.produce_filters(tile, state.k_range, filter_map, state.filters, state.states[1])
+
+
+def list_pixel_loaders(
+    state: HaloCta, mainloop: HaloMainloop, source: Buffer, boxes: TmaPipeline | None, pixel_map: Expr
+) -> list[tuple[Expr, Callable[[], None]]]:
+    """Return the roles of the warps behind that of the filters: the condition of each, and what emits it.
+
+    Args:
+        state: The state of the CTA.
+        mainloop: The mainloop.
+        source: The array X.
+        boxes: Stages of channels-first pixels, which warps transpose; None if threads load vectors.
+        pixel_map: Tensor map of these pixels, if TMA copies them.
+    """
+    halo, cta, thread, k_range, rows_state = state.halo, state.cta, state.cta.thread, state.k_range, state.states[0]
+    channels, first_warp = halo.shape.channels_per_group, state.filter_warp + 1
+    if boxes is None:
+        loader = HaloLoader(halo.image, mainloop.a_layout, halo.config.block_m, source, channels, NUM_LOADER_WARPS)
+
+        def load_vectors() -> None:
+            index = thread.thread - first_warp * WARP_SIZE
+            with state.tiles.work_tiles(cta.index) as tile:
+                mainloop.produce_input(loader, tile, k_range, index, state.rows, rows_state)
+
+        return [(thread.warp >= first_warp, load_vectors)]
+    transpose = HaloTranspose(halo.boxes, mainloop.a_layout, channels, mainloop.block_k)
+    boxes_state = PipelineState("box", BOX_STAGES)
+
+    def copy_boxes() -> None:
+        if not isinstance(boxes, AsyncPipeline):
+            with if_(thread.lane == 0), state.tiles.work_tiles(cta.index) as tile:
+                transpose.produce_pixels(tile, k_range, pixel_map, boxes, boxes_state)
+            return
+        arrivals = PendingArrivals(boxes, 1)
+        with state.tiles.work_tiles(cta.index) as tile:
+            transpose.gather_pixels(tile, k_range, source, thread.lane, boxes, boxes_state, arrivals)
+        arrivals.drain()
+
+    def transpose_boxes() -> None:
+        index = thread.thread % NUM_TRANSPOSE_THREADS  # they are the last threads of a warpgroup
+        unused = state.smem + to_uint32(int(halo.unused_offset_bytes))
+        with state.tiles.work_tiles(cta.index) as tile:
+            pipelines, states = (boxes, state.rows), (boxes_state, rows_state)
+            transpose.produce_rows(tile, k_range, index, pipelines, states, unused)
+
+    return [(thread.warp == first_warp, copy_boxes), (thread.warp > first_warp, transpose_boxes)]
 
 
 def emit_halo_prologue(
-    a_pipeline: AsyncPipeline, b_pipeline: TmaPipeline, filter_map: Expr, thread: ThreadPosition, filter_warp: int
+    pipelines: Sequence[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, filter_warp: int
 ) -> None:
     """Initialize the barriers and wait for the results of the previous launch."""
     with if_(thread.is_first_of_warp(filter_warp)):
-        prefetch_tensor_maps([filter_map])
+        prefetch_tensor_maps(tensor_maps)
     with if_(thread.thread == 0):
-        a_pipeline.init_barriers()
-        b_pipeline.init_barriers()
+        for pipeline in pipelines:
+            pipeline.init_barriers()
         fence_barrier_init()
     emit_call(T.cuda.cta_sync())
     emit_ptx("griddepcontrol.wait")
@@ -177,7 +262,7 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         HALO_STAGES,
         0,
         config.warpgroups,
-        num_producers=NUM_LOADER_WARPS * WARP_SIZE,
+        num_producers=NUM_TRANSPOSE_THREADS if halo.uses_boxes else NUM_LOADER_WARPS * WARP_SIZE,
     )
     b_pipeline = TmaPipeline(
         smem + to_uint32(int(halo.input_bytes)),
@@ -189,3 +274,22 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         first_barrier=2 * HALO_STAGES,
     )
     return a_pipeline, b_pipeline
+
+
+def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
+    """Return the pipeline of channels-first pixels, which TMA copies, or else a warp."""
+    stages = (
+        smem + to_uint32(int(halo.boxes_offset_bytes)),
+        halo.boxes.nbytes,
+        smem + to_uint32(int(halo.barrier_offset_bytes)),
+        BOX_STAGES,
+    )
+    first_barrier = 2 * (HALO_STAGES + halo.config.stages)
+    if halo.copies_by_tma:
+        return TmaPipeline(*stages, halo.boxes.tx_bytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
+    return AsyncPipeline(
+        *(*stages, 0, NUM_TRANSPOSE_WARPS),
+        first_barrier=first_barrier,
+        num_producers=WARP_SIZE,
+        fenced_by="none",
+    )

@@ -16,6 +16,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
+from ..gemm.halo_transpose import BOX_CHANNELS, MATRIX_ITEMSIZE
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
@@ -25,7 +26,12 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 
 LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
 LOADER_VECTOR_BYTES = 8
+MATRICES_PER_US = 520.0  # matrices of 8 × 8 that the transposing warps of a CTA move, an assumption
+ELEMENTS_RATIO = 2.5  # cost of a matrix whose elements are loaded one by one, an assumption
+BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
+MATRIX_BYTES = 128
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
+BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
 
 
@@ -48,10 +54,13 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     stage_wait_us = params.stage_reuse_k_tiles * tap_us / np.minimum(config.stages, halo.blocks_per_cta * taps)
     vector_bytes = image.input_vector * image.itemsize
     copy_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
-    loader_us = LOADER_WAIT_US + copy_us
-    block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), loader_us)
+    transpose_us = _estimate_transpose_us(halo)
+    loader_us = LOADER_WAIT_US + np.where(halo.uses_boxes, transpose_us, copy_us)
+    exposed_us = np.where(halo.uses_boxes, ctas_per_sm * transpose_us, loader_us)  # copies are ahead of the transpose
+    block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), exposed_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
-    epilogue_us = ctas_per_sm * epilogue_us * (1 + STORE_RATIO / image.output_vector)
+    store_ratio = np.where(halo.uses_boxes, BOX_STORE_RATIO, STORE_RATIO)
+    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / image.output_vector)
     mainloop_us = halo.blocks_per_cta * block_us
     overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
     tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
@@ -62,12 +71,24 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
 
 
+def _estimate_transpose_us(halo: HaloTile) -> Any:
+    """Return the time of the transpose of a channel block in shared memory."""
+    if not np.any(halo.uses_boxes):
+        return 0.0
+    matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
+    has_matrices = halo.shape.itemsize == MATRIX_ITEMSIZE and math.prod(halo.w.input_size) % 2 == 0
+    rate = MATRICES_PER_US / (1 if has_matrices else ELEMENTS_RATIO)
+    return BLOCK_TRANSPOSE_US + matrices / rate
+
+
 @functools.lru_cache(maxsize=256)
-def list_best_halo_tiles(w: Conv, max_tiles: int, min_block_k_bytes: int = 0) -> tuple[HopperTileConfig, ...]:
-    """Return the configs with halo rows that have the best estimates, one for each size of the tile."""
+def list_best_halo_tiles(
+    w: Conv, max_tiles: int, min_block_k_bytes: int = 0, loader: str = HALO
+) -> tuple[HopperTileConfig, ...]:
+    """Return the configs of a loader of halo rows that have the best estimates, one for each size of the tile."""
     options = {name: values for name, values in KNOB_OPTIONS.items() if not name.startswith("cluster")}
     options["block_k_bytes"] = [size for size in BLOCK_K_BYTES_CHOICES if size >= min_block_k_bytes]
-    tiles = HopperTileConfig.from_options(options, cluster_m=1, cluster_n=1, input_loader=HALO)
+    tiles = HopperTileConfig.from_options(options, cluster_m=1, cluster_n=1, input_loader=loader)
     tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *halo_constraints(w)])
     best: dict[tuple[int, int], HopperTileConfig] = {}
     for index in np.argsort(estimate_halo_latency_us(tiles, w), kind="stable"):

@@ -15,13 +15,15 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule
 from ..gemm.halo_image import HaloImage, flatten_pixels
+from ..gemm.halo_transpose import BOX_CHANNELS, UNUSED_BYTES, PixelBoxes, choose_pixel_boxes
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import count_ctas_per_sm
 from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES
 from .tile_config import (
     BARRIER_BYTES,
     COOPERATIVE,
-    HALO,
+    HALO_LOADERS,
+    HALO_SMEM,
     MAX_EPILOGUE_ROW_BYTES,
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -33,6 +35,7 @@ from .tile_config import (
 HALO_STAGES = 2  # channel blocks of halo rows in shared memory
 LOADER_REGISTERS = 116  # registers per thread of a loading warp
 STMATRIX_COLUMNS = 16  # channels that a warp transposes at a time on their way to shared memory
+BOX_STAGES = 4  # stages of channels-first pixels that TMA copies to shared memory
 NUM_LOADER_WARPS = 3  # warps that load halo rows; the fourth one of their warpgroup loads filters
 
 
@@ -74,9 +77,47 @@ class HaloTile:
         return round_up(self.config.block_n * self.config.block_k_bytes, SWIZZLE_ALIGNMENT_BYTES)
 
     @property
+    def copies_by_tma(self) -> bool:
+        """Whether TMA copies boxes of pixels for one config."""
+        return bool(self.uses_boxes) and self.boxes.uses_tma
+
+    @property
+    def uses_boxes(self) -> Any:
+        """Whether boxes of pixels are copied to shared memory, where warps transpose them."""
+        return np.equal(self.config.input_loader, HALO_SMEM)
+
+    @property
+    def boxes(self) -> PixelBoxes:
+        """Boxes of pixels of one config's tile."""
+        return choose_pixel_boxes(self.image.w, int(self.config.block_m))
+
+    @property
+    def box_stage_bytes(self) -> Any:
+        """Shared memory of a stage of channels-first pixels in bytes."""
+        return _look_up(lambda block_m: choose_pixel_boxes(self.image.w, block_m).nbytes, self.config.block_m)
+
+    @property
+    def boxes_bytes(self) -> Any:
+        """Shared memory of channels-first pixels in bytes, and for those that a tile does not need."""
+        if not np.any(self.uses_boxes):
+            return 0
+        box_bytes = round_up(BOX_STAGES * self.box_stage_bytes + UNUSED_BYTES, SWIZZLE_ALIGNMENT_BYTES)
+        return np.where(self.uses_boxes, box_bytes, 0)
+
+    @property
+    def boxes_offset_bytes(self) -> Any:
+        """Shared-memory offset of the stages of channels-first pixels."""
+        return self.input_bytes + self.config.stages * self.filter_stage_bytes
+
+    @property
+    def unused_offset_bytes(self) -> Any:
+        """Shared-memory offset of pixels that a tile does not need."""
+        return self.boxes_offset_bytes + BOX_STAGES * self.box_stage_bytes
+
+    @property
     def mainloop_bytes(self) -> Any:
         """Shared memory of all stages in bytes."""
-        return self.input_bytes + self.config.stages * self.filter_stage_bytes
+        return self.boxes_offset_bytes + self.boxes_bytes
 
     @property
     def stored_columns(self) -> Any:
@@ -114,7 +155,7 @@ class HaloTile:
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        num_barriers = 2 * (HALO_STAGES + self.config.stages)
+        num_barriers = 2 * (HALO_STAGES + self.config.stages + BOX_STAGES)
         return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes + num_barriers * BARRIER_BYTES
 
     @property
@@ -199,6 +240,10 @@ def halo_constraints(w: Conv) -> list[Rule]:
                 & (t.num_accumulators + other_registers <= HaloTile(w, t).registers)
             ),
         ),
+        (
+            "copies of channels-first pixels fill whole channel blocks",
+            lambda t: (t.input_loader != HALO_SMEM) | (t.block_k(get_itemsize(w.storage)) % BOX_CHANNELS == 0),
+        ),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory with halo rows", fits),
     ]
     return [(description, _limit_to_halo(predicate)) for description, predicate in rules]
@@ -206,4 +251,10 @@ def halo_constraints(w: Conv) -> list[Rule]:
 
 def _limit_to_halo(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:
     """Return the condition that a predicate holds for configs with halo rows."""
-    return lambda t: np.not_equal(t.input_loader, HALO) | predicate(t)
+    return lambda t: ~np.isin(t.input_loader, HALO_LOADERS) | predicate(t)
+
+
+def _look_up(function: Callable[[int], int], values: Any) -> Any:
+    """Return the results of a function of integers for a value or a column, with one call for each distinct value."""
+    distinct, indices = np.unique(values, return_inverse=True)
+    return np.array([function(int(value)) for value in distinct])[indices].reshape(np.shape(values))

@@ -4,7 +4,8 @@
 | --- | --- |
 | "converted" | a launch of its own transposes X to channels last |
 | "tma" | TMA copies boxes of 16 or 32 pixels to an MN-major tile, for filters of one tap |
-| "halo" | threads transpose tiles of halo rows, which all taps of a filter share |
+| "halo" | threads load halo rows, which all taps of a filter share, and transpose them in registers |
+| "halo_smem" | pixels are copied to shared memory as they lie, where warps transpose them to halo rows |
 | "cp_async" | threads copy vectors of pixels to an MN-major tile, for filters of one tap |
 """
 
@@ -25,6 +26,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...layout_conversion import estimate_input_conversion_us
 from ...tile_config import Rule, add_rules
+from ..gemm.halo_transpose import can_transpose
 from ..gemm.plane_gather import count_vector_pixels
 from .candidates import list_best
 from .constraints import isa_constraints, resource_constraints
@@ -38,13 +40,15 @@ from .tile_config import (
     COOPERATIVE,
     CP_ASYNC,
     HALO,
+    HALO_LOADERS,
+    HALO_SMEM,
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
     PINGPONG,
     TMA,
     HopperTileConfig,
 )
-from .tma_requirements import WGMMA_M, choose_box_pixels, is_pixel_matrix
+from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_pixel_matrix
 
 INPUT_LOADER = "input_loader"
 NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
@@ -58,14 +62,14 @@ def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
         w: The workload.
         viewed_workload: The same arrays as TMA views them, channels last.
     """
-    has_same_axes = w.layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
-    box_pixels = choose_box_pixels(viewed_workload)
+    has_same_axes = w.input_layout == CHANNELS_FIRST and viewed_workload == w.to_channels_last()
+    box_pixels, is_uniform = choose_box_pixels(viewed_workload), w.output_layout == CHANNELS_FIRST
     if not has_same_axes or box_pixels == WGMMA_M:
         return ()
     loaders = [TMA if box_pixels else CONVERTED]
-    if not box_pixels and can_use_halo(viewed_workload):
-        loaders.append(HALO)
-    if can_gather(viewed_workload):
+    if is_uniform and not box_pixels and can_use_halo(viewed_workload):
+        loaders += [HALO, HALO_SMEM] if can_transpose(viewed_workload) else [HALO]
+    if can_gather(viewed_workload) and (is_uniform or not find_tma_residual(viewed_workload)):
         loaders.append(CP_ASYNC)
     return tuple(loaders) if len(loaders) > 1 else ()
 
@@ -81,20 +85,28 @@ def gather_constraints(w: Conv) -> list[Rule]:
 
     Those on resources are repeated, because the knob that adds threads is declared after the others.
     """
-    shares_no_pixels: Rule = ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1)
+    own_rules: list[Rule] = [
+        ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1),
+        ("CTAs compute whole tiles", lambda t: np.logical_not(t.splits_last_wave)),
+    ]
 
     def limit_to_gather(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:
         return lambda t: np.not_equal(t.input_loader, CP_ASYNC) | predicate(t)
 
     return [
         (f"{description}, with threads that copy pixels", limit_to_gather(predicate))
-        for description, predicate in (shares_no_pixels, *resource_constraints(w))
+        for description, predicate in (*own_rules, *resource_constraints(w))
     ]
 
 
 def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -> HopperTileConfig | None:
     """Return the config with another than the first loader that has the best estimate; None if the first is faster."""
-    configs = [*list_best_halo_tiles(viewed_workload, 1)] if HALO in loaders else []
+    configs = [
+        config
+        for loader in HALO_LOADERS
+        if loader in loaders
+        for config in list_best_halo_tiles(viewed_workload, 1, loader=loader)
+    ]
     if CP_ASYNC in loaders:
         kernel_schedule = COOPERATIVE
         if can_compute_several_tiles(viewed_workload):
@@ -137,9 +149,12 @@ def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[d
         schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
         for kernel_schedule in schedules:
             tiles += list_gather_tiles(viewed_workload, NUM_STARTING_TILES, kernel_schedule)
+    if HALO_SMEM in loaders:
+        tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_SMEM)
     if HALO in loaders:
-        tiles += list_best_halo_tiles(viewed_workload, NUM_STARTING_TILES if CP_ASYNC not in loaders else 1)
-        if CP_ASYNC not in loaders:  # fewer barriers than the estimate counts
+        has_others = CP_ASYNC in loaders or HALO_SMEM in loaders
+        tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
+        if not has_others:  # fewer barriers than the estimate counts
             tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
     names = (INPUT_LOADER, *KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
@@ -154,7 +169,7 @@ def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv,
         usage.estimate, usage.layout_seconds = channels_last_us + layout_us, layout_us * 1e-6
         return usage
     config = HopperTileConfig.of_workload(columns, viewed_workload)
-    halo, has_halo = HaloTile(viewed_workload, config), np.equal(columns[INPUT_LOADER], HALO)
+    halo, has_halo = HaloTile(viewed_workload, config), np.isin(columns[INPUT_LOADER], HALO_LOADERS)
     usage.threads = np.where(has_halo, halo.num_threads, usage.threads)
     smem_bytes: Any = usage.dynamic_shared_bytes
     usage.dynamic_shared_bytes = np.where(has_halo, halo.smem_bytes, smem_bytes)

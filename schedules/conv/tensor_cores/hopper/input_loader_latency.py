@@ -19,7 +19,7 @@ from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import combine_overlapping_times
 from .halo_latency import estimate_halo_latency_us
 from .latency import estimate_latency_us
-from .tile_config import CP_ASYNC, HALO, TMA, HopperTileConfig
+from .tile_config import CP_ASYNC, HALO_LOADERS, TMA, HopperTileConfig
 from .tma_requirements import choose_box_pixels
 
 # Time of a launch relative to boxes of 64 pixels, by the pixels of a box: measured on two layers in float16 on an H100.
@@ -49,4 +49,5 @@ def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
     box_ratio = NARROW_BOX_RATIO.get(choose_box_pixels(w), 1.0)
     latency_us = np.where(reads_boxes, channels_last_us * box_ratio, channels_last_us + estimate_conversion_us(w))
     latency_us = np.where(np.equal(loader, CP_ASYNC), estimate_gather_latency_us(config, w), latency_us)
-    return np.where(np.equal(loader, HALO), estimate_halo_latency_us(config, w), latency_us)
+    has_halo = np.isin(loader, HALO_LOADERS)
+    return np.where(has_halo, estimate_halo_latency_us(config, w), latency_us) if np.any(has_halo) else latency_us

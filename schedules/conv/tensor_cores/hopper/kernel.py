@@ -261,8 +261,8 @@ def emit_gather_loader(plan: KernelPlan, state: CtaState, operand_maps: Sequence
     assert isinstance(pipeline, AsyncPipeline)
     assert isinstance(mainloop.a, MnMajorTile)
     gather = PlaneGather(plan.w, mainloop.a, source, cta.thread.thread - plan.roles.consumer_threads)
-    arrivals, k, (filter_map,) = PendingArrivals(pipeline), make_tap_iterator(plan), operand_maps
-    with state.tiles.work_tiles(cta.index) as tile:
+    arrivals, k, (filter_map,) = PendingArrivals(pipeline, 2), make_tap_iterator(plan), operand_maps
+    with state.tiles.work_tiles(cta.index) as tile:  # a warpgroup releases a stage when it has seen the next one full
         k_range = plan.k_range(cta.split, tile.residue)
         produce_by_gather(gather, mainloop, tile, k_range, filter_map, pipeline, state.stage, arrivals, k)
     arrivals.drain()

@@ -175,7 +175,9 @@ class KernelPlan:
         pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
         if self.gathers_input:
             num_producers = NUM_GATHER_THREADS + 1  # one of them also arrives for TMA
-            pipeline = AsyncPipeline(*stages, b.layout.nbytes, *consumers, num_producers=num_producers)
+            pipeline = AsyncPipeline(
+                *stages, b.layout.nbytes, *consumers, num_producers=num_producers, fenced_by="consumer"
+            )
         epilogue_bytes = self.epilogue_tile.layout.nbytes
         epilogue_pipeline = TmaPipeline(
             smem + to_uint32(int(config.mainloop_smem_bytes())),

@@ -56,7 +56,7 @@ from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
-from .tile_config import HALO, HopperTileConfig
+from .tile_config import HALO_LOADERS, HopperTileConfig
 from .tma_requirements import WGMMA_M, can_load_by_tma, choose_box_pixels, find_residual, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -101,7 +101,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         config = dataclasses.replace(
             config, input_loader=declare_input_loader(viewed_workload, k, loaders, loader_default)
         )
-    if config.input_loader == HALO:
+    if config.input_loader in HALO_LOADERS:
         return build_channels_last_schedule(
             w,
             lambda arguments: emit_halo_kernel(viewed_workload, config, arguments),

@@ -46,7 +46,8 @@ COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setm
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
-CONVERTED, TMA, HALO, CP_ASYNC = "converted", "tma", "halo", "cp_async"  # loaders of a channels-first X
+CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
+HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
