@@ -70,6 +70,8 @@ class ConvGeometry(Workload):
         dtypes.validate_dtype(self.dtype)
         layout.validate_layout(self.layout, self.LAYOUTS)
         object.__setattr__(self, "epilogue", epilogue.validate_epilogue(self.epilogue))
+        if self.returns_stats and self.output_layout != layout.CHANNELS_LAST:
+            raise WorkloadError(f"epilogue={epilogue.STATS!r} needs channels last, not layout {self.layout!r}")
         if self.C % self.groups or self.O % self.groups:
             raise WorkloadError(
                 f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"

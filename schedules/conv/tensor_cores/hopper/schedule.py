@@ -81,7 +81,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 
 
 def stores_stats_by_tma(w: Conv) -> bool:
-    """Whether TMA stores an output with statistics: all arrays are channels last, and the epilogue has no residual."""
+    """Whether TMA stores an output with statistics: X is channels last, and the epilogue has no residual."""
     view = view_for_tma(w)
     has_no_residual = all(operation.argument_kind != "output" for operation in w.argument_ops)
     return not w.returns_stats or (w.layout == CHANNELS_LAST and can_store_by_tma(view) and has_no_residual)
