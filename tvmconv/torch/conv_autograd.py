@@ -18,8 +18,11 @@ from tvmconv.torch.conv_operators import (
     convolution_wgrad,
     run_dgrad,
     run_forward,
+    run_forward_with_stats,
     run_wgrad,
 )
+from tvmconv.torch.kernel_table import TableEntry
+from tvmconv.torch.normalization import attach_stats
 
 # Return whether a transform of `torch.func` is active. PyTorch's own autograd functions ask this, too.
 is_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -46,7 +49,8 @@ class ConvFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """Compute the needed gradients."""
         call, (x, weight) = ctx.call, ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
         dx = dk = None
         if torch.is_grad_enabled():  # gradients of the gradients may be needed
             options = list_options(call)
@@ -57,6 +61,27 @@ class ConvFunction(torch.autograd.Function):
             dk = run_wgrad(call, dy, x) if needs_weight else None
         bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
         return dx, dk, bias_gradient, None
+
+
+class ConvStatsFunction(torch.autograd.Function):
+    """A convolution by a kernel that also returns the statistics of its output, which have no gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, call: ConvCall, entry: TableEntry
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the output and its statistics, and keep what the needed gradients read."""
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.call, ctx.bias_dtype = call, None
+        y, stats = run_forward_with_stats(call, entry, x, weight)
+        ctx.mark_non_differentiable(stats)
+        return y, stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+        """Compute the needed gradients."""
+        return *ConvFunction.backward(ctx, dy)[:2], None, None
 
 
 def list_options(call: ConvCall) -> tuple[Any, ...]:
@@ -78,3 +103,11 @@ def run_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, c
     if torch.is_grad_enabled():
         return ConvFunction.apply(x, weight, bias, call)
     return run_forward(call, x, weight, bias)
+
+
+def run_call_with_stats(x: torch.Tensor, weight: torch.Tensor, call: ConvCall, entry: TableEntry) -> torch.Tensor:
+    """Compute a call by a kernel that returns statistics, which are attached to the output."""
+    x, weight = x.to(call.dtype), weight.to(call.dtype)
+    if torch.is_grad_enabled():
+        return attach_stats(*ConvStatsFunction.apply(x, weight, call, entry))
+    return attach_stats(*run_forward_with_stats(call, entry, x, weight))

@@ -28,6 +28,7 @@ from tvmconv.torch.conv_call import (
     DGRAD,
     FORWARD,
     FORWARD_BIAS,
+    FORWARD_STATS,
     WGRAD,
     ConvCall,
     compute_output_shape,
@@ -153,6 +154,28 @@ def run_forward(call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: tor
     if entry is None:
         return _finish(convolve_by_pytorch(call, x, weight, bias), call)
     return run_entry(FORWARD, call, entry, x, weight, bias)
+
+
+def run_forward_with_stats(
+    call: ConvCall, entry: TableEntry, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a convolution by a kernel that also returns mean and variance of each output channel (2, channels)."""
+    stats = torch.empty(2, call.weight_shape[0], dtype=torch.float32, device=x.device)
+    return entry.run(FORWARD_STATS, x, weight, None, stats), stats
+
+
+def run_with_stats(
+    product: str,
+    call: ConvCall,
+    entry: TableEntry,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute a product as `run_entry` does, and return statistics of the output, if it is a product with them."""
+    if product == FORWARD_STATS:
+        return run_forward_with_stats(call, entry, first, second)
+    return run_entry(product, call, entry, first, second, bias), None
 
 
 def run_dgrad(call: ConvCall, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

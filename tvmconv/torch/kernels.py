@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -101,18 +101,23 @@ class KernelProvider:
         self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
-    def find_kernels(self, counts: Mapping[str, float], deadline: Deadline | None) -> None:
+    def find_kernels(
+        self, counts: Mapping[str, float], deadline: Deadline | None, derived: Collection[str] = ()
+    ) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
         `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of the
         search for workloads that the log does not cover, and of all builds; the most expensive workloads come first.
         One kernel per workload may still be built until its cut-off. Without a deadline there is no search and no
-        limit. Raises Error if the log cannot be read or written, or does not exist and there is no search.
+        limit. The workloads `derived` are not searched: they take configs of the same workloads with other epilogues,
+        whose searches come before. Raises Error if the log cannot be read or written, or does not exist and there is no
+        search.
         """
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
             if deadline is not None:
-                self._search_workloads(workloads, deadline)
+                searched = {workload: count for workload, count in workloads.items() if workload.text not in derived}
+                self._search_workloads(searched, deadline)
                 self._record_index = None  # the search has appended records
             record_index = self.read_record_index(deadline)
             self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)

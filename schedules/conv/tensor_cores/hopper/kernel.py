@@ -215,7 +215,8 @@ def make_epilogue(
         return ChannelsFirstEpilogue(*layers, arguments, plan.channels_first_output, plan.has_exact_tiles)
     if plan.problem.residues and shape.residues > 1:
         return ResidueEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
-    return TmaEpilogue(*layers, output_maps, stats and SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact))
+    subtile_stats = SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact) if stats else None
+    return TmaEpilogue(*layers, output_maps, subtile_stats)
 
 
 def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilogue: Epilogue | None) -> None:
