@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tvmconv.torch import normalization_kernel
 from tvmconv.torch.conv_call import ConvCall, compute_output_strides
 from tvmconv.torch.kernel_table import table
 
@@ -26,19 +27,17 @@ class OutputStats(NamedTuple):
     """Statistics of a convolution's output.
 
     Attributes:
-        mean: Mean of each channel, in float32.
-        variance: Biased variance of each channel, in float32.
+        values: Mean and biased variance of each channel, of shape (2, channels), in float32.
         version: Version of the output, which writes in place change.
     """
 
-    mean: torch.Tensor
-    variance: torch.Tensor
+    values: torch.Tensor
     version: int
 
 
 def attach_stats(y: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
     """Attach the statistics (2, channels) of an output to it, and return it."""
-    setattr(y, STATS_ATTRIBUTE, OutputStats(stats[0], stats[1], y._version))
+    setattr(y, STATS_ATTRIBUTE, OutputStats(stats, y._version))
     return y
 
 
@@ -55,7 +54,7 @@ def attach_source(y: torch.Tensor, layer: nn.Module) -> torch.Tensor:
 
 
 class BatchNormFunction(torch.autograd.Function):
-    """The normalization of an input by its own statistics, which are given."""
+    """The normalization of an input by its own statistics: mean, and reciprocal of the standard deviation."""
 
     @staticmethod
     def forward(
@@ -64,22 +63,26 @@ class BatchNormFunction(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         mean: torch.Tensor,
-        variance: torch.Tensor,
+        reciprocal: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        """Normalize by the kernel of evaluation, which reads the statistics in place of running ones."""
-        ctx.save_for_backward(x, weight, mean, variance)
+        """Normalize the input by the kernel of PyTorch's synchronized batch normalization."""
+        ctx.save_for_backward(x, weight, mean, reciprocal)
         ctx.eps = eps
-        y: torch.Tensor = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
-        return y
+        if x.is_cuda:
+            y: torch.Tensor = torch.batch_norm_elemt(x, weight, bias, mean, reciprocal, eps)
+            return y
+        variance = reciprocal.double().pow(-2).sub(eps)
+        statistics = mean, variance.to(mean.dtype)
+        return functional.batch_norm(x, *statistics, weight, bias, training=False, eps=eps)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """Compute the gradients by PyTorch's function, which can itself be differentiated."""
-        x, weight, mean, variance = ctx.saved_tensors
-        mask, statistics = list(ctx.needs_input_grad[:3]), (mean, torch.rsqrt(variance + ctx.eps))
+        x, weight, mean, reciprocal = ctx.saved_tensors
+        mask = list(ctx.needs_input_grad[:3])
         gradients = torch.ops.aten.native_batch_norm_backward(
-            dy, x, weight, None, None, *statistics, True, ctx.eps, mask
+            dy, x, weight, None, None, mean, reciprocal, True, ctx.eps, mask
         )
         return *(each if needed else None for each, needed in zip(gradients, mask, strict=True)), None, None, None
 
@@ -97,10 +100,11 @@ def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
             source.__dict__["normalized_by"] = layer.path
     stats = find_stats(x)
     count = math.prod(x.shape) // x.shape[1] if x.dim() > 1 else 0
-    if stats is None or count < 2 or stats.mean.shape[0] != layer.num_features:
+    if stats is None or count < 2 or stats.values.shape[1] != layer.num_features:
         return None
-    _update_running_stats(layer, stats, count)
-    y: torch.Tensor = BatchNormFunction.apply(x, layer.weight, layer.bias, stats.mean, stats.variance, layer.eps)
+    running, factor = _advance(layer)
+    reciprocal = finish_stats(stats.values, running, layer.eps, factor, count)
+    y: torch.Tensor = BatchNormFunction.apply(x, layer.weight, layer.bias, stats.values[0], reciprocal, layer.eps)
     return y
 
 
@@ -108,32 +112,41 @@ def _uses_batch_stats(layer: Any) -> bool:
     return layer.training or (layer.running_mean is None and layer.running_var is None)
 
 
-def _update_running_stats(layer: Any, stats: OutputStats, count: int) -> None:
-    """Update the running statistics as PyTorch's module does, in training mode."""
+def _advance(layer: Any) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, float]:
+    """Count a batch in training mode, and return the running statistics to be updated, and the new ones' weight."""
     if not (layer.training and layer.track_running_stats) or layer.running_mean is None:
-        return
-    with torch.no_grad():
-        factor = layer.momentum
-        if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
-            if factor is None:  # a cumulative average
-                factor = 1.0 / float(layer.num_batches_tracked)
-        running = layer.running_mean, layer.running_var
-        update_running_stats(running, stats.mean, stats.variance, count, factor or 0.0)
+        return None, 0.0
+    factor = layer.momentum
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        if factor is None:  # a cumulative average
+            factor = 1.0 / float(layer.num_batches_tracked)
+    return (layer.running_mean, layer.running_var), factor or 0.0
 
 
-def update_running_stats(
-    running: tuple[torch.Tensor, torch.Tensor],
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    count: int,
-    factor: float,
-) -> None:
-    """Update running mean and variance, which is unbiased, by the statistics of `count` elements per channel."""
+def finish_stats(
+    stats: torch.Tensor, running: tuple[torch.Tensor, torch.Tensor] | None, eps: float, factor: float, count: int
+) -> torch.Tensor:
+    """Return 1 / √(variance + eps) of each channel, and update the running statistics, whose variance is unbiased.
+
+    Args:
+        stats: Mean and biased variance of each channel, of shape (2, channels).
+        running: Running mean and variance; None if there are none.
+        eps: Summand of the variance.
+        factor: Weight of the new statistics in the running ones.
+        count: Elements per channel.
+    """
+    correction = count / (count - 1)
+    is_plain = running is None or all(
+        each.dtype is torch.float32 and each.is_contiguous() and each.device == stats.device for each in running
+    )
+    if stats.is_cuda and is_plain:
+        return normalization_kernel.finish_stats(stats, running, eps, factor, correction)
     with torch.no_grad():
-        running_mean, running_variance = running
-        running_mean.lerp_(mean.to(running_mean.dtype), factor)
-        running_variance.lerp_((variance * (count / (count - 1))).to(running_variance.dtype), factor)
+        if running is not None:
+            for old, new in zip(running, (stats[0], stats[1] * correction), strict=True):
+                old.lerp_(new.to(old.dtype), factor)
+        return torch.rsqrt(stats[1] + eps)
 
 
 class TrainableBatchNorm1d(nn.BatchNorm1d):
@@ -208,8 +221,8 @@ class NormalizationExample:
             if stats is None:
                 y = functional.batch_norm(leaf, *self.running, self.weight, self.bias, training=True)
             else:
-                update_running_stats(self.running, stats[0], stats[1], x.numel() // x.shape[1], 0.1)
-                y = BatchNormFunction.apply(leaf, self.weight, self.bias, stats[0], stats[1], EPS)
+                reciprocal = finish_stats(stats, self.running, EPS, 0.1, x.numel() // x.shape[1])
+                y = BatchNormFunction.apply(leaf, self.weight, self.bias, stats[0], reciprocal, EPS)
             return y, *torch.autograd.grad(y, (leaf, self.weight, self.bias), self.dy)
 
 
