@@ -159,9 +159,9 @@ def test_kernels_with_statistics_train_batch_norms_as_pytorch_does():
     report = tvmconv.torch.get_training_report(ours)
     products = [line for line in report.lines if line.product == FORWARD_STATS]
     assert sum(line.implementation != "PyTorch" for line in products) >= 2, str(report)
+    wanted = run_with_gradients(in_double(model), x.double())
     with torch.autocast("cuda", torch.float16):
         found = run_with_gradients(ours, x)
-        wanted = run_with_gradients(in_double(model), x.double())
         run_with_gradients(model, x)
     assert differ(found, wanted, FLOOR) < 0.1
     for (name, one), other in zip(ours.named_buffers(), model.buffers(), strict=True):

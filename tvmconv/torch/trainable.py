@@ -1,8 +1,9 @@
 """Models for training, whose convolutions run their forward and backward passes on the kernels of the kernel table.
 
 The convolutions of a copy of the model are replaced by modules of the same names, parameters and options. They call
-`tvmconv.torch.functional`. The copy has the parameters and buffers of the model, so that optimizers, checkpoints and
-wrappers for distributed training see what they saw before.
+`tvmconv.torch.functional`. So are batch normalizations, which take the statistics that convolutions return. The copy
+has the parameters and buffers of the model, so that optimizers, checkpoints and wrappers for distributed training see
+what they saw before.
 """
 
 from __future__ import annotations
