@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.logs.candidates import TUNED, Candidate, iterate_candidates
+from tvmconv.logs.candidates import PREDICTED, TUNED, Candidate, iterate_candidates
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
@@ -43,6 +44,8 @@ BUILD_SECONDS = 1.0  # approximate time of one build
 NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
 BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
+# A record that takes longer than these multiples of the roofline's time and seconds is of a search that was cut off.
+MAX_ROOFLINE_RATIO, ROOFLINE_MARGIN_SECONDS = 10.0, 20e-6
 
 
 @dataclass
@@ -190,7 +193,7 @@ class KernelProvider:
                 if prediction_deadline.has_passed:
                     self.failure_reasons[workload.text] = NO_TIME_MESSAGE
                 else:
-                    next_candidates = self._next_candidates(workload, candidates)
+                    next_candidates = self._next_candidates(workload, candidates, deadline)
                     batch += [(rank, workload, candidate) for rank, candidate in enumerate(next_candidates)]
             batch.sort(key=lambda entry: entry[0])
             self._build_batch([(workload, candidate) for _, workload, candidate in batch], deadline)
@@ -223,9 +226,15 @@ class KernelProvider:
         self.available.setdefault(workload.text, []).append(kernel)
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
-        """Return the fastest record of a workload on this device; None if there is none."""
+        """Return the fastest record of a workload on this device; None if there is none, or only slow ones."""
         device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
-        return record if device_match is DeviceMatch.DEVICE else None
+        if record is None or device_match is not DeviceMatch.DEVICE:
+            return None
+        target = self.device.target
+        if target is not None:
+            max_seconds = MAX_ROOFLINE_RATIO * target.roofline_seconds(workload) + ROOFLINE_MARGIN_SECONDS
+            return record if record.cost <= max_seconds else None
+        return record
 
     def _load_cached(self, workload: Workload, record_index: RecordIndex) -> bool:
         """Load the fastest measured kernel from the search's results or the cache; return whether it was there."""
@@ -242,14 +251,29 @@ class KernelProvider:
             self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
 
-    def _next_candidates(self, workload: Workload, candidates: Iterator[Candidate]) -> list[Candidate]:
+    def _list_starting_candidates(self, workload: Workload, first: Candidate) -> Iterator[Candidate]:
+        """Yield the configs with which a search would start; the cost model has no predictions for some gradients."""
+        schedule = registry.schedules_to_tune(workload, self.device.kind, self.device.arch)[0]
+        default = schedule.space(workload, self.device.limits).default
+        for config in schedule.list_starting_configs(workload):
+            full_config = {**default, **config}
+            if full_config not in (default, first.config):
+                yield Candidate(schedule, full_config, PREDICTED)
+
+    def _next_candidates(
+        self, workload: Workload, candidates: Iterator[Candidate], deadline: Deadline | None
+    ) -> list[Candidate]:
         """Return the candidates to build next: the measured one, or a few predicted ones."""
         try:
             first = next(candidates, None)
-            if first is None or first.config_source == TUNED:
-                return [first] if first else []
+            if first is None:
+                return []
+            is_measured = first.config_source == TUNED
+            if is_measured and self._find_measured_record(workload, self.read_record_index(deadline)):
+                return [first]
             others = (candidate for candidate in candidates if candidate.config_source != TUNED)
-            return [first, *islice(others, MAX_CANDIDATES - 1)]
+            starting = self._list_starting_candidates(workload, first)
+            return [first, *islice(itertools.chain(others, starting), MAX_CANDIDATES - 1)]
         except Error as error:  # no schedule computes it on this device
             self.failure_reasons[workload.text] = str(error)
             return []

@@ -43,6 +43,7 @@ from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
 from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, KernelPlan, MakeProblem
 from .tile_config import HopperTileConfig
+from .tma_requirements import returns_stats
 
 Epilogue = TmaEpilogue | ChannelsFirstEpilogue
 
@@ -134,7 +135,7 @@ def make_last_wave(plan: KernelPlan) -> SplitLastWave | None:
 def make_stats(plan: KernelPlan) -> PartialStats | None:
     """Return the statistics of the output's channels if the workload has them."""
     shape, rows = plan.shape, plan.mainloop.m_atoms * plan.mainloop.atom.m
-    return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows) if plan.w.returns_stats else None
+    return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows) if returns_stats(plan.w) else None
 
 
 @dataclass(frozen=True)
