@@ -10,7 +10,8 @@ from training import differ, in_double, lay_out, run_with_gradients
 
 from tvmconv.torch import functional as F  # noqa: N812  as PyTorch's is usually named
 from tvmconv.torch import normalization, training
-from tvmconv.torch.conv_call import FORWARD_STATS, make_workload
+from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, make_workload
+from tvmconv.torch.conv_operators import convolution_stats
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.product_selection import ProductTask, collect_tasks
 from tvmconv.torch.signature import parse_signature
@@ -36,7 +37,8 @@ def install(call):
 
     launches = []
     signature = parse_signature(make_workload(FORWARD_STATS, call).text)
-    table.install(FORWARD_STATS, call, TableEntry("kernel", signature, launch, "kernel", "tuned"))
+    for product in (FORWARD_STATS, STATS_IN_GRAPHS):
+        table.install(product, call, TableEntry("kernel", signature, launch, "kernel", "tuned"))
     return launches
 
 
@@ -47,9 +49,9 @@ def prepare(model, x):
         training.run_step(trainable, (x,), has_backward=False)
     layers, launches = list_layers(trainable), []
     for recorded in calls:
-        layers[recorded.path].uses_kernels = True
         if layers[recorded.path].normalized_by:
             launches.append(install(recorded.call))
+    training._enable_kernels(trainable, calls)
     return trainable, launches
 
 
@@ -88,6 +90,31 @@ def test_outputs_gradients_and_buffers_are_those_of_pytorch(options):
     for (name, found), wanted in zip(trainable.named_buffers(), model.buffers(), strict=True):
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6), name
     assert list(trainable.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_graphs_take_statistics(backend):
+    model = make_model()
+    trainable, launches = prepare(copy.deepcopy(model), X)
+    compiled = torch.compile(copy.deepcopy(trainable), backend=backend, fullgraph=True)
+    for number in range(1, 3):
+        x = X * number + number
+        found = run_with_gradients(compiled._orig_mod, x, compiled)
+        assert differ(found, run_with_gradients(in_double(model), x.double())) < 1e-5
+        run_with_gradients(model, x)
+        assert [len(each) for each in launches] == [number, number]
+    for (name, one), other in zip(compiled._orig_mod.named_buffers(), model.buffers(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6), name
+    assert compiled._orig_mod[0].output_stats is None
+
+
+def test_the_operator_with_statistics_is_as_pytorch_wants_it():
+    x, weight = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(6, 4, 3, 3, requires_grad=True)
+    options = [1, 1], [1] * 4, [1, 1], 1, False, [0, 0], True
+    result = torch.library.opcheck(convolution_stats, (x, weight, *options))
+    assert set(result.values()) == {"SUCCESS"}
+    y, stats = convolution_stats(x, weight, *options)
+    assert normalization.compute_stats_error(stats, y) < 1e-6
 
 
 def test_second_derivatives_are_those_of_pytorch():

@@ -15,6 +15,7 @@ from tvmconv.torch.conv_call import ConvCall
 from tvmconv.torch.conv_operators import (
     convolution,
     convolution_dgrad,
+    convolution_stats,
     convolution_wgrad,
     run_dgrad,
     run_forward,
@@ -95,6 +96,12 @@ def list_options(call: ConvCall) -> tuple[Any, ...]:
 def run_operator(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: ConvCall) -> torch.Tensor:
     """Compute a call by the operator of `torch.library`, in the dtype of the call."""
     return convolution(x.to(call.dtype), weight.to(call.dtype), bias, *list_options(call))
+
+
+def run_operator_with_stats(x: torch.Tensor, weight: torch.Tensor, call: ConvCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a call and the statistics of its output by the operator of `torch.library`."""
+    y, stats = convolution_stats(x.to(call.dtype), weight.to(call.dtype), *list_options(call))
+    return y, stats
 
 
 def run_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: ConvCall) -> torch.Tensor:

@@ -20,6 +20,7 @@ from tvmconv.workloads.training import input_gradient, weight_gradient
 
 FORWARD, FORWARD_BIAS, DGRAD, WGRAD = "forward", "forward with bias", "dgrad", "wgrad"
 FORWARD_STATS = "forward with statistics"  # without a bias; also returns the statistics of the output's channels
+STATS_IN_GRAPHS = "forward with statistics, in compiled graphs"  # the same product, decided by other times
 KERNEL_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 TF32_NAME = "tf32"
 

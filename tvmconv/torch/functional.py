@@ -22,7 +22,13 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from tvmconv.errors import Error
-from tvmconv.torch.conv_autograd import is_transformed, run_call, run_call_with_stats, run_operator
+from tvmconv.torch.conv_autograd import (
+    is_transformed,
+    run_call,
+    run_call_with_stats,
+    run_operator,
+    run_operator_with_stats,
+)
 from tvmconv.torch.conv_call import FORWARD_STATS, KERNEL_DTYPES, ConvCall
 from tvmconv.torch.conv_operators import make_call
 from tvmconv.torch.kernel_table import RecordedCall, table
@@ -306,6 +312,22 @@ def convolve(
     if output_padding is None:
         return function(x, weight, bias, stride, padding, dilation, groups)
     return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def convolve_with_stats(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Compute a convolution and the statistics of its output by the operator, while a graph is compiled.
+
+    The convolution has no bias. None if PyTorch computes it.
+    """
+    call = _make_call(x, weight, None, stride, padding, dilation, groups, None)
+    return None if call is None else run_operator_with_stats(x, weight, call)
 
 
 def convolve_by_operator(

@@ -66,15 +66,16 @@ class BatchNormFunction(torch.autograd.Function):
         reciprocal: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        """Normalize the input by the kernel of PyTorch's synchronized batch normalization."""
+        """Normalize the input by the kernel of PyTorch's synchronized batch normalization, or by other operations."""
         ctx.save_for_backward(x, weight, mean, reciprocal)
         ctx.eps = eps
-        if x.is_cuda:
+        if x.is_cuda and not torch.compiler.is_dynamo_compiling():
             y: torch.Tensor = torch.batch_norm_elemt(x, weight, bias, mean, reciprocal, eps)
             return y
-        variance = reciprocal.double().pow(-2).sub(eps)
-        statistics = mean, variance.to(mean.dtype)
-        return functional.batch_norm(x, *statistics, weight, bias, training=False, eps=eps)
+        shape = 1, -1, *(1,) * (x.dim() - 2)
+        scale = reciprocal if weight is None else reciprocal * weight
+        y = (x.to(mean.dtype) - mean.view(shape)) * scale.view(shape)
+        return (y if bias is None else y + bias.view(shape)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
@@ -90,22 +91,45 @@ class BatchNormFunction(torch.autograd.Function):
 def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
     """Compute a batch normalization by the statistics of its input; None if it is left to PyTorch.
 
-    PyTorch computes it in evaluation mode, without statistics, and in compiled graphs.
+    PyTorch computes it in evaluation mode, and without statistics.
     """
-    if torch.compiler.is_dynamo_compiling() or not _uses_batch_stats(layer):
+    if not _uses_batch_stats(layer):
         return None
-    if table.recorded is not None:
-        source, version = getattr(x, SOURCE_ATTRIBUTE, (None, 0))
-        if source is not None and version == x._version:
-            source.__dict__["normalized_by"] = layer.path
-    stats = find_stats(x)
+    if torch.compiler.is_dynamo_compiling():
+        stats = _take_stats_in_graph(layer, x)
+    else:
+        if table.recorded is not None:
+            _record_source(layer, x)
+        found = find_stats(x)
+        stats = found and found.values
     count = math.prod(x.shape) // x.shape[1] if x.dim() > 1 else 0
-    if stats is None or count < 2 or stats.values.shape[1] != layer.num_features:
+    if stats is None or count < 2 or stats.shape[1] != layer.num_features:
         return None
     running, factor = _advance(layer)
-    reciprocal = finish_stats(stats.values, running, layer.eps, factor, count)
-    y: torch.Tensor = BatchNormFunction.apply(x, layer.weight, layer.bias, stats.values[0], reciprocal, layer.eps)
+    reciprocal = finish_stats(stats, running, layer.eps, factor, count)
+    y: torch.Tensor = BatchNormFunction.apply(x, layer.weight, layer.bias, stats[0], reciprocal, layer.eps)
     return y
+
+
+def _record_source(layer: Any, x: torch.Tensor) -> None:
+    """Have a convolution and the normalization that reads its output know each other."""
+    source, version = getattr(x, SOURCE_ATTRIBUTE, (None, 0))
+    if source is not None and version == x._version:
+        source.__dict__["normalized_by"] = layer.path
+        layer.__dict__["source"] = source  # not as a child, which would have a second path
+
+
+def _take_stats_in_graph(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """Return the statistics of an input in a graph that is being compiled; None if there are none.
+
+    Tensors have no attributes there. The convolution keeps its output with statistics until the normalization comes.
+    """
+    source = layer.source
+    if source is None or layer.momentum is None or source.output_stats is None:
+        return None
+    y, stats = source.output_stats
+    source.output_stats = None
+    return stats.detach() if y is x else None
 
 
 def _uses_batch_stats(layer: Any) -> bool:
@@ -140,7 +164,7 @@ def finish_stats(
     is_plain = running is None or all(
         each.dtype is torch.float32 and each.is_contiguous() and each.device == stats.device for each in running
     )
-    if stats.is_cuda and is_plain:
+    if stats.is_cuda and is_plain and not torch.compiler.is_dynamo_compiling():
         return normalization_kernel.finish_stats(stats, running, eps, factor, correction)
     with torch.no_grad():
         if running is not None:
@@ -153,6 +177,7 @@ class TrainableBatchNorm1d(nn.BatchNorm1d):
     """A 1-D batch normalization that takes statistics from the convolution before it."""
 
     path = ""  # of the module in its model
+    source = None  # convolution that computes its input, if there is one
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize the input, as `torch.nn.BatchNorm1d`."""
@@ -164,6 +189,7 @@ class TrainableBatchNorm2d(nn.BatchNorm2d):
     """A 2-D batch normalization that takes statistics from the convolution before it."""
 
     path = ""
+    source = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize the input, as `torch.nn.BatchNorm2d`."""
@@ -175,6 +201,7 @@ class TrainableBatchNorm3d(nn.BatchNorm3d):
     """A 3-D batch normalization that takes statistics from the convolution before it."""
 
     path = ""
+    source = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize the input, as `torch.nn.BatchNorm3d`."""
@@ -231,7 +258,7 @@ def compute_stats_error(stats: torch.Tensor, y: torch.Tensor) -> float:
 
     `stats` has the mean and the variance of each channel, of shape (2, channels).
     """
-    variance, mean = torch.var_mean(y.double(), [0, *range(2, y.dim())], correction=0)
+    variance, mean = torch.var_mean(y.detach().double(), [0, *range(2, y.dim())], correction=0)
     expected = torch.stack([mean, variance.sqrt()])
-    found = torch.stack([stats[0].double(), stats[1].double().sqrt()])
+    found = torch.stack([stats[0].detach().double(), stats[1].detach().double().sqrt()])
     return float((found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))

@@ -7,6 +7,7 @@ take most of PyTorch's time are searched and compared first.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ from tvmconv.torch.conv_call import (
     FORWARD,
     FORWARD_BIAS,
     FORWARD_STATS,
+    STATS_IN_GRAPHS,
     WGRAD,
     ConvCall,
     compute_output_strides,
@@ -240,6 +242,7 @@ class ProductSelector:
         if task.entry is None or task.tvmconv_seconds is None:
             return
         if task.product == FORWARD_STATS:
+            self._select_for_graphs(task, task.entry, operands)
             self._time_with_normalization(task, task.entry, operands)
         if task.entry is None:
             return
@@ -267,6 +270,22 @@ class ProductSelector:
         seconds = self._compare(task, kernel, entry, operands)
         if task.tvmconv_seconds is None or seconds < task.tvmconv_seconds:
             task.tvmconv_seconds, task.entry, task.reason = seconds, entry, ""
+
+    def _select_for_graphs(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
+        """Have compiled graphs use a kernel with statistics if these cost less than a pass over the output.
+
+        A compiler fuses the operations of a normalization, so that the kernels and this pass are all that differs.
+        """
+        call, (x, weight, _) = task.call, operands
+        forward_entry = table.find(FORWARD, call)
+        name = f"{forward_entry.name if forward_entry else PYTORCH_NAME}, without statistics: {task.name}"
+        seconds = self._timing_cache.get_seconds(name, lambda: run_forward(call, x, weight, None))
+        target = self._provider.device.target or UNKNOWN_TARGET
+        seconds += math.prod(call.output_shape) * call.dtype.itemsize / target.bandwidth
+        if self._choose_mode == "tuned" or (task.tvmconv_seconds or math.inf) < seconds:
+            table.install(STATS_IN_GRAPHS, call, entry)
+        else:
+            table.remove(STATS_IN_GRAPHS, call)
 
     def _time_with_normalization(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
         """Replace a task's seconds by those of the convolution, and both passes of the batch normalization after it.

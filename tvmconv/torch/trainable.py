@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from tvmconv.errors import translate_to_model_error
-from tvmconv.torch.functional import convolve
+from tvmconv.torch.functional import convolve, convolve_with_stats
 from tvmconv.torch.kernel_table import table
 from tvmconv.torch.normalization import BATCH_NORM_TYPES, attach_source
 
@@ -32,6 +32,8 @@ class TrainableConv1d(nn.Conv1d):
     path = ""  # of the module in its model
     uses_kernels = False  # whether a product of its calls has a kernel
     normalized_by = ""  # path of the batch normalization that reads its output, if there is one
+    returns_stats = False  # whether a kernel returns the statistics of its output
+    output_stats = None  # its output with statistics, in a graph that is being compiled
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv1d, input, weight, bias)
@@ -43,6 +45,8 @@ class TrainableConv2d(nn.Conv2d):
     path = ""
     uses_kernels = False
     normalized_by = ""
+    returns_stats = False
+    output_stats = None
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv2d, input, weight, bias)
@@ -54,6 +58,8 @@ class TrainableConv3d(nn.Conv3d):
     path = ""
     uses_kernels = False
     normalized_by = ""
+    returns_stats = False
+    output_stats = None
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv3d, input, weight, bias)
@@ -111,6 +117,11 @@ def _convolve_layer(
         padding = 0
     options = layer.stride, padding, layer.dilation, layer.groups
     wants_stats = layer.training and bool(layer.normalized_by)
+    if torch.compiler.is_dynamo_compiling() and wants_stats and layer.returns_stats and bias is None:
+        results = convolve_with_stats(x, weight, *options)
+        if results is not None:
+            layer.output_stats = results  # the batch normalization takes them, and resets this attribute
+            return results[0]
     y = convolve(
         *(function, x, weight, bias, *options),
         path=layer.path,

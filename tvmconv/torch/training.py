@@ -16,7 +16,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
 from tvmconv.search.options import TuneOptions
-from tvmconv.torch.conv_call import FORWARD_STATS, ConvCall, make_workload
+from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, ConvCall, make_workload
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
@@ -243,8 +243,11 @@ def _enable_kernels(model: torch.nn.Module, calls: Sequence[RecordedCall]) -> bo
     """Let the layers with kernels use them, and return whether there are any."""
     layers = list_layers(model)
     paths_with_kernels = {recorded.path for recorded in calls if recorded.call in table.calls}
+    paths_with_stats = {recorded.path for recorded in calls if table.find(STATS_IN_GRAPHS, recorded.call)}
     for path, layer in layers.items():
         layer.uses_kernels = path in paths_with_kernels
+        if hasattr(layer, "returns_stats"):
+            layer.returns_stats = path in paths_with_stats and bool(layer.normalized_by)
     return bool(paths_with_kernels)
 
 
