@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.logs.candidates import PREDICTED, TUNED, Candidate, iterate_candidates
+from tvmconv.logs.candidates import TUNED, Candidate, iterate_candidates
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
@@ -193,7 +192,7 @@ class KernelProvider:
                 if prediction_deadline.has_passed:
                     self.failure_reasons[workload.text] = NO_TIME_MESSAGE
                 else:
-                    next_candidates = self._next_candidates(workload, candidates, deadline)
+                    next_candidates = self._next_candidates(workload, candidates, record_index)
                     batch += [(rank, workload, candidate) for rank, candidate in enumerate(next_candidates)]
             batch.sort(key=lambda entry: entry[0])
             self._build_batch([(workload, candidate) for _, workload, candidate in batch], deadline)
@@ -251,29 +250,18 @@ class KernelProvider:
             self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
 
-    def _list_starting_candidates(self, workload: Workload, first: Candidate) -> Iterator[Candidate]:
-        """Yield the configs with which a search would start; the cost model has no predictions for some gradients."""
-        schedule = registry.schedules_to_tune(workload, self.device.kind, self.device.arch)[0]
-        default = schedule.space(workload, self.device.limits).default
-        for config in schedule.list_starting_configs(workload):
-            full_config = {**default, **config}
-            if full_config not in (default, first.config):
-                yield Candidate(schedule, full_config, PREDICTED)
-
     def _next_candidates(
-        self, workload: Workload, candidates: Iterator[Candidate], deadline: Deadline | None
+        self, workload: Workload, candidates: Iterator[Candidate], record_index: RecordIndex
     ) -> list[Candidate]:
         """Return the candidates to build next: the measured one, or a few predicted ones."""
         try:
             first = next(candidates, None)
             if first is None:
                 return []
-            is_measured = first.config_source == TUNED
-            if is_measured and self._find_measured_record(workload, self.read_record_index(deadline)):
+            if first.config_source == TUNED and self._find_measured_record(workload, record_index):
                 return [first]
             others = (candidate for candidate in candidates if candidate.config_source != TUNED)
-            starting = self._list_starting_candidates(workload, first)
-            return [first, *islice(itertools.chain(others, starting), MAX_CANDIDATES - 1)]
+            return [first, *islice(others, MAX_CANDIDATES - 1)]
         except Error as error:  # no schedule computes it on this device
             self.failure_reasons[workload.text] = str(error)
             return []

@@ -236,7 +236,7 @@ def _can_return_stats(call: ConvCall, device: Device) -> bool:
         workload = make_workload(FORWARD_STATS, call)
     except WorkloadError:
         return False
-    return bool(registry.schedules_to_tune(workload, device.kind, device.arch))
+    return any(schedule.can_run_on(device.kind, device.arch) for schedule in registry.schedules(workload))
 
 
 def _enable_kernels(model: torch.nn.Module, calls: Sequence[RecordedCall]) -> bool:
