@@ -32,6 +32,16 @@ def _all_knobs_for_small_outputs(monkeypatch):
     monkeypatch.setattr(knobs, "MIN_OUTPUTS_PER_SM", 0)
 
 
+MMA_SYNC = {"block_m": 32, "block_n": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "block_k": 32, "stages": 2}
+MMA_SYNC_CASES = {
+    "partial tiles": ("conv2d:2x32x9x8,24x32x2x3,s1,p1x1x0x1,f16,nhwc,bias,relu,stats", {}),
+    "few channels": ("conv2d:2x6x9x11,10x6x3x3,s1,p1,bf16,nhwc,stats", {"block_m": 64}),
+    "several words per thread": ("conv2d:2x32x9x8,140x32x1x1,s1,p0,tf32,nhwc,stats", {"block_n": 256, "warps_n": 2}),
+    "groups": ("conv2d:1x64x9x9,48x32x3x3,s2,p1,g2,f16,nhwc,silu,stats", {"warps_k": 2, "block_k": 64}),
+    "tiles in turn": ("conv2d:2x32x15x9,24x32x3x3,s1,p1,f16,nhwc,stats", {"tiles_per_block": 2}),
+}
+
+
 def run(text, schedule, config, arch="sm_90", inputs=None):
     """The kernel, its output and statistics, and the workload's inputs."""
     w = tc.parse(text)
@@ -41,9 +51,18 @@ def run(text, schedule, config, arch="sm_90", inputs=None):
         return kernel, emulate.run(kernel.lowered_module, inputs), inputs
 
 
-@pytest.mark.parametrize(("text", "config"), HOPPER_CASES.values(), ids=HOPPER_CASES)
-def test_statistics_are_those_of_the_stored_output(text, config):
-    kernel, y, inputs = run(text, "hopper", {**SMALL, **config})
+@pytest.mark.parametrize(
+    ("schedule", "text", "config"),
+    [
+        *(pytest.param("hopper", text, {**SMALL, **config}, id=name) for name, (text, config) in HOPPER_CASES.items()),
+        *(
+            pytest.param("mma_sync", text, {**MMA_SYNC, **config}, id=f"mma_sync, {name}")
+            for name, (text, config) in MMA_SYNC_CASES.items()
+        ),
+    ],
+)
+def test_statistics_are_those_of_the_stored_output(schedule, text, config):
+    kernel, y, inputs = run(text, schedule, config, arch="sm_90" if schedule == "hopper" else "sm_80")
     w = kernel.workload
     problem = Problem(w, seed=0)
     assert problem.check(y, inputs[-1]).ok
@@ -74,10 +93,12 @@ def test_kernels_with_statistics_have_no_races():
     text, config = HOPPER_CASES["wide-rows"]
     with few_multiprocessors():
         assert find_races(tc.build(text, "hopper", arch="sm_90", config={**SMALL, **config})) == []
+    text, config = MMA_SYNC_CASES["tiles in turn"]
+    assert find_races(tc.build(text, "mma_sync", arch="sm_80", config={**MMA_SYNC, **config})) == []
 
 
 def test_only_schedules_that_return_statistics_are_listed():
-    assert [s.name for s in schedules("conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc,stats")] == ["hopper"]
+    assert [s.name for s in schedules("conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc,stats")] == ["hopper", "mma_sync"]
     with pytest.raises(ScheduleError, match="tiling does not compute the epilogue operation stats"):
         tc.build("conv2d:1x16x8x8,16x16x3x3,s1,p1,nhwc,stats", "tiling", arch="sm_90")
 

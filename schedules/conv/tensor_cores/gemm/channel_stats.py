@@ -11,8 +11,9 @@ Golub, LeVeque, "Algorithms for Computing the Sample Variance", 1983.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -90,12 +91,22 @@ class PartialStats:
             return T.float32(self.block_rows)
         return T.Cast("float32", T.min(self.block_rows, self.num_rows - block * self.block_rows))
 
-    def emit_combination(self, stats: Buffer) -> None:
-        """Emit the kernel that writes mean and variance of each channel to an array (2, channels)."""
+    def store(self, first_row: Expr, channel: Expr, sums: ColumnSums, column: int) -> None:
+        """Store the statistics of a channel in the block that begins at a row, from the sums of a column."""
+        block = first_row // self.block_rows
+        for row, value in enumerate(sums.compute_stats(column, self.count_rows(block))):
+            store_element(self.workspace, (block, row, channel), value)
+
+    def emit_combination(self, stats: Buffer, *, uses_pdl: bool) -> None:
+        """Emit the kernel that writes mean and variance of each channel to an array (2, channels).
+
+        With PDL (programmatic dependent launch) it may start before the previous launch ends.
+        """
         num_threads, num_ctas = COMBINED_CHANNELS * COMBINING_ROWS, ceil_div(self.num_channels, COMBINED_CHANNELS)
         with thread_axis(num_ctas, "blockIdx.x") as cta, thread_axis(num_threads, "threadIdx.x") as thread:
-            emit_ptx("griddepcontrol.wait")
-            emit_ptx("griddepcontrol.launch_dependents")
+            if uses_pdl:
+                emit_ptx("griddepcontrol.wait")
+                emit_ptx("griddepcontrol.launch_dependents")
             first, channel = thread // COMBINED_CHANNELS, cta * COMBINED_CHANNELS + thread % COMBINED_CHANNELS
             column = T.min(channel, self.num_channels - 1)  # threads beyond the channels store nothing
             total = _CombinedSum(thread)
@@ -169,6 +180,46 @@ class _CombinedSum:
         return self._sum.value
 
 
+class ColumnSums:
+    """Sums of the elements of some columns in registers, shifted by the first element of each column.
+
+    Args:
+        num_columns: Number of columns.
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        names = "shift", "shifted_sum", "square_sum"
+        self._shift, self._sum, self._squares = (allocate(name, num_columns, "float32") for name in names)
+
+    def start(self, first_column: int, values: Sequence[Expr]) -> None:
+        """Start the sums of neighbouring columns with their first elements, which are not added yet."""
+        for column, value in enumerate(values, first_column):
+            store(self._shift, column, value)
+            store(self._sum, column, T.float32(0))
+            store(self._squares, column, T.float32(0))
+
+    def add(self, first_column: int, values: Sequence[Expr]) -> None:
+        """Add an element to each of neighbouring columns."""
+        for column, value in enumerate(values, first_column):
+            difference = value - self._shift[column]
+            store(self._sum, column, self._sum[column] + difference)
+            store(self._squares, column, self._squares[column] + difference * difference)
+
+    def add_across_lanes(self, column: int, first_distance: int) -> None:
+        """Add the sums of all lanes of a warp whose indices are equal modulo a power of two."""
+        distance = first_distance
+        while distance < WARP_SIZE:
+            for sums in (self._sum, self._squares):
+                store(sums, column, _add_across_lanes(sums[column], distance))
+            distance *= 2
+
+    def compute_stats(self, column: int, count: Expr) -> tuple[Expr, Expr]:
+        """Return the mean of `count` elements, and their sum of squared deviations from it."""
+        difference = self._sum[column] * (T.float32(1) / count)
+        deviations = self._squares[column] - self._sum[column] * difference
+        return self._shift[column] + difference, T.max(deviations, T.float32(0))
+
+
 @dataclass(frozen=True)
 class SubtileStats:
     """Adds up the columns of a warpgroup's subtiles in shared memory.
@@ -180,14 +231,17 @@ class SubtileStats:
         tile: Division of a warpgroup's accumulators into subtiles.
         channels_per_group: Output channels of a group, beyond which no channel is valid.
         is_exact: Whether tiles have no channels beyond the group.
-        sums: For each column of this thread, its shift, and sum and sum of squares of shifted elements.
     """
 
     stats: PartialStats
     tile: EpilogueTile
     channels_per_group: int
     is_exact: bool
-    sums: list[Buffer] = field(default_factory=list)
+
+    @functools.cached_property
+    def sums(self) -> ColumnSums:
+        """Sums of this thread's columns of all subtiles along N; they are allocated where they are used first."""
+        return ColumnSums(self.tile.subtiles_n * self.elements)
 
     @property
     def elements(self) -> int:
@@ -217,26 +271,15 @@ class SubtileStats:
             n_idx: Index of the subtile along N.
             thread: Position of this thread.
         """
-        if not self.sums:
-            num_columns = self.tile.subtiles_n * self.elements
-            self.sums.extend(allocate(name, num_columns, "float32") for name in ("shift", "shifted_sum", "square_sum"))
-        first_row = self.tile.row(tile, warpgroup, 0)
-        shift, total, squares = self.sums
-        columns = [n_idx * self.elements + e for e in range(self.elements)]
+        first_row, first_column = self.tile.row(tile, warpgroup, 0), n_idx * self.elements
         if m_atom == 0:
-            for column, value in zip(columns, self._load(buffer, 0, thread), strict=True):
-                store(shift, column, value)
-                store(total, column, T.float32(0))
-                store(squares, column, T.float32(0))
+            self.sums.start(first_column, self._load(buffer, 0, thread))
         group = thread.lane // self.words
         with unrolled_loop(self.tile.atom.m // self.row_groups, "i") as i:
             row = self._choose_row(i, group)
             values = self._load(buffer, row, thread)
             with if_(self._is_inside(first_row + m_atom * self.tile.atom.m + row)):
-                for column, value in zip(columns, values, strict=True):
-                    difference = value - shift[column]
-                    store(total, column, total[column] + difference)
-                    store(squares, column, squares[column] + difference * difference)
+                self.sums.add(first_column, values)
         if m_atom == self.tile.m_atoms - 1:
             self._store_block(tile, first_row, n_idx, thread)
 
@@ -263,21 +306,10 @@ class SubtileStats:
 
     def _store_block(self, tile: WorkTile, first_row: Expr, n_idx: int, thread: ThreadPosition) -> None:
         """Store mean and squared deviations of the block's columns."""
-        shift, total, squares = self.sums
-        block = first_row // self.stats.block_rows
-        reciprocal = T.float32(1) / self.stats.count_rows(block)
         for e in range(self.elements):
-            column = n_idx * self.elements + e
-            distance = self.words
-            while distance < WARP_SIZE:
-                for sums in (total, squares):
-                    store(sums, column, _add_across_lanes(sums[column], distance))
-                distance *= 2
+            self.sums.add_across_lanes(n_idx * self.elements + e, self.words)
             channel = tile.n + n_idx * self.tile.n + self._word(thread) * self.elements + e
             is_valid = True if self.is_exact else channel < self.channels_per_group
             with if_(logical_and(thread.lane < self.words, first_row < self.stats.num_rows, is_valid)):
                 index = tile.group * self.channels_per_group + channel
-                mean_difference = total[column] * reciprocal
-                deviations = squares[column] - total[column] * mean_difference
-                store_element(self.stats.workspace, (block, 0, index), shift[column] + mean_difference)
-                store_element(self.stats.workspace, (block, 1, index), T.max(deviations, T.float32(0)))
+                self.stats.store(first_row, index, self.sums, n_idx * self.elements + e)

@@ -93,7 +93,7 @@ def emit_kernel(
     if last_wave:
         last_wave.emit_reduction(plan.shape, plan.ops, arguments)
     if stats:
-        stats.emit_combination(arguments[STATS])
+        stats.emit_combination(arguments[STATS], uses_pdl=True)
 
 
 @dataclass(frozen=True)
