@@ -166,6 +166,9 @@ def test_kernels_with_statistics_train_batch_norms_as_pytorch_does():
     assert differ(found, wanted, FLOOR) < 0.1
     for (name, one), other in zip(ours.named_buffers(), model.buffers(), strict=True):
         assert torch.allclose(one, other, rtol=2e-3, atol=1e-3), name
+    with torch.autocast("cuda", torch.float16):
+        compiled = run_with_gradients(ours, x, torch.compile(ours, fullgraph=True))
+    assert differ(compiled, wanted, FLOOR) < 0.1
 
 
 def test_a_whole_step_is_captured_in_a_graph():
