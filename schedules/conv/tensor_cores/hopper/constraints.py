@@ -33,16 +33,19 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 def isa_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
+    whole_sums: list[Rule] = [
+        (
+            "the CTA that returns statistics of its output has whole sums, and TMA stores them",
+            lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
+        )
+    ]
     return [
+        *(whole_sums if returns_stats(w) else []),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
             lambda t: (
                 t.num_accumulators <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
             ),
-        ),
-        (
-            "the CTA that returns statistics of its output has whole sums, and TMA stores them",
-            lambda t: not returns_stats(w) or ~(t.uses_smem_reduction(w) | np.asarray(t.splits_last_wave)),
         ),
         (
             "registers are reallocated between a producer and two or three consumers whose output TMA stores",
